@@ -80,7 +80,7 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     """Incarnations of the Buffer that have claimed it."""
     balance: Balance
     in_system_tokens: int
-    """Of the admitted samples that have not ended."""
+    """That the model made, of the admitted samples that have not ended."""
     num_trained_tokens: int
     """Tokens with a loss that were trained, by the receipts."""
     num_masked_tokens: int
@@ -300,14 +300,16 @@ class _Auditor(SqliteReader):
         books = self._books
         num_samples, num_tokens = books.in_system()
         ended = tuple(
-            CauseCount(state=state, cause=cause, num_samples=counts[0], num_tokens=counts[1])
+            CauseCount(
+                state=state, cause=cause, num_samples=counts[0], num_tokens=counts[1], num_given_tokens=counts[2]
+            )
             for (state, cause), counts in sorted(books.ended.items())
         )
         balance = Balance(issued=books.issued, in_system=num_samples, ended=ended)
         if not balance.is_balanced:
             num_ended = sum(count.num_samples for count in ended)
             self._find(f"{balance.issued} samples were issued; {num_ended} ended and {num_samples} are in the system")
-        accounted = num_tokens + sum(count.num_tokens for count in ended)
+        accounted = num_tokens + sum(count.num_made_tokens for count in ended)
         if accounted != books.num_tokens:
             self._find(f"samples came with {books.num_tokens} tokens, and {accounted} are accounted for")
         evaluations = [audited.opened.version for audited in books.evaluations.evaluations]

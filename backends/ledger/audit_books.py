@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from penstock.backends.ledger.audited_group import SampleRow
-    from penstock.messages.ledger import LedgerEntry
+    from penstock.messages.evaluation import EvaluatedSample
+    from penstock.messages.ledger import LedgerEntry, SampleNote
     from penstock.messages.samples import SampleEnd
 
 
@@ -73,9 +74,9 @@ class AuditBooks:
         self.max_staleness = 0
         self.issued = 0
         self.num_tokens = 0
-        """Of every sample that came."""
+        """That the model made, of every sample that came."""
         self.ended: dict[tuple[str, str], list[int]] = {}
-        """Samples and tokens by terminal state and cause."""
+        """By terminal state and cause: samples, tokens of their responses, and those of these that were given."""
         self.untrained_tokens: dict[int, int] = {}
         """By version: tokens of its samples that its receipt does not name. Those that the model did not make."""
         self.evaluations = AuditedEvaluations(self._find)
@@ -147,13 +148,13 @@ class AuditBooks:
         return 0 if self.run is None else self.run.samples_per_group
 
     def in_system(self) -> tuple[int, int]:
-        """Samples that are in the system, and the tokens of those that were admitted."""
+        """Samples that are in the system, and the tokens that the model made of those that were admitted."""
         num_samples = num_tokens = 0
         for group in self.groups:
             if group.state == GRANTED:
                 num_samples += self.size
             num_samples += len(group.notes)
-            num_tokens += sum(note.num_tokens for note in group.notes)
+            num_tokens += sum(note.num_made_tokens for note in group.notes)
         return num_samples + self.evaluations.num_in_system, num_tokens
 
     def payload_ids(self) -> set[int]:
@@ -233,7 +234,7 @@ class AuditBooks:
         self._drawn.discard(group.group_id)
         group.state, group.deadline_version = ADMITTED, entry.deadline_version
         group.ended = {end.key.index: end for end in entry.ended}
-        self.num_tokens += sum(note.num_tokens for note in entry.samples)
+        self.num_tokens += sum(note.num_made_tokens for note in entry.samples)
         self._count(entry.ended)
 
     def _close(self, entry: GroupClosed) -> None:
@@ -247,7 +248,7 @@ class AuditBooks:
             new: Sequence[SampleEnd] = entry.ended
         else:
             new = self._ends_of_admitted(group, entry)
-            self.num_tokens -= sum(note.num_tokens for note in group.notes)  # counted anew with their ends
+            self.num_tokens -= sum(note.num_made_tokens for note in group.notes)  # counted anew with their ends
         self._count(new)
         rows = group.sample_rows(new)
         group.state, group.is_requeued = CLOSED, entry.is_requeued
@@ -292,20 +293,20 @@ class AuditBooks:
         for end in ended:
             if end.state is TerminalState.TRAINED:
                 self._find(f"sample {end.key} is said to be trained without a receipt")
-            self.num_tokens += end.num_tokens
-            self._end(end.state.value, end.cause, end.num_tokens)
+            self.num_tokens += end.num_made_tokens
+            self._end(end.state.value, end.cause, end)
 
-    def _end(self, state: str, cause: str, num_tokens: int) -> None:
-        counts = self.ended.setdefault((state, cause), [0, 0])
-        counts[0] += 1
-        counts[1] += num_tokens
+    def _end(self, state: str, cause: str, sample: SampleEnd | SampleNote | EvaluatedSample) -> None:
+        counts = self.ended.setdefault((state, cause), [0, 0, 0])
+        for place, number in enumerate((1, sample.num_tokens, sample.num_given_tokens)):
+            counts[place] += number
 
     def _evaluate(self, entry: GroupEvaluated) -> None:
         if not self.evaluations.evaluated(entry):
             return
         for sample in entry.row.samples:
-            self.num_tokens += sample.num_tokens
-            self._end(TerminalState.EVALUATED.value, "", sample.num_tokens)
+            self.num_tokens += sample.num_made_tokens
+            self._end(TerminalState.EVALUATED.value, "", sample)
         self._count(entry.row.missing)
 
     # --- batches ----------------------------------------------------------------------------------------------
@@ -365,7 +366,7 @@ class AuditBooks:
         self.steps[entry.version] = (self.sequence, entry)
         for group in groups:
             for note in group.notes:
-                self._end(TRAINED, "", note.num_tokens)
+                self._end(TRAINED, "", note)
             group.state = TRAINED
             self._forget(group, group.sample_rows())
 

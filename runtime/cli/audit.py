@@ -75,14 +75,14 @@ def _certify(folder: Path, target: Path, report: AuditReport, console: Console) 
 def _balance_table(report: AuditReport) -> Table:
     balance = report.balance
     verdict = "[green]balanced[/]" if balance.is_balanced else "[bold red]not balanced[/]"
-    tokens = sum(count.num_tokens for count in balance.ended) + report.in_system_tokens
+    tokens = sum(count.num_made_tokens for count in balance.ended) + report.in_system_tokens
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True, padding=(0, 2, 0, 0))
     table.add_column("state", footer="issued")
     table.add_column("cause", footer=verdict)
     table.add_column("samples", justify="right", footer=count_text(balance.issued))
     table.add_column("share", justify="right")
     table.add_column("tokens", justify="right", footer=count_text(tokens))
-    rows = [(count.state, count.cause, count.num_samples, count.num_tokens) for count in balance.ended]
+    rows = [(count.state, count.cause, count.num_samples, count.num_made_tokens) for count in balance.ended]
     rows.append(("in the system", "", balance.in_system, report.in_system_tokens))
     for state, cause, num_samples, num_tokens in rows:
         share = 100 * num_samples / max(1, balance.issued)
@@ -96,11 +96,11 @@ def _waste_table(report: AuditReport, folder: Path) -> Table:
     table.add_column("waste by cause")
     table.add_column("tokens", justify="right")
     table.add_column("of all", justify="right")
-    total = max(1, sum(count.num_tokens for count in report.balance.ended) + report.in_system_tokens)
-    wasted = sorted(_wasted(report), key=lambda count: -count.num_tokens)
+    total = max(1, sum(count.num_made_tokens for count in report.balance.ended) + report.in_system_tokens)
+    wasted = sorted(_wasted(report), key=lambda count: -count.num_made_tokens)
     for count in wasted:
-        share = f"{100 * count.num_tokens / total:.1f} %"
-        table.add_row(escape(f"{count.state}: {count.cause}"), count_text(count.num_tokens), share)
+        share = f"{100 * count.num_made_tokens / total:.1f} %"
+        table.add_row(escape(f"{count.state}: {count.cause}"), count_text(count.num_made_tokens), share)
     if not wasted:
         table.add_row("none in the ledger", NOTHING, NOTHING)
     for text, num_tokens in _estimates(folder):
@@ -109,7 +109,7 @@ def _waste_table(report: AuditReport, folder: Path) -> Table:
 
 
 def _wasted(report: AuditReport) -> Iterator[CauseCount]:
-    return (count for count in report.balance.ended if count.state not in USEFUL and count.num_tokens)
+    return (count for count in report.balance.ended if count.state not in USEFUL and count.num_made_tokens)
 
 
 def _estimates(folder: Path) -> Iterator[tuple[str, int]]:

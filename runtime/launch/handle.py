@@ -32,6 +32,7 @@ from penstock.runtime.launch.runs import (
     stop_run,
 )
 from penstock.runtime.launch.status import run_status
+from penstock.runtime.observability.accounting import read_accounts
 from penstock.runtime.observability.evaluations import read_evaluations
 from penstock.runtime.observability.following import StepFollower
 from penstock.runtime.observability.samples import chosen_samples, shown_samples
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from penstock.runtime.launch.apart import Job
     from penstock.runtime.launch.status import RunStatus
+    from penstock.runtime.observability.accounting import Accounts
     from penstock.runtime.observability.evaluations import EvaluationRow
     from penstock.runtime.observability.samples import ShownSample
     from penstock.runtime.observability.summary import RunSummary
@@ -198,8 +200,16 @@ class Run(Told):
         return read_step(self.folder, version)
 
     def lanes(self) -> dict[str, list[ActivityRow]]:
-        """What the learner and each engine spent their time on: spans that tile it, by actor."""
+        """What the learner, each engine and the Scorer's workers spent their time on: spans that tile it, by actor."""
         return read_activity(self.folder)
+
+    def accounts(self) -> Accounts:
+        """Where the time and the tokens went, without remainder; of a run that goes on, up to now.
+
+        Raises:
+            UserFault: a file of the run is damaged; the message names it.
+        """
+        return read_accounts(self.folder)
 
     # --- inside -----------------------------------------------------------------------------------------------
 

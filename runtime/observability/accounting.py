@@ -44,12 +44,21 @@ KILLED_ENGINES: Final = "killed_engines"
 NOT_HANDED_OVER: Final = "not_handed_over"
 """Its cause: reported by engines and in no response that arrived, when the run had ended."""
 
-_ENDED: Final = (
-    "SELECT state, cause, count(*), sum(num_tokens), sum(num_given_tokens) FROM samples WHERE state IS NOT NULL "
-    "GROUP BY state, cause ORDER BY state, cause"
-)
-_OPEN: Final = "SELECT coalesce(sum(num_tokens - num_given_tokens), 0) FROM samples WHERE state IS NULL"
-_IN_SYSTEM: Final = "SELECT coalesce(sum(num_samples), 0) FROM balance WHERE state = 'in the system'"
+_ENDED: Final = """
+SELECT s.state, s.cause, count(*), sum(s.num_tokens), sum(s.num_given_tokens) FROM samples s LEFT JOIN groups g
+    USING (group_id) WHERE g.group_id IS NULL OR g.state IN ('trained', 'closed') GROUP BY s.state, s.cause
+    ORDER BY s.state, s.cause
+"""
+"""A group ends as a whole: what failed of one that waits to be trained is in the system with it, as for the Buffer."""
+_OPEN: Final = """
+SELECT coalesce(sum(s.num_tokens - s.num_given_tokens), 0) FROM samples s JOIN groups g USING (group_id)
+    WHERE g.state IN ('admitted', 'leased')
+"""
+_IN_SYSTEM: Final = """
+SELECT coalesce((SELECT samples_per_group FROM run), 0)
+        * (SELECT count(*) FROM groups WHERE state IN ('granted', 'admitted', 'leased'))
+    + (SELECT coalesce(sum(num_samples), 0) FROM evaluation_groups WHERE state = 'granted')
+"""
 
 
 class LaneAccount(msgspec.Struct, frozen=True, kw_only=True):

@@ -73,7 +73,7 @@ def places(steps: Sequence[StepRow], axis: Axis) -> dict[int, float]:
     if axis is Axis.STEPS:
         rows = [float(row.version) for row in steps]
     elif axis is Axis.TOKENS:
-        rows = list(itertools.accumulate((float(generated_tokens(row)) for row in steps), max))
+        rows = list(itertools.accumulate((float(generated_tokens(row.balance)) for row in steps), max))
     else:
         rows = list(itertools.accumulate((row.training_s for row in steps), max))
     if not rows or rows[-1] <= 0:
@@ -85,11 +85,6 @@ def placed(course: Course, where: Mapping[int, float]) -> Points:
     """A course over an axis; what was measured at a version of no known place is left out."""
     found = [(where[v], y) for v, y in zip(course.versions, course.values, strict=True) if v in where]
     return Points([x for x, _ in found], [y for _, y in found])
-
-
-def generated_tokens(row: StepRow) -> int:
-    """Since the start of the run. Engines report now and then: of samples that ended all were generated."""
-    return generated_tokens(row.balance)
 
 
 def reward_course(steps: Sequence[StepRow]) -> Course:
@@ -116,15 +111,15 @@ def courses(steps: Sequence[StepRow], evaluations: Sequence[EvaluationRow], wast
         named |= {f"{dataset}: {name}": Course([int(v) for v in x], y) for name, (x, y) in found.items()}
     named |= {
         "steps": _each(steps, lambda row: float(row.version)),
-        "tokens": _each(steps, lambda row: float(generated_tokens(row))),
+        "tokens": _each(steps, lambda row: float(generated_tokens(row.balance))),
         "training_s": _each(steps, lambda row: row.training_s or None),
         "step_time_s": _each(steps, lambda row: _ratio(row.training_s, row.version)),
-        "tokens_per_s": _each(steps, lambda row: _ratio(generated_tokens(row), row.training_s)),
+        "tokens_per_s": _each(steps, lambda row: _ratio(generated_tokens(row.balance), row.training_s)),
         "trained_tokens_per_s": _each(steps, lambda row: _ratio(trained_tokens(row.balance), row.training_s)),
-        "goodput": _each(steps, lambda row: _ratio(trained_tokens(row.balance), generated_tokens(row))),
+        "goodput": _each(steps, lambda row: _ratio(trained_tokens(row.balance), generated_tokens(row.balance))),
         "mean_age": Course([row.version for row in steps], list(_mean_ages(steps))),
         "largest_age": Course([row.version for row in steps], list(_largest_ages(steps))),
-        "waste": _each(steps, lambda row: _ratio(sum(_waste(row).values()), generated_tokens(row))),
+        "waste": _each(steps, lambda row: _ratio(sum(_waste(row).values()), generated_tokens(row.balance))),
     }
     named |= {WASTE + cause: _each(steps, partial(_share_of_waste, cause)) for cause in waste}
     return {name: course for name, course in named.items() if course.versions}
@@ -146,7 +141,7 @@ def _between(low: float, high: float, share: float) -> float:
 
 
 def _share_of_waste(cause: str, row: StepRow) -> float | None:
-    return _ratio(_waste(row).get(cause, 0), generated_tokens(row))
+    return _ratio(_waste(row).get(cause, 0), generated_tokens(row.balance))
 
 
 def _reported(steps: Sequence[StepRow], name: str) -> Course:

@@ -18,10 +18,9 @@ from bisect import bisect_left
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.messages.samples import TerminalState
 from penstock.runtime.observability.figures import END_STEPS, LOSS, REWARD, mean
 from penstock.runtime.observability.plots import evaluation_courses
-from penstock.runtime.observability.summary import generated_tokens, trained_tokens
+from penstock.runtime.observability.summary import generated_tokens, trained_tokens, wasted_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.evaluations import EvaluationRow
     from penstock.runtime.observability.trackers import StepRow
 
-_AS_WANTED: Final = (TerminalState.TRAINED, TerminalState.EVALUATED)
 WASTE: Final = "waste/"
 """Before state and cause, of the courses of what was generated and not trained."""
 
@@ -177,8 +175,5 @@ def _largest_ages(steps: Sequence[StepRow]) -> Iterator[float]:
 
 
 def _waste(row: StepRow) -> dict[str, int]:
-    return {
-        f"{each.state}: {each.cause}" if each.cause else each.state: each.num_tokens
-        for each in row.balance.ended
-        if each.state not in _AS_WANTED and each.num_tokens
-    }
+    wasted = wasted_tokens(row.balance)
+    return {f"{each.state}: {each.cause}" if each.cause else each.state: each.num_tokens for each in wasted}

@@ -199,7 +199,7 @@ class StageRecorder:
         trace_id = self._ids.sample(key.group_id, key.index)
         if not trace_id:
             return
-        attributes = (
+        attributes: Attributes = (
             ("group_id", key.group_id),
             ("index", key.index),
             ("attempt", sent.attempt),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import statistics
+from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -216,16 +217,12 @@ def _outstanding(stretch: Stretch, groups: Sequence[GroupTimes]) -> tuple[float 
 
 def _share(first: StepRow, last: StepRow, state: TerminalState) -> float:
     """Of the tokens of samples that ended in the stretch."""
-    ended = [
-        sum(
-            sign * count.num_tokens
-            for row, sign in ((last, 1), (first, -1))
-            for count in row.balance.ended
-            if of(count.state)
-        )
-        for of in (lambda found: found == state, lambda _: True)
-    ]
-    return ended[0] / ended[1] if ended[1] > 0 else 0.0
+    tokens = Counter[str]()
+    for row, sign in ((last, 1), (first, -1)):
+        for count in row.balance.ended:
+            tokens[count.state] += sign * count.num_tokens
+    total = tokens.total()
+    return tokens[state.value] / total if total > 0 else 0.0
 
 
 def _outside(first: StepRow, last: StepRow) -> float | None:

@@ -520,8 +520,7 @@ def test_commands_and_answers_about_weights_pass_through(bench: Bench) -> None:
     opened = EngineOpened(num_slots=4)
     bench.engine.emit(opened)
     assert bench.said == [opened]
-    times = {"episodes/turns_s", "episodes/between_s"}
-    assert {metric.name for metric in bench.backend.gauges()} == {"engine/running", "gateway/open"} | times
+    assert {metric.name for metric in bench.backend.gauges()} == {"engine/running", "gateway/open"}
 
 
 def test_nothing_is_given_to_the_engine_while_it_takes_weights_in_flight(bench: Bench) -> None:
@@ -589,20 +588,3 @@ def test_the_actor_takes_an_episode_through_an_interrupted_swap(bench: Bench) ->
     assert tokens_view(generated.sample.parts[0].context_tokens).tolist() == [1, 2, 3]
     told = [event for event in sent if isinstance(event, GenerationProgressed)]
     assert [(event.from_token, ids_of(event.chunk)) for event in told] == [(0, [10, 11]), (2, [12]), (3, [13])]
-
-
-def test_the_time_of_episodes_is_divided_into_turns_and_what_is_between(bench: Bench) -> None:
-    episode = bench.issue()
-    bench.now_s = 1.0
-    _, first = bench.turn(episode, PROMPT)
-    bench.now_s = 3.0
-    bench.engine.end(first, part([10]))
-    bench.now_s = 7.0  # a tool
-    _, second = bench.turn(episode, [20])
-    bench.now_s = 8.0
-    bench.engine.end(second, part([11]))
-    bench.now_s = 8.5
-    episode.end(Completed(stop=StopReason.EPISODE, reward=Reward(value=1.0)))
-    times = {metric.name: metric.value for metric in bench.backend.gauges()}
-    assert times["episodes/turns_s"] == pytest.approx(3.0)
-    assert times["episodes/between_s"] == pytest.approx(1.0 + 4.0 + 0.5)

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 INTERRUPTED: Final = "interrupted"
 CUT_OFF: Final = "cut_off"
-TOOL_WAIT: Final = "episodes/tool_wait_s"
-TURN: Final = "episodes/turn_s"
 
 
 class EpisodeMoves:
@@ -41,8 +39,6 @@ class EpisodeMoves:
         self._now_ns = now_ns
         self._outside_s = 0.0
         """Summed over episodes, up to ``_since_s``."""
-        self._turn_s = 0.0
-        """In which the engine made turns, summed over those that are over."""
         self._since_s = now_s()
 
     def start(self, emit: Emit) -> None:
@@ -50,12 +46,11 @@ class EpisodeMoves:
         self._emit = emit
 
     def gauges(self) -> tuple[Metric, ...]:
-        """How many are outside, and the time that all were and that turns took, each summed over the episodes."""
+        """How many are outside, and the time that all were, summed over them."""
         self._add_up()
         return (
             Metric("episodes/waiting_for_tools", float(self.num_outside)),
-            Metric(TOOL_WAIT, self._outside_s),
-            Metric(TURN, self._turn_s),
+            Metric("episodes/tool_wait_s", self._outside_s),
         )
 
     def asked(self, turn: ModelTurn) -> None:
@@ -80,7 +75,6 @@ class EpisodeMoves:
             is_trained=turn.request.is_trained,
         )
         turn.began_ns = 0
-        self._turn_s += 1e-9 * (step.end_ns - step.begin_ns)
         self.note(episode, step)
 
     def called(self, episode: PlayedEpisode, call: CallMade) -> None:

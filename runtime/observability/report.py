@@ -3,8 +3,8 @@
 Invariants:
 
 * It reads the run's folder only: ``starts.jsonl``, ``scenario.yaml``, ``summary.json``, ``metrics.jsonl``,
-  ``activity.jsonl``, ``samples.sqlite`` with what the ledger says of these samples and of what an operator changed and,
-  where there was a GPU, ``gpu.jsonl``.
+  ``activity.jsonl``, ``traces/``, ``samples.sqlite`` with what the ledger says of these samples and of what an operator
+  changed and, where there was a GPU, ``gpu.jsonl``.
 * A run that failed, or was killed before it wrote a summary, gets a report too: each part shows what there is.
 """
 

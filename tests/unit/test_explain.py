@@ -16,7 +16,7 @@ from penstock.messages.training import Activity, Balance, CauseCount
 from penstock.runtime.cli.app import app
 from penstock.runtime.hosts.virtual.simulate import simulated as played
 from penstock.runtime.observability.explain import explain
-from penstock.runtime.observability.explain.alarms import alarms_of, length_bias
+from penstock.runtime.observability.explain.alarms import Lengths, alarms_of, length_bias
 from penstock.runtime.observability.explain.bindings import bindings_of, costs_of
 from penstock.runtime.observability.explain.bounds import bound_of
 from penstock.runtime.observability.explain.causes import Cause
@@ -129,7 +129,8 @@ def test_a_cause_below_the_floor_is_told_and_does_not_bind() -> None:
 def test_the_bound_of_each_schedule(policy: str, eta: int, least: float, most: float, active: str) -> None:
     engines = (engine("engine/0", 0.5), engine("engine/1", 0.5))
     bound = bound_of(facts(policy=policy, max_staleness=eta, learner=learner(0.3, publishing=0.1), engines=engines))
-    assert (bound.least_s, bound.most_s) == (pytest.approx(least), pytest.approx(most))
+    assert bound.least_s == pytest.approx(least)
+    assert bound.most_s == pytest.approx(most)
     assert bound.active == active
 
 
@@ -181,7 +182,7 @@ def test_a_learner_that_never_waits_waits_for_nothing() -> None:
 
 # --- a whole run -----------------------------------------------------------------------------------------------------
 
-SIMULATED = {
+SIMULATED: dict[str, dict[str, Any]] = {
     "run": {"name": "simulated", "num_steps": 20},
     "data": {"path": "lines:500"},
     "sampling": {"samples_per_group": 4, "max_response_tokens": 200},
@@ -325,9 +326,9 @@ def test_a_term_that_never_moved_is_named(tmp_path: Path) -> None:
 
 
 def test_lengths_that_are_dropped_are_a_bias() -> None:
-    assert length_bias((100, 50.0, 100, 150.0)) is not None
-    assert length_bias((100, 50.0, 100, 52.0)) is None
-    assert length_bias((100, 50.0, 3, 150.0)) is None
+    assert length_bias(Lengths(100, 50.0, 100, 150.0)) is not None
+    assert length_bias(Lengths(100, 50.0, 100, 52.0)) is None
+    assert length_bias(Lengths(100, 50.0, 3, 150.0)) is None
 
 
 def test_alarms_come_in_order_and_take_the_knobs_away(folder: Path, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from penstock.messages.local import (
     BatchTrained,
     CheckpointWritten,
     EpisodeMoved,
+    FetchedPrompt,
     GenerationEnded,
     PromptsFetched,
     SampleJudged,
@@ -269,6 +270,16 @@ def test_issue_lasts_from_the_grant_and_is_the_root() -> None:
         "min_version": 4,
         "deadline_version": 6,
     }
+
+
+def test_issue_says_how_long_its_row_was_waited_for() -> None:
+    source = Actor("prompt_source")
+    source.hear(DemandGranted(total=20, spans=(GrantSpan(0, 20, 0, 0, 2),), settled=SETTLED), at=100, trace=b"")
+    source.hear(PromptsFetched(prompts=(FetchedPrompt(12, PROMPT),)), at=250)
+    source.hear(TimerFired(key="room"), Send("engine/1", issued()), at=400)
+    [span] = source.stages("issue")
+    assert span[4:6] == (100, 401)
+    assert attributes(span)["row_wait_s"] == 150e-9
 
 
 def test_a_sample_that_is_issued_again_hangs_below_its_first_issue() -> None:

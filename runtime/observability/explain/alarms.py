@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 import statistics
 from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -22,7 +22,7 @@ from penstock.runtime.observability.explain.causes import Evidence
 from penstock.runtime.observability.figures import REWARD, REWARD_STD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from penstock.runtime.observability.trackers import StepRow
@@ -63,21 +63,16 @@ def alarms_of(run_folder: Path, scenario: Scenario, steps: Sequence[StepRow]) ->
     """
     if not steps:
         return ()
-    lengths = _lengths(run_folder)
-    found: Iterator[Alarm | None] = (
-        alarm
-        for rule in (
-            lambda: _mismatch(steps),
-            lambda: _effective(steps),
-            lambda: length_bias(lengths),
-            lambda: _collapse(steps),
-            lambda: _duplicates(run_folder, scenario),
-            lambda: _late_versions(steps),
-            lambda: _full_buffer(steps, scenario),
-            lambda: _failing_reward(steps),
-            lambda: _idle_terms(steps, scenario),
-        )
-        for alarm in (rule(),)
+    found = (
+        _mismatch(steps),
+        _effective(steps),
+        length_bias(_lengths(run_folder)),
+        _collapse(steps),
+        _duplicates(run_folder, scenario),
+        _late_versions(steps),
+        _full_buffer(steps, scenario),
+        _failing_reward(steps),
+        _idle_terms(steps, scenario),
     )
     return tuple(alarm for alarm in found if alarm is not None)
 
@@ -117,12 +112,18 @@ def _effective(steps: Sequence[StepRow]) -> Alarm | None:
     )
 
 
-def length_bias(lengths: tuple[int, float, int, float]) -> Alarm | None:
-    """Whether what is trained is of another length than what was generated.
+class Lengths(NamedTuple):
+    """Samples of a run that have tokens, without those of evaluations."""
 
-    Args:
-        lengths: number and mean tokens of trained samples, and of those that ended otherwise.
-    """
+    num_trained: int = 0
+    trained: float = 0.0
+    """Mean tokens, as ``dropped``."""
+    num_dropped: int = 0
+    dropped: float = 0.0
+
+
+def length_bias(lengths: Lengths) -> Alarm | None:
+    """Whether what is trained is of another length than what was generated."""
     num_trained, trained, num_dropped, dropped = lengths
     if num_dropped < MIN_DROPPED or not num_trained:
         return None
@@ -138,17 +139,17 @@ def length_bias(lengths: tuple[int, float, int, float]) -> Alarm | None:
     )
 
 
-def _lengths(run_folder: Path) -> tuple[int, float, int, float]:
+def _lengths(run_folder: Path) -> Lengths:
     query = (
         "SELECT sum(state = 'trained'), coalesce(avg(CASE state WHEN 'trained' THEN num_tokens END), 0), "
         "sum(state != 'trained'), coalesce(avg(CASE state WHEN 'trained' THEN NULL ELSE num_tokens END), 0) "
         "FROM samples WHERE state != 'evaluated' AND num_tokens > 0"
     )
     rows = _ask(run_folder, query)
-    return rows[0] if rows and rows[0][0] is not None else (0, 0.0, 0, 0.0)
+    return Lengths(*rows[0]) if rows and rows[0][0] is not None else Lengths()
 
 
-def _ask(run_folder: Path, query: str) -> list[tuple[int, float, int, float]]:
+def _ask(run_folder: Path, query: str) -> list[tuple[Any, ...]]:
     path = run_folder / LEDGER_FILE
     if not path.is_file():
         return []
@@ -185,11 +186,8 @@ def _duplicates(run_folder: Path, scenario: Scenario) -> Alarm | None:
         prompts = {sample.group_id: sample.prompt for sample in read_kept(run_folder) if sample.group_id >= 0}
     except (sqlite3.Error, msgspec.DecodeError) as error:
         raise UserFault(f"{run_folder}: kept samples cannot be read: {error}") from None
-    epochs = {
-        group: ordinal // max(1, num_rows)
-        for group, ordinal, num_rows in _ordinals(run_folder)
-        if group in prompts
-    }  # fmt: skip
+    rows = _ask(run_folder, "SELECT group_id, ordinal, num_rows FROM groups, run")
+    epochs = {int(group): int(ordinal) // max(1, int(num)) for group, ordinal, num in rows if group in prompts}
     seen: set[tuple[int, str]] = set()
     num_again = 0
     for group, epoch in epochs.items():
@@ -202,11 +200,6 @@ def _duplicates(run_folder: Path, scenario: Scenario) -> Alarm | None:
         "The same prompts come several times in one pass over the dataset.",
         Evidence("kept groups whose prompt had come before", 100 * num_again / len(epochs), "%", "samples.sqlite"),
     )
-
-
-def _ordinals(run_folder: Path) -> list[tuple[int, int, int]]:
-    rows = _ask(run_folder, "SELECT group_id, ordinal, num_rows, 0 FROM groups, run")
-    return [(int(group), int(ordinal), num_rows) for group, ordinal, num_rows, _ in rows]
 
 
 def _late_versions(steps: Sequence[StepRow]) -> Alarm | None:
@@ -248,8 +241,9 @@ def _failing_reward(steps: Sequence[StepRow]) -> Alarm | None:
 
 def _idle_terms(steps: Sequence[StepRow], scenario: Scenario) -> Alarm | None:
     objective = scenario.learner.objective
-    never: Callable[[str], bool] = lambda name: not any(row.metrics.get(name) for row in steps)  # noqa: E731
-    idle = [key for key, figure in _TERMS if getattr(objective, key) and never(figure)]
+    idle = [
+        key for key, figure in _TERMS if getattr(objective, key) and not any(row.metrics.get(figure) for row in steps)
+    ]
     if scenario.learner.backend == "simulated" or not idle:
         return None
     return _alarm(

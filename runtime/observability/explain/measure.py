@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import statistics
+from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -43,7 +44,6 @@ MIN_STEPS: Final = 4
 MAX_STEPS: Final = 200
 MIN_SPANS: Final = 6
 """Of an engine, to say how quick it is."""
-TURN, TOOL_WAIT = "episodes/turn_s", "episodes/tool_wait_s"
 _LOOKED_AT: Final = ("issue", "queue", "generate", "score", "version", "apply_weights")
 
 
@@ -130,7 +130,6 @@ def measure(run_folder: Path, scenario: Scenario, steps: Sequence[StepRow]) -> F
         in_generation=generating,
         rejected=_share(first, last, TerminalState.FILTERED),
         evaluated=_share(first, last, TerminalState.EVALUATED),
-        outside=_outside(first, last),
         missing=tuple(missing),
     )
 
@@ -190,6 +189,7 @@ def _engine_time(name: str, shares: Shares, tokens_per_s: float | None) -> Engin
     return EngineTime(
         name=name,
         occupied=shares.occupied_s / total,
+        outside=shares.outside_s / total,
         working=seconds[Activity.WORKING] / total,
         for_demand=seconds[Activity.WAITING_FOR_DEMAND] / total,
         for_weights=(seconds[Activity.WAITING_FOR_WEIGHTS] + seconds[Activity.APPLYING_WEIGHTS]) / total,
@@ -216,26 +216,12 @@ def _outstanding(stretch: Stretch, groups: Sequence[GroupTimes]) -> tuple[float 
 
 def _share(first: StepRow, last: StepRow, state: TerminalState) -> float:
     """Of the tokens of samples that ended in the stretch."""
-    ended = [
-        sum(
-            sign * count.num_tokens
-            for row, sign in ((last, 1), (first, -1))
-            for count in row.balance.ended
-            if of(count.state)
-        )
-        for of in (lambda found: found == state, lambda _: True)
-    ]
-    return ended[0] / ended[1] if ended[1] > 0 else 0.0
-
-
-def _outside(first: StepRow, last: StepRow) -> float | None:
-    """Share of the episodes' time that went to what is not the model."""
-    if TOOL_WAIT not in last.metrics:
-        return None
-    turn_s, tool_wait_s = (
-        (last.metrics.get(name) or 0.0) - (first.metrics.get(name) or 0.0) for name in (TURN, TOOL_WAIT)
-    )
-    return tool_wait_s / (turn_s + tool_wait_s) if turn_s + tool_wait_s > 0 else None
+    tokens = Counter[str]()
+    for row, sign in ((last, 1), (first, -1)):
+        for count in row.balance.ended:
+            tokens[count.state] += sign * count.num_tokens
+    total = tokens.total()
+    return tokens[state.value] / total if total > 0 else 0.0
 
 
 def _waits(

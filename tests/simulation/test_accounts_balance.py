@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from trials.fuzz import Outcome
 
+    from penstock.messages.ledger import GroupRecorded
+
 POLICIES = ("sync", "one_step_off", "fully_async")
 NUM_TRIALS = 40
 
@@ -93,19 +95,23 @@ def forgets_what_came(_: Callable[..., None]) -> Callable[..., None]:
     return lambda *_: None
 
 
-def counts_one_too_many(admitted: Callable[..., None]) -> Callable[..., None]:
-    def wrong(self: Accounts, entry: Any) -> None:  # noqa: ANN401 - as the method that it stands for
+def counts_twice_what_came(admitted: Callable[..., None]) -> Callable[..., None]:
+    def wrong(self: Accounts, entry: GroupRecorded) -> None:
         admitted(self, entry)
-        self._generated_tokens += 1
+        admitted(self, entry)
 
     return wrong
 
 
-@pytest.mark.parametrize("plant", [forgets_what_came, counts_one_too_many])
+def says_nothing(_: Books) -> None:
+    """Books that do not look at themselves."""
+
+
+@pytest.mark.parametrize("plant", [forgets_what_came, counts_twice_what_came])
 def test_a_planted_miscount_is_found(plant: Callable[..., Any]) -> None:
     with (
         patch.object(Accounts, "admitted", plant(Accounts.admitted)),
-        patch.object(Books, "validate", lambda _: None),
+        patch.object(Books, "validate", says_nothing),
         pytest.raises(AssertionError),
     ):
         watched(calm())

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from rich.console import Console
 from rich.table import Table
@@ -28,7 +29,8 @@ from penstock.messages.samples import Completed, Part, Prompt, Reward, Sample, S
 from penstock.messages.training import Activity, ActivitySpan, ActorReported
 from penstock.messages.wire import Header
 from penstock.runtime.observability.metrics import RunMetrics
-from penstock.runtime.observability.span_export import FileSpanExporter, actor_resource, readable_span
+from penstock.runtime.observability.span_collector import readable_span
+from penstock.runtime.observability.span_file import SpanFile, actor_attributes
 from penstock.runtime.observability.spans import NO_PARENT, SpanRecorder, new_salt, trace_id_of
 from penstock.runtime.observability.tracing import TraceObserver
 from penstock.runtime.observability.trackers import EventLog
@@ -77,8 +79,8 @@ DERIVED: Final = "the trace id of a sample, derived"
 HANDLED_ON: Final = "an event watched: its span, its stage, its context"
 HANDLED_OUT: Final = "the same, sample not among those traced"
 HANDLED_OFF: Final = "the same, tracing switched off (a check for None)"
-CONVERTED: Final = "a tuple made an OpenTelemetry span"
-EXPORTED: Final = "the same, and written to the run's folder as OTLP/JSON"
+CONVERTED: Final = "a tuple made an OpenTelemetry span, where there is a collector"
+EXPORTED: Final = "a tuple written to the run's folder as OTLP/JSON"
 LOGGED: Final = "an event in the event log, digest and file included"
 COUNTED: Final = "a prometheus counter, bound"
 OBSERVED: Final = "a prometheus histogram, bound"
@@ -183,16 +185,16 @@ def _spans(num_spans: int) -> list[SpanTuple]:
 
 
 def _convert(spans: list[SpanTuple], num_calls: int) -> None:
-    resource = actor_resource("engine/0", 1)
+    resource = Resource(actor_attributes("engine/0", 1))
     for span in spans[:num_calls]:
         readable_span(span, resource)
 
 
 def _export(spans: list[SpanTuple], num_calls: int, path: Path) -> None:
-    resource, exporter = actor_resource("engine/0", 1), FileSpanExporter(path)
+    file = SpanFile(path, actor_attributes("engine/0", 1))
     for at in range(0, num_calls, SPANS_A_BATCH):
-        exporter.export([readable_span(span, resource) for span in spans[at : at + SPANS_A_BATCH]])
-    exporter.shutdown()
+        file.write(spans[at : at + SPANS_A_BATCH])
+    file.close()
 
 
 def _log(num_calls: int, path: Path) -> None:

@@ -31,6 +31,7 @@ from penstock.messages.local import (
     CheckpointWritten,
     EngineOpened,
     EngineSlept,
+    EpisodeMoved,
     GenerationAdvanced,
     GenerationEnded,
     GroupJudged,
@@ -132,6 +133,7 @@ EngineWorkerEvent = (
     | EngineSlept
     | GenerationAdvanced
     | GenerationEnded
+    | EpisodeMoved
     | WeightsStagedLocally
     | WeightsSwapped
 )

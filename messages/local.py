@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from penstock.messages.base import Delivery, Event, Metric, Value
 from penstock.messages.flow import GroupRow
-from penstock.messages.samples import Group, Outcome, Part, Prompt, Reward, SampleKey
+from penstock.messages.samples import Group, Outcome, Part, Prompt, Reward, SampleKey, VersionSpan
 from penstock.messages.top_logprobs import TopLogprobs
 from penstock.messages.weights import WeightManifest
 
@@ -76,6 +76,52 @@ class GenerationEnded(LocalEvent, frozen=True, kw_only=True):
     part: Part
     parts: tuple[Part, ...] = ()
     """Where the response is several: they, and ``part`` is all their tokens in the order in which they were made."""
+
+
+class TurnTaken(Value, frozen=True, kw_only=True, tag=True):
+    """A turn of the model in an episode, or the stretch of one up to an interruption."""
+
+    number: int
+    """Counted from 1 over all conversations of the episode."""
+    conversation: int
+    begin_ns: int
+    """Unix time, as ``end_ns``."""
+    end_ns: int
+    num_context_tokens: int
+    """What the model had read before it said the first token of the turn."""
+    spans: tuple[VersionSpan, ...]
+    """Its tokens in this stretch, by the version that made them."""
+    ending: str
+    """``end_token``, ``stop_string``, ``length``, ``interrupted`` or ``cut_off``; the last ends the episode with it."""
+    is_chat: bool
+    is_trained: bool
+
+
+class ToolCalled(Value, frozen=True, kw_only=True, tag=True):
+    """A call that an episode has made of a tool, an environment or another server. What was asked and what was answered
+    are not told: both are foreign text, and large."""
+
+    after_turn: int
+    """Number of the turn that it follows."""
+    name: str
+    call_id: str = ""
+    """As the model's own call has it; empty where the function called by itself."""
+    begin_ns: int
+    """Unix time, as ``end_ns``."""
+    end_ns: int
+    error: str = ""
+    """Class of the exception that it ended with."""
+
+
+class EpisodeMoved(LocalEvent, frozen=True, kw_only=True):
+    """An episode begins or ends a turn of the model, or has called a tool: for traces and the accounting of time."""
+
+    key: SampleKey
+    attempt: int
+    num_outside: int
+    """Of all requests that run here so many wait for tools, environments and agents, and ask nothing of the engine."""
+    step: TurnTaken | ToolCalled | None = None
+    """What has ended."""
 
 
 class WeightsStagedLocally(LocalEvent, frozen=True, kw_only=True):

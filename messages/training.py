@@ -219,6 +219,7 @@ class Activity(StrEnum):
     WAITING_FOR_SAMPLES = "waiting_for_samples"
     WAITING_FOR_DEMAND = "waiting_for_demand"
     WAITING_FOR_WEIGHTS = "waiting_for_weights"
+    WAITING_FOR_TOOLS = "waiting_for_tools"
     APPLYING_WEIGHTS = "applying_weights"
     PUBLISHING = "publishing"
     CHECKPOINTING = "checkpointing"
@@ -235,6 +236,8 @@ class ActivitySpan(Value, frozen=True, array_like=True):
     end_s: float
     occupancy: float = 1.0
     """Mean of running ÷ capacity while working."""
+    outside: float = 0.0
+    """Mean of those that wait for tools, environments and agents ÷ capacity, in every state."""
 
 
 class ActorReported(Event, frozen=True, kw_only=True):

@@ -15,18 +15,22 @@ if TYPE_CHECKING:
     from penstock.actors.engine_worker.weights import Weights
 
 
-def engine_activity(phase: Phase, requests: RequestTable, weights: Weights, *, is_our_turn: bool) -> Activity:
-    """What the engine's time is spent on."""
+def engine_activity(
+    phase: Phase, requests: RequestTable, weights: Weights, num_generating: int, *, is_our_turn: bool
+) -> Activity:
+    """What the engine's time is spent on; ``num_generating`` of its running requests wait for nothing else."""
     if phase is Phase.STARTING:
         return Activity.STARTING
     if phase in HOLDING_NOTHING and not is_our_turn:
         return Activity.ASLEEP
     if phase is Phase.SPOILT:
         return Activity.WAITING_FOR_WEIGHTS
-    if requests.num_running:
+    if num_generating:
         return Activity.WORKING
     if phase is Phase.APPLYING:
         return Activity.APPLYING_WEIGHTS
+    if requests.num_running:
+        return Activity.WAITING_FOR_TOOLS
     if requests.num_waiting or weights.version < 0 or phase is Phase.ASLEEP:
         return Activity.WAITING_FOR_WEIGHTS
     return Activity.WAITING_FOR_DEMAND

@@ -56,6 +56,7 @@ from penstock.messages.flow import (
 from penstock.messages.local import (
     EngineOpened,
     EngineSlept,
+    EpisodeMoved,
     GenerationAdvanced,
     GenerationEnded,
     Started,
@@ -99,6 +100,7 @@ class EngineWorker:
         """Whose turn it is, as far as is known here."""
         self._has_yielded = False
         """In this turn."""
+        self._num_outside = 0
         self.num_spoilt_tokens = 0
         """Made by weights that were wrong, and dropped."""
         self._out: list[AnyCommand] = []
@@ -113,12 +115,23 @@ class EngineWorker:
     @property
     def activity(self) -> Activity:
         """What the engine's time is spent on."""
-        return engine_activity(self.phase, self.requests, self.weights, is_our_turn=self._is_our_turn)
+        num_generating = self.requests.num_running - self.num_outside
+        return engine_activity(self.phase, self.requests, self.weights, num_generating, is_our_turn=self._is_our_turn)
 
     @property
     def occupancy(self) -> float:
-        """Running requests ÷ slots."""
-        return self.requests.num_running / self.num_slots if self.num_slots else 0.0
+        """Requests that the engine works on ÷ slots."""
+        return (self.requests.num_running - self.num_outside) / self.num_slots if self.num_slots else 0.0
+
+    @property
+    def outside(self) -> float:
+        """Requests whose episodes wait for tools, environments and agents ÷ slots."""
+        return self.num_outside / self.num_slots if self.num_slots else 0.0
+
+    @property
+    def num_outside(self) -> int:
+        """Running requests whose episodes wait for something else than the engine."""
+        return min(self._num_outside, self.requests.num_running)
 
     def leases(self) -> tuple[HeldLease, ...]:
         """Requests that wait or run here, and those that failed here."""
@@ -148,6 +161,8 @@ class EngineWorker:
                 self._on_advanced(event)
             case GenerationEnded():
                 self._on_ended(event)
+            case EpisodeMoved():
+                self._num_outside = event.num_outside
             case SampleRevoked():
                 self._on_revoked(event)
             case SamplesSettled():

@@ -67,6 +67,11 @@ class Teacher:
         """Questions ÷ those that it works on side by side."""
         return min(1.0, len(self.asked) / self.num_slots) if self.num_slots else 0.0
 
+    @property
+    def outside(self) -> float:
+        """It plays no episodes."""
+        return 0.0
+
     def leases(self) -> tuple[HeldLease, ...]:
         """None: the Scorer holds every sample that a question is about."""
         return ()

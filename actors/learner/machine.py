@@ -131,6 +131,11 @@ class Learner:
         """A learner that works works on all it has."""
         return 1.0
 
+    @property
+    def outside(self) -> float:
+        """It plays no episodes."""
+        return 0.0
+
     def leases(self) -> tuple[()]:
         """Samples in a batch are settled; the Learner holds none."""
         return ()

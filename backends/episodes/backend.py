@@ -41,6 +41,8 @@ from penstock.backends.episodes.episode import (
     ModelTurn,
     PlayedEpisode,
 )
+from penstock.backends.episodes.moves import CUT_OFF, EpisodeMoves, ending_of
+from penstock.backends.episodes.moves import INTERRUPTED as TURN_INTERRUPTED
 from penstock.backends.episodes.protocol import EpisodeOverError
 from penstock.messages.commands import AbortGeneration, ApplyWeights, Generate, InterruptGenerations
 from penstock.messages.local import GenerationAdvanced, GenerationEnded, WeightsSwapped
@@ -50,7 +52,7 @@ from penstock.messages.samples import Cancelled, Completed, InfraError, Part, Pr
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.backends.episodes.protocol import EpisodeDriver, EpisodeOutcome, TurnRequest
+    from penstock.backends.episodes.protocol import CallMade, EpisodeDriver, EpisodeOutcome, TurnRequest
     from penstock.backends.protocol import Backend, Emit, Fail
     from penstock.messages.base import Metric
     from penstock.messages.commands import EngineCommand
@@ -62,7 +64,12 @@ class EpisodeBackend:
     """See the module."""
 
     def __init__(
-        self, inner: Backend[EngineCommand], driver: EpisodeDriver, *, now_s: Callable[[], float] = time.monotonic
+        self,
+        inner: Backend[EngineCommand],
+        driver: EpisodeDriver,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._inner = inner
         self._driver = driver
@@ -71,6 +78,7 @@ class EpisodeBackend:
         self._turns: dict[int, PlayedEpisode] = {}
         """Episodes by the attempt of their running generation."""
         self._attempts = itertools.count()
+        self._moves = EpisodeMoves(now_s, now_ns)
         self._is_swapping = False
         self.lock = threading.RLock()
         """Re-entrant, as an engine may answer within ``execute``."""
@@ -80,6 +88,7 @@ class EpisodeBackend:
     def start(self, emit: Emit, fail: Fail) -> None:
         """See :class:`penstock.backends.protocol.Backend`."""
         self._emit = emit
+        self._moves.start(emit)
         self._driver.start(fail)
         self._inner.start(self._hear, fail)
 
@@ -98,8 +107,10 @@ class EpisodeBackend:
                     self._inner.execute(command)
 
     def gauges(self) -> tuple[Metric, ...]:
-        """Those of the engine and those of the driver."""
-        return (*self._inner.gauges(), *self._driver.gauges())
+        """Those of the engine, those of the driver, and how long episodes have waited for tools."""
+        with self.lock:
+            moves = self._moves.gauges()
+        return (*self._inner.gauges(), *self._driver.gauges(), *moves)
 
     def close(self, timeout_s: float) -> None:
         """See :class:`penstock.backends.protocol.Backend`."""
@@ -127,6 +138,7 @@ class EpisodeBackend:
         episode = self._episodes[command.key] = PlayedEpisode(self, command)
         if prefix is not None and point is not None:
             episode.restore(prefix, point.num_turns)
+        self._moves.note(episode)
         self._driver.opened(episode)
 
     def _resume(self, episode: PlayedEpisode, num_kept: int) -> None:
@@ -139,6 +151,7 @@ class EpisodeBackend:
         if episode.outcome is not None:
             self._finish(episode, episode.outcome)
             return
+        self._moves.note(episode)
         self._driver.resumed(episode)
         if episode.turn is not None:
             self._run_turn(episode, episode.turn)
@@ -168,6 +181,7 @@ class EpisodeBackend:
         episode.phase, episode.paused_at_s = EpisodePhase.PAUSED, self._now_s()
         part = episode.all.whole()
         episode.num_told = part.num_tokens
+        self._moves.over(episode, episode.turn, TURN_INTERRUPTED)
         self._answer(episode.issued, INTERRUPTED, part)
 
     def _forget_left_behind(self) -> None:
@@ -188,7 +202,8 @@ class EpisodeBackend:
             self._put_before(episode, request)
             transcript = episode.conversations[request.conversation].transcript
             episode.num_turns += 1
-            episode.turn = ModelTurn(request, transcript, episode.all.num_tokens)
+            episode.turn = ModelTurn(request, transcript, episode.all.num_tokens, episode.num_turns)
+            self._moves.note(episode)
             if episode.phase is EpisodePhase.RUNNING:
                 self._run_turn(episode, episode.turn)
 
@@ -201,6 +216,11 @@ class EpisodeBackend:
             issued, num_tokens = episode.issued, episode.all.num_tokens
             chunk = Part(save_point=SavePoint(num_tokens, episode.num_turns, state))
             self._emit(GenerationAdvanced(key=issued.key, attempt=issued.attempt, from_token=num_tokens, chunk=chunk))
+
+    def called(self, episode: PlayedEpisode, call: CallMade) -> None:
+        """See :class:`~penstock.backends.episodes.protocol.Episode`."""
+        with self.lock:
+            self._moves.called(episode, call)
 
     def _put_before(self, episode: PlayedEpisode, request: TurnRequest) -> None:
         """What the model is to see before it answers."""
@@ -240,6 +260,7 @@ class EpisodeBackend:
         if self._is_swapping:
             return
         issued, transcript = episode.issued, turn.transcript
+        self._moves.asked(turn)
         turn.attempt = next(self._attempts)
         self._turns[turn.attempt] = episode
         before = transcript.context + transcript.slice(0, turn.begin).tokens
@@ -327,6 +348,7 @@ class EpisodeBackend:
         else:
             episode.turn = None
             self._tell(episode)
+            self._moves.over(episode, turn, ending_of(outcome))
             turn.request.listener.ended(turn.transcript.slice(turn.begin), outcome)
             if episode.phase is EpisodePhase.PAUSING:
                 self._pause(episode)
@@ -344,6 +366,7 @@ class EpisodeBackend:
     def _forget(self, episode: PlayedEpisode) -> None:
         turn, episode.turn = episode.turn, None
         episode.phase = EpisodePhase.OVER
+        self._moves.over(episode, turn, CUT_OFF)
         if self._episodes.get(episode.issued.key) is episode:
             del self._episodes[episode.issued.key]
         if turn is not None:

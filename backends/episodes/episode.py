@@ -12,7 +12,7 @@ from penstock.messages.samples import Cancelled, Part
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from penstock.backends.episodes.protocol import EpisodeOutcome, TurnRequest
+    from penstock.backends.episodes.protocol import CallMade, EpisodeOutcome, TurnRequest
     from penstock.messages.commands import Generate
     from penstock.messages.samples import Outcome
 
@@ -37,8 +37,10 @@ class EpisodePhase(Enum):
 class ModelTurn:
     """One turn of the model: one generation, or several where it was interrupted."""
 
-    def __init__(self, request: TurnRequest, transcript: Transcript, begin_in_all: int) -> None:
+    def __init__(self, request: TurnRequest, transcript: Transcript, begin_in_all: int, number: int) -> None:
         self.request = request
+        self.number = number
+        """Of the episode's turns, counted from 1."""
         self.transcript = transcript
         """Of its conversation."""
         self.begin = transcript.num_tokens
@@ -47,6 +49,10 @@ class ModelTurn:
         """Where it begins in the response."""
         self.attempt = -1
         """Of its generation; −1 while none runs."""
+        self.began_ns = 0
+        """When the model began with it, or went on after a pause: Unix time; 0 while it does not."""
+        self.stretch_from = 0
+        """Where its transcript ended then."""
         self.cut_as: Outcome | None = None
         """It has all the tokens that it shall have, and so ends: what the engine still makes of it is thrown away."""
 
@@ -73,6 +79,8 @@ class EpisodeKeeper(Protocol):
 
     def saved(self, episode: PlayedEpisode, state: bytes) -> None: ...
 
+    def called(self, episode: PlayedEpisode, call: CallMade) -> None: ...
+
     def end(self, episode: PlayedEpisode, outcome: EpisodeOutcome) -> None: ...
 
 
@@ -93,6 +101,8 @@ class PlayedEpisode:
         self.outcome: Outcome | None = None
         """Once it is known."""
         self.paused_at_s = 0.0
+        self.is_outside = False
+        """It waits for its function, and asks nothing of the engine."""
 
     @property
     def num_context_tokens(self) -> int:
@@ -130,6 +140,9 @@ class PlayedEpisode:
 
     def saved(self, state: bytes) -> None:
         self.backend.saved(self, state)
+
+    def called(self, call: CallMade) -> None:
+        self.backend.called(self, call)
 
     def end(self, outcome: EpisodeOutcome) -> None:
         self.backend.end(self, outcome)

@@ -29,7 +29,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from typing import TYPE_CHECKING, TypeVar, cast
+import sys
+import time
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import msgspec
 
@@ -47,6 +49,7 @@ from penstock.backends.episodes.playing import (
     TurnAsked,
     Words,
 )
+from penstock.backends.episodes.protocol import CallMade
 from penstock.backends.episodes.stops import before_stop
 from penstock.backends.episodes.tool_calls import parse_tool_calls
 
@@ -70,6 +73,8 @@ __all__ = [
 ]
 
 ResultT = TypeVar("ResultT")
+MAX_NAME_CHARS: Final = 64
+"""Of a call's name, its id and its error in traces: a model may have written them."""
 
 
 class Conversation:
@@ -203,7 +208,7 @@ class Conversation:
         limit = play.limit(num_before, max_new_tokens)
         if not all(stop):
             raise MalformedError("stop: expected strings, none of them empty")
-        answer = await play.turn(TurnAsked(self._number, base, tuple(tokens), limit, stop, self.is_trained))
+        answer = await play.turn(TurnAsked(self._number, base, tuple(tokens), limit, stop, self.is_trained, in_chat))
         if not self._has_begun:
             self._has_begun, self._num_context = True, num_before
         self._num_tokens = num_before + len(answer.ids)
@@ -315,23 +320,30 @@ class Play:
         """
         return self._add(name, is_trained=is_trained, parent=of or self._main)
 
-    async def call(self, awaitable: Awaitable[ResultT], timeout_s: float | None = None, *, name: str = "") -> ResultT:
+    async def call(
+        self,
+        awaitable: Awaitable[ResultT],
+        timeout_s: float | None = None,
+        *,
+        name: str = "",
+        answers: Call | None = None,
+    ) -> ResultT:
         """Await a tool, an environment, another server, at most so long (``episode.tool_timeout_s`` if nothing is
-        given).
+        given). In the sample's trace it stands with its name and time, and with the call of the model that it
+        ``answers``.
 
         Raises:
             ToolTimeoutError: it took longer. Who does not catch it has an episode that is tried again.
         """
-        limit_s = self.rules.options.tool_timeout_s if timeout_s is None else timeout_s
-        deadline = asyncio.timeout(limit_s)
+        begin_ns = time.time_ns()
         try:
-            async with deadline:
-                return await awaitable
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            key = " (episode.tool_timeout_s)" if timeout_s is None else ""
-            raise ToolTimeoutError(f"{name or 'what was called'} took longer than {limit_s:g} s{key}") from None
+            return await self._awaited(awaitable, timeout_s, name)
+        finally:
+            raised, end_ns = sys.exception(), time.time_ns()
+            tool = name or str(getattr(awaitable, "__name__", type(awaitable).__name__))
+            call_id, tool = ("", tool) if answers is None else (answers.id, answers.name)
+            error = "" if raised is None else type(raised).__name__[:MAX_NAME_CHARS]
+            self._link.called(CallMade(tool[:MAX_NAME_CHARS], call_id[:MAX_NAME_CHARS], begin_ns, end_ns, error))
 
     def save(self, state: JsonObject) -> None:
         """The episode can go on from here, after a complete turn of the model, with this state (``saved``), if its
@@ -370,6 +382,18 @@ class Play:
         if max_new_tokens is not None and max_new_tokens < 1:
             raise MalformedError(f"max_new_tokens: must be at least 1, found {max_new_tokens}")
         return min(room, rules.max_response_tokens, room if max_new_tokens is None else max_new_tokens)
+
+    async def _awaited(self, awaitable: Awaitable[ResultT], timeout_s: float | None, name: str) -> ResultT:
+        limit_s = self.rules.options.tool_timeout_s if timeout_s is None else timeout_s
+        deadline = asyncio.timeout(limit_s)
+        try:
+            async with deadline:
+                return await awaitable
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            key = " (episode.tool_timeout_s)" if timeout_s is None else ""
+            raise ToolTimeoutError(f"{name or 'what was called'} took longer than {limit_s:g} s{key}") from None
 
     async def turn(self, asked: TurnAsked) -> Answer:
         """One turn of the model in a conversation."""

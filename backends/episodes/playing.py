@@ -13,6 +13,7 @@ from penstock.backends.episodes.options import EpisodeOptions
 if TYPE_CHECKING:
     from penstock.backends.data.chat import ChatTemplate
     from penstock.backends.data.tokenizer import TextTokenizer
+    from penstock.backends.episodes.protocol import CallMade
 
 
 EndedBy = Literal["end_token", "stop_string", "length"]
@@ -63,6 +64,7 @@ class TurnAsked(msgspec.Struct, frozen=True, array_like=True):
     max_new_tokens: int
     stop: tuple[str, ...]
     is_trained: bool
+    is_chat: bool = True
 
 
 NOTHING: Final = -1
@@ -78,6 +80,10 @@ class ModelLink(Protocol):
 
     def save(self, saved: bytes) -> None:
         """The episode can go on from here elsewhere."""
+        ...
+
+    def called(self, call: CallMade) -> None:
+        """The function has called something beside the model."""
         ...
 
 

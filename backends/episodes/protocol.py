@@ -51,6 +51,21 @@ class TurnRequest(NamedTuple):
     part of the sample."""
     is_trained: bool = True
     """Whether its tokens may be trained."""
+    is_chat: bool = True
+    """The model answers messages; otherwise it goes on with a text."""
+
+
+class CallMade(NamedTuple):
+    """A tool, an environment or another server was called, and has answered or not."""
+
+    name: str
+    call_id: str
+    """Of the model's own call; empty where there is none."""
+    begin_ns: int
+    """Unix time, as ``end_ns``."""
+    end_ns: int
+    error: str
+    """Class of the exception that it ended with; empty where it answered."""
 
 
 class Episode(Protocol):
@@ -97,6 +112,10 @@ class Episode(Protocol):
     def saved(self, state: bytes) -> None:
         """It can go on from here, after its last turn, with this state. Ignored while a turn runs, and where there are
         several conversations."""
+        ...
+
+    def called(self, call: CallMade) -> None:
+        """It has called something beside the model. Ignored for one that is over."""
         ...
 
     def end(self, outcome: EpisodeOutcome) -> None:

@@ -240,7 +240,10 @@ class Session:
         run = TurnRun(fingerprint, self.num_turns + 1, wording, num_before, ended)
         watch = StopWatch(stop, rules.tokenizer) if stop else None
         try:
-            self.episode.begin_turn(TurnRequest(pack_tokens(tokens), limit, run, watch))
+            request_of_model = TurnRequest(
+                pack_tokens(tokens), limit, run, watch, is_chat=isinstance(request, ChatRequest)
+            )
+            self.episode.begin_turn(request_of_model)
         except EpisodeOverError as error:
             raise GoneError(str(error)) from None
         for timer in self._timers[1:]:  # while the model answers, its agent is not silent

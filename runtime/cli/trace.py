@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 MAX_REASON: Final = 500
 _NOT_RECORDED: Final = "not recorded; at most so long"
-_UNTOLD: Final = ("group_id", "index", "min_version", "deadline_version")
+_UNTOLD: Final = ("group_id", "index", "min_version", "deadline_version", "tool")
+MAX_STEPS: Final = 100
+"""Turns and calls that are shown of one generation."""
 
 
 class Chosen(NamedTuple):
@@ -145,15 +147,30 @@ def life_tree(life: Life, *, shows_events: bool = False) -> Tree:
         tree.add(Text(terminal_text(fate.reason, max_chars=MAX_REASON), style="red"))
     attempts = {stage.attempt for stage in life.stages if stage.name in OF_ATTEMPT}
     branches: dict[int | None, Tree] = {}
+    generations: dict[str, Tree] = {}
+    """By span id; by attempt where they are not recorded."""
     for stage in life.stages:
         branch = tree
         if len(attempts) > 1 and stage.name in OF_ATTEMPT:
             branch = branches.get(stage.attempt) or tree.add(_attempt_text(stage.attempt, life))
             branches[stage.attempt] = branch
-        branch.add(_line(stage.start_ns - life.start_ns, stage, is_bound=not stage.is_recorded))
+        added = branch.add(_line(stage.start_ns - life.start_ns, stage, is_bound=not stage.is_recorded))
+        if stage.name == "generate":
+            generations[stage.span_id or str(stage.attempt)] = added
+    for step in life.steps:
+        below = generations.get(step.parent_id) or generations.get(str(step.attempt)) or branches.get(step.attempt)
+        _add_step(below or tree, step, life)
     if shows_events and life.events:
         _add_events(tree.add("handled events, each below the one that sent it"), life.events, life.start_ns)
     return tree
+
+
+def _add_step(branch: Tree, step: Stage, life: Life) -> None:
+    """A turn or a call of an episode, if it is among the first."""
+    if len(branch.children) < MAX_STEPS:
+        branch.add(_line(step.start_ns - life.start_ns, step, is_bound=not step.is_recorded))
+    elif len(branch.children) == MAX_STEPS:
+        branch.add(Text("… and more, which --perfetto FILE holds", style="dim"))
 
 
 def _attempt_text(attempt: int | None, life: Life) -> Text:
@@ -202,7 +219,7 @@ def _line(after_ns: int, one: Stage | SpanRow, *, is_bound: bool) -> Text:
     length = ("≤ " if is_bound else "") + _length(one.duration_s)
     told = [*_told(one.attributes), *([_NOT_RECORDED] if is_bound else [])]
     return Text.assemble(
-        (f"+{after_ns / 1e9:.3f} s", "dim"), f"  {one.name:<11}", (f" {length:>9}", "cyan"),
+        (f"+{after_ns / 1e9:.3f} s", "dim"), f"  {terminal_text(one.name):<11}", (f" {length:>9}", "cyan"),
         f"  {terminal_text(one.actor)}", ("  " + terminal_text(", ".join(told), max_chars=MAX_REASON), "dim"),
     )  # fmt: skip
 
@@ -217,14 +234,19 @@ def _told(attributes: dict[str, AttributeValue]) -> Iterator[str]:
             continue
         if isinstance(value, bool):
             yield name if value else f"not {name}"
-        elif name in ("outcome", "cause", "failure", "error"):
+        elif name == "conversation":
+            if value:
+                yield f"conversation {value}"
+        elif name in ("outcome", "cause", "failure", "error", "ending"):
             yield str(value)
         elif name == "engine":
             yield f"to {value}"
         elif name.startswith("num_") and isinstance(value, int):
             yield f"{value:,} {name.removeprefix('num_').replace('_', ' ')}"
+        elif name == "tool_s" and isinstance(value, float):
+            yield f"{_length(value)} in tools"
         else:
-            yield f"{name} {number_text(value) if isinstance(value, float) else value}"
+            yield f"{name.replace('_', ' ')} {number_text(value) if isinstance(value, float) else value}"
 
 
 def _length(seconds: float) -> str:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.backends.episodes.functions.loading import PlayFunction
     from penstock.backends.episodes.functions.wire import Ended
     from penstock.backends.episodes.playing import EndedBy, TurnAsked
+    from penstock.backends.episodes.protocol import CallMade
     from penstock.runtime.contracts.checks import Checks
 
 END_TOKEN: Final = "<|im_end|>"
@@ -188,3 +189,6 @@ class _Model:
 
     def save(self, saved: bytes) -> None:
         """Nothing goes on elsewhere here."""
+
+    def called(self, call: CallMade) -> None:
+        """Nothing is traced here."""

@@ -5,7 +5,7 @@ Invariants:
 * The spans that a clock gives away follow one another without gap or overlap, from the clock's start to the last
   ``take``. Their lengths add up to that time.
 * ``occupancy`` of a working span is the mean over its time of running ÷ capacity; of any other span it is 1 and means
-  nothing.
+  nothing. ``outside`` is the mean share of slots whose episodes wait for tools, in any state.
 * ``LaneTiler`` makes the same true over all incarnations of an actor: time of which nothing was heard is ``down``.
 """
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 class ActivityClock:
     """The states of one incarnation of an actor. Not for several threads at once."""
 
-    __slots__ = ("_activity", "_area_s", "_closed", "_last_s", "_occupancy", "_start_s")
+    __slots__ = (
+        "_activity", "_area_s", "_closed", "_last_s", "_occupancy", "_outside", "_outside_area_s", "_start_s"
+    )  # fmt: skip
 
     def __init__(self, now_s: float, activity: Activity = Activity.STARTING) -> None:
         """
@@ -36,6 +38,8 @@ class ActivityClock:
         self._occupancy = 1.0
         self._area_s = 0.0
         """Integral of the occupancy over the open span, up to ``_last_s``."""
+        self._outside = self._outside_area_s = 0.0
+        """Likewise."""
         self._closed: list[ActivitySpan] = []
 
     @property
@@ -43,19 +47,20 @@ class ActivityClock:
         """The present state."""
         return self._activity
 
-    def switch(self, activity: Activity, now_s: float, occupancy: float = 1.0) -> None:
+    def switch(self, activity: Activity, now_s: float, occupancy: float = 1.0, outside: float = 0.0) -> None:
         """From now on the state is this one; switching to the present state only changes the occupancy.
 
         Args:
             activity: the new state.
             now_s: not before the time of any earlier call.
             occupancy: running ÷ capacity from now on, in [0, 1]; counts while working.
+            outside: waiting for tools ÷ capacity from now on, in [0, 1].
         """
         self._advance(now_s)
         if activity is not self._activity:
             self._close(now_s)
             self._activity = activity
-        self._occupancy = occupancy
+        self._occupancy, self._outside = occupancy, outside
 
     def take(self, now_s: float) -> tuple[ActivitySpan, ...]:
         """The spans since the last call, the open one cut at now."""
@@ -67,6 +72,7 @@ class ActivityClock:
     def _advance(self, now_s: float) -> None:
         assert now_s >= self._last_s, f"time went back from {self._last_s} to {now_s}"
         self._area_s += (now_s - self._last_s) * self._occupancy
+        self._outside_area_s += (now_s - self._last_s) * self._outside
         self._last_s = now_s
 
     def _close(self, now_s: float) -> None:
@@ -74,9 +80,10 @@ class ActivityClock:
         if length_s > 0:
             is_working = self._activity is Activity.WORKING
             occupancy = min(1.0, self._area_s / length_s) if is_working else 1.0
-            self._closed.append(ActivitySpan(self._activity, self._start_s, now_s, occupancy))
+            outside = min(1.0, self._outside_area_s / length_s)
+            self._closed.append(ActivitySpan(self._activity, self._start_s, now_s, occupancy, outside))
         self._start_s = now_s
-        self._area_s = 0.0
+        self._area_s = self._outside_area_s = 0.0
 
 
 class LaneTiler:
@@ -101,7 +108,7 @@ class LaneTiler:
                 continue
             start_s = max(span.start_s, self.end_s)
             tiles.extend(self._fill(start_s))
-            tiles.append(ActivitySpan(span.activity, start_s, span.end_s, span.occupancy))
+            tiles.append(ActivitySpan(span.activity, start_s, span.end_s, span.occupancy, span.outside))
             self.end_s = span.end_s
             self._last = span
             self._is_lost = False
@@ -117,7 +124,7 @@ class LaneTiler:
         last = self._last
         if last is None or self._is_lost or end_s <= self.end_s:
             return self._fill(end_s)
-        tile = ActivitySpan(last.activity, self.end_s, end_s, last.occupancy)
+        tile = ActivitySpan(last.activity, self.end_s, end_s, last.occupancy, last.outside)
         self.end_s = end_s
         return [tile]
 

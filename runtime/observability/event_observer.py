@@ -47,10 +47,8 @@ class EventObserver:
         self._now_s = now_s
         self._inner = inner
         self._weights = weights
-
-    def clock_ns(self) -> int:
+        self.clock_ns: Callable[[], int] = time.time_ns if inner is None else inner.clock_ns
         """Unix time in nanoseconds, or what the inner observer takes for it."""
-        return time.time_ns() if self._inner is None else self._inner.clock_ns()
 
     def handled(
         self, event: Event, header: Header | None, start_ns: int, end_ns: int, commands: list[AnyCommand]

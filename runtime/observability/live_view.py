@@ -33,6 +33,7 @@ COLOURS: Final[dict[Activity, str]] = {
     Activity.WAITING_FOR_SAMPLES: "yellow",
     Activity.WAITING_FOR_DEMAND: "yellow",
     Activity.WAITING_FOR_WEIGHTS: "dark_orange3",
+    Activity.WAITING_FOR_TOOLS: "cyan",
     Activity.APPLYING_WEIGHTS: "magenta",
     Activity.PUBLISHING: "blue",
     Activity.CHECKPOINTING: "blue",

@@ -8,6 +8,8 @@ Invariants:
   ledger's times, and is marked as not recorded. Its time is then an upper bound.
 * All attempts of a sample are in its life. Stages of the last one alone are added so: nobody knows how far an earlier
   one came.
+* An episode's turns are in its life, each in the attempt that made it. A trained sample that went on from a save point
+  has turns of an earlier attempt; one of those that the killed engine took along is marked as not recorded likewise.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import TerminalState, group_name
 from penstock.runtime.observability.samples import DROPPED, IN_THE_SYSTEM, fate_text
-from penstock.runtime.observability.spans import AttributeValue, trace_id_of
+from penstock.runtime.observability.spans import CHAT, AttributeValue, is_episode_step, trace_id_of
 from penstock.runtime.observability.traces import SpanRow, each_span, run_salt, spans_by_trace
 
 if TYPE_CHECKING:
@@ -95,7 +97,7 @@ class Fate(msgspec.Struct, frozen=True):
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of a life."""
+    """One stage of a life, or one turn or call of an episode."""
 
     name: str
     actor: str
@@ -103,10 +105,13 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time, as ``end_ns``."""
     end_ns: int
     attempt: int | None = None
-    """Of issue, queue and generate."""
+    """Of issue, queue and generate, and of turns and calls."""
     attributes: dict[str, AttributeValue] = {}
     is_recorded: bool = True
     """False: no span of it is left, and it lies somewhere between these times."""
+    span_id: str = ""
+    parent_id: str = ""
+    """Of a turn or call: the ``generate`` that it belongs to, whose span may not be there."""
 
     @property
     def duration_s(self) -> float:
@@ -119,6 +124,8 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     fate: Fate
     stages: tuple[Stage, ...]
     """By their start."""
+    steps: tuple[Stage, ...] = ()
+    """Turns of the model and calls of tools, where an episode was played, by their start."""
     events: tuple[SpanRow, ...]
     """What the actors handled for it; none where it was not traced."""
     is_traced: bool
@@ -207,10 +214,13 @@ def life_of(fate: Fate, spans: Sequence[SpanRow]) -> Life:
     """A life from the spans of its trace and what the ledger says."""
     stages = [_stage(row) for row in spans if row.name in STAGES]
     stages += [_unrecorded(name, stages, fate) for name in _missing(stages, fate)]
+    steps = [_stage(row) for row in spans if is_episode_step(row.name)]
+    steps += _lost_turns(steps, stages, fate)
     return Life(
         fate=fate,
         stages=tuple(sorted(stages, key=lambda stage: (stage.start_ns, STAGES.index(stage.name), stage.end_ns))),
-        events=tuple(row for row in spans if row.name not in STAGES),
+        steps=tuple(sorted(steps, key=lambda step: (step.start_ns, -step.end_ns))),
+        events=tuple(row for row in spans if row.name not in STAGES and not is_episode_step(row.name)),
         is_traced=bool(spans),
     )
 
@@ -224,7 +234,32 @@ def _stage(row: SpanRow) -> Stage:
         end_ns=row.end_ns,
         attempt=attempt if isinstance(attempt, int) else None,
         attributes={name: value for name, value in row.attributes.items() if name != "attempt"},
+        span_id=row.span_id,
+        parent_id=row.parent_id,
     )
+
+
+def _lost_turns(steps: Sequence[Stage], stages: Sequence[Stage], fate: Fate) -> list[Stage]:
+    """Turns that a trained sample has for certain, as later ones of its last attempt are known, and of which no span is
+    left: they were made before the save point from which the last attempt went on."""
+    turns = [(number, step) for step in steps if isinstance(number := step.attributes.get("turn"), int)]
+    last = [number for number, step in turns if step.attempt == fate.attempt]
+    if fate.attempt is None or fate.state not in _LAST_STAGE or not last:
+        return []
+    known = {number for number, _ in turns}
+    begun_ns = min((stage.start_ns for stage in stages), default=0)
+    lost: list[Stage] = []
+    for number in sorted(set(range(1, min(last))) - known):
+        start_ns = max((step.end_ns for at, step in turns if at < number), default=begun_ns)
+        end_ns = min(step.start_ns for at, step in turns if at > number)
+        facts: dict[str, AttributeValue] = {"turn": number}
+        lost.append(
+            Stage(
+                name=CHAT, actor="", start_ns=min(start_ns, end_ns), end_ns=end_ns, attempt=max(0, fate.attempt - 1),
+                attributes=facts, is_recorded=False,
+            )
+        )  # fmt: skip
+    return lost
 
 
 def _missing(stages: Sequence[Stage], fate: Fate) -> list[str]:

@@ -158,6 +158,12 @@ class RunMetrics:
         self._busy = Counter(
             "penstock_occupied_seconds", "Working time, weighted by occupancy.", ["actor"], registry=registry
         )
+        self._outside = Counter(
+            "penstock_outside_seconds",
+            "Time, weighted by the share of slots whose episodes wait for tools.",
+            ["actor"],
+            registry=registry,
+        )
         self._reasons: set[tuple[str, str]] = set()
         self._seen: dict[tuple[str, str, str], float] = {}
         self._activity_series: dict[tuple[str, Activity], Counter] = {}
@@ -182,6 +188,8 @@ class RunMetrics:
             series.inc(span.end_s - span.start_s)
             if span.activity is Activity.WORKING:
                 self._busy.labels(actor).inc((span.end_s - span.start_s) * span.occupancy)
+            if span.outside:
+                self._outside.labels(actor).inc((span.end_s - span.start_s) * span.outside)
 
     def step(self, report: StepReported) -> None:
         """A recorded step."""

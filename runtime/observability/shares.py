@@ -14,6 +14,7 @@ LABELS: Final[dict[Activity, str]] = {
     Activity.WAITING_FOR_SAMPLES: "waiting for samples",
     Activity.WAITING_FOR_DEMAND: "waiting for demand",
     Activity.WAITING_FOR_WEIGHTS: "waiting for weights",
+    Activity.WAITING_FOR_TOOLS: "waiting for tools",
     Activity.APPLYING_WEIGHTS: "applying weights",
     Activity.PUBLISHING: "publishing",
     Activity.CHECKPOINTING: "checkpointing",
@@ -35,6 +36,8 @@ class TimedActivity(Protocol):
     def end_s(self) -> float: ...
     @property
     def occupancy(self) -> float: ...
+    @property
+    def outside(self) -> float: ...
 
 
 class Shares:
@@ -44,6 +47,8 @@ class Shares:
         self.seconds: dict[Activity, float] = dict.fromkeys(Activity, 0.0)
         self.occupied_s = 0.0
         """Working time, weighted by occupancy."""
+        self.outside_s = 0.0
+        """All time, weighted by the share of slots whose episodes wait for tools, environments and agents."""
         self.last: Activity | None = None
         self.add(spans)
 
@@ -53,6 +58,7 @@ class Shares:
             length_s = span.end_s - span.start_s
             self.seconds[span.activity] += length_s
             self.last = span.activity
+            self.outside_s += length_s * span.outside
             if span.activity is Activity.WORKING:
                 self.occupied_s += length_s * span.occupancy
 

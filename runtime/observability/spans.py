@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -37,6 +38,10 @@ SpanTuple = tuple[bytes, bytes, bytes, str, int, int, Attributes, tuple[SpanLink
 attributes, links."""
 
 NO_PARENT: Final = b""
+CHAT: Final = "chat"
+COMPLETION: Final = "text_completion"
+TOOL: Final = "execute_tool "
+"""With the tool's name. These three are turns and calls of episodes, as OpenTelemetry's conventions call them."""
 _RING: Final = (1 << 64) - 1
 
 
@@ -70,6 +75,18 @@ def root_span_id(trace_id: bytes) -> bytes:
     return trace_id[:SPAN_ID_BYTES]
 
 
+def attempt_span_id(trace_id: bytes, attempt: int) -> bytes:
+    """The id of the ``issue`` span of an attempt of a sample, 8 bytes: of the first one the root's."""
+    if not attempt:
+        return root_span_id(trace_id)
+    return blake2b(b"attempt/%d" % attempt, digest_size=SPAN_ID_BYTES, key=trace_id).digest()
+
+
+def is_episode_step(name: str) -> bool:
+    """Whether a span of this name is a turn of an episode or a call that it made."""
+    return name in (CHAT, COMPLETION) or name.startswith(TOOL)
+
+
 def sampled(trace_id: bytes, fraction: float) -> bool:
     """Whether this trace is among the ``fraction`` in [0, 1] that is kept.
 
@@ -82,11 +99,13 @@ def sampled(trace_id: bytes, fraction: float) -> bool:
 class SpanRecorder:
     """Collects the spans of one process until an exporter takes them. Any thread may record."""
 
-    __slots__ = ("_limit", "_next_id", "_spans", "num_dropped")
+    __slots__ = ("_limit", "_next_id", "_spans", "has_news", "num_dropped")
 
     def __init__(self, *, max_pending: int = MAX_PENDING_SPANS) -> None:
         self.num_dropped = 0
         """Spans that found the list full."""
+        self.has_news = threading.Event()
+        """Set to have them taken soon, and not when it is time."""
         self._limit = max_pending
         self._spans: list[SpanTuple] = []
         self._next_id: Callable[[], int] = itertools.count(int.from_bytes(os.urandom(SPAN_ID_BYTES), "big")).__next__
@@ -100,9 +119,11 @@ class SpanRecorder:
         end_ns: int,
         attributes: Attributes = (),
         links: tuple[SpanLink, ...] = (),
+        *,
+        span_id: bytes = b"",
     ) -> bytes:
-        """Record a finished span; returns its new id (8 bytes)."""
-        span_id = (self._next_id() & _RING).to_bytes(8, "big")
+        """Record a finished span; returns its id (8 bytes), a new one unless one is given."""
+        span_id = span_id or (self._next_id() & _RING).to_bytes(8, "big")
         spans = self._spans
         if len(spans) < self._limit:
             spans.append((trace_id, span_id, parent_id, name, start_ns, end_ns, attributes, links))
@@ -126,6 +147,10 @@ class SpanRecorder:
         else:
             self.num_dropped += 1
         return span_id
+
+    def new_id(self) -> bytes:
+        """The id of a span that is recorded later, 8 bytes; what happens within it is recorded before."""
+        return (self._next_id() & _RING).to_bytes(8, "big")
 
     @property
     def num_pending(self) -> int:

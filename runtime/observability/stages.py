@@ -19,6 +19,11 @@ buffer_wait  Buffer             ``GroupAdmitted``, ``BatchReady`` sent; linked t
 train        Learner            ``Train``, ``BatchTrained``; linked to the step
 ===========  =================  ==========================================================================
 
+Below ``generate`` stand the turns and calls of an episode, each recorded as soon as it is over: ``chat`` or
+``text_completion`` for a turn of the model (one that an interruption cut in two stands in both), ``execute_tool NAME``
+for a call. The stages of an attempt after the first stand below its ``issue``, which is linked to that of the attempt
+before it; the ids of both follow from the trace and the number of the attempt, so that no actor has to be told.
+
 A step has a trace of its own: its root ``step`` links to its samples and to the version that it makes. So has a
 version: its root ``version`` lasts from the export to the announcement and links back to the step, and holds
 ``publish``, ``fetch_weights`` and ``apply_weights``.
@@ -27,7 +32,7 @@ version: its root ``version`` lasts from the export to the announcement and link
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from penstock.messages.commands import (
     ApplyWeights,
@@ -50,51 +55,26 @@ from penstock.messages.flow import (
 from penstock.messages.local import (
     BatchTrained,
     CheckpointWritten,
+    EpisodeMoved,
     GenerationEnded,
     PromptsFetched,
     WeightsPublished,
     WeightsStagedLocally,
     WeightsSwapped,
 )
-from penstock.messages.samples import Cancelled, is_evaluation
+from penstock.messages.samples import is_evaluation
 from penstock.messages.training import BatchReady
 from penstock.messages.weights import VersionAnnounced, WeightsExported
-from penstock.runtime.observability.spans import root_span_id
+from penstock.runtime.observability.generations import GenerationStages, Open
+from penstock.runtime.observability.spans import attempt_span_id, root_span_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.messages.base import Command, Event
-    from penstock.messages.samples import Group, Outcome, Part, SampleKey
+    from penstock.messages.samples import Group, SampleKey
     from penstock.runtime.observability.spans import Attributes, SpanLink, SpanRecorder
     from penstock.runtime.observability.trace_ids import TraceIds
-
-MAX_OPEN: Final = 65_536
-"""Stages of one kind that may be open at once in one actor."""
-
-KeyT = TypeVar("KeyT")
-ValueT = TypeVar("ValueT")
-
-
-class _Open(Generic[KeyT, ValueT]):
-    """What has begun and not ended; the oldest goes when there are too many."""
-
-    __slots__ = ("_entries",)
-
-    def __init__(self) -> None:
-        self._entries: dict[KeyT, ValueT] = {}
-
-    def begin(self, key: KeyT, value: ValueT) -> None:
-        self._entries.pop(key, None)
-        if len(self._entries) >= MAX_OPEN:
-            del self._entries[next(iter(self._entries))]
-        self._entries[key] = value
-
-    def end(self, key: KeyT) -> ValueT | None:
-        return self._entries.pop(key, None)
-
-    def get(self, key: KeyT) -> ValueT | None:
-        return self._entries.get(key)
 
 
 class StageRecorder:
@@ -108,19 +88,21 @@ class StageRecorder:
         """Totals of ``DemandGranted`` with the time each was first heard, ascending."""
         self._evaluation = (-1, 0)
         """Number of the newest evaluation, and when it was first heard of."""
-        self._fetched: _Open[int, int] = _Open()
+        self._fetched: Open[int, int] = Open()
         """When the rows of groups came."""
-        self._arrived: _Open[SampleKey, int] = _Open()
-        self._generating: _Open[SampleKey, int] = _Open()
-        self._buffered: _Open[int, int] = _Open()
-        self._working: _Open[tuple[str, int], int] = _Open()
-        self._training: _Open[int, tuple[int, tuple[SampleKey, ...]]] = _Open()
-        self._on_event: dict[type[Event], Callable[[Any, int, int], None]] = {
+        self._arrived: Open[SampleKey, int] = Open()
+        self._buffered: Open[int, int] = Open()
+        self._working: Open[tuple[str, int], int] = Open()
+        self._training: Open[int, tuple[int, tuple[SampleKey, ...]]] = Open()
+        engine = GenerationStages(recorder, ids)
+        # What the observer of the shell looks up and calls: a third call for each event would be a tenth of its cost.
+        self.on_event: dict[type[Event], Callable[[Any, int, int], None]] = {
             DemandGranted: self._demand_granted,
             EvaluationDue: self._evaluation_due,
             PromptsFetched: self._rows_fetched,
-            SampleIssued: self._sample_arrived,
-            GenerationEnded: self._generation_ended,
+            SampleIssued: engine.sample_arrived,
+            GenerationEnded: engine.ended,
+            EpisodeMoved: engine.episode_moved,
             SampleGenerated: self._sample_to_score,
             SampleScored: self._sample_to_filter,
             ScoringFailed: self._failure_to_filter,
@@ -132,15 +114,15 @@ class StageRecorder:
             WeightsStagedLocally: self._weights_fetched,
             WeightsSwapped: self._weights_swapped,
         }
-        self._on_command: dict[type[Command], Callable[[Any, int], None]] = {
-            Generate: self._generation_begins,
+        self.on_command: dict[type[Command], Callable[[Any, int], None]] = {
+            Generate: engine.begins,
             Train: self._training_begins,
             SaveCheckpoint: self._checkpoint_begins,
             PublishWeights: self._publish_begins,
             FetchWeights: self._fetch_begins,
             ApplyWeights: self._swap_begins,
         }
-        self._on_sent: dict[type[Event], Callable[[Any, str, int, int], None]] = {
+        self.on_sent: dict[type[Event], Callable[[Any, str, int, int], None]] = {
             SampleIssued: self._sample_issued,
             SampleScored: self._sample_scored,
             ScoringFailed: self._scoring_failed,
@@ -149,26 +131,6 @@ class StageRecorder:
             BatchReady: self._batch_offered,
             VersionAnnounced: self._version_announced,
         }
-
-    # --- what the observer of the shell calls -------------------------------------------------------------------
-
-    def event(self, event: Event, start_ns: int, end_ns: int) -> None:
-        """An event that was handled in this time."""
-        act = self._on_event.get(type(event))
-        if act is not None:
-            act(event, start_ns, end_ns)
-
-    def command(self, command: Command, end_ns: int) -> None:
-        """A command that the handling returned, other than a ``Send``."""
-        act = self._on_command.get(type(command))
-        if act is not None:
-            act(command, end_ns)
-
-    def sent(self, event: Event, to: str, start_ns: int, end_ns: int) -> None:
-        """An event that the handling sends."""
-        act = self._on_sent.get(type(event))
-        if act is not None:
-            act(event, to, start_ns, end_ns)
 
     # --- PromptSource -----------------------------------------------------------------------------------------
 
@@ -208,38 +170,16 @@ class StageRecorder:
             ("deadline_version", sent.deadline_version),
         )
         if sent.attempt:
-            self._record(trace_id, root_span_id(trace_id), "issue", start_ns, end_ns, attributes)
+            span_id = attempt_span_id(trace_id, sent.attempt)
+            before = (trace_id, attempt_span_id(trace_id, sent.attempt - 1))
+            parent_id = root_span_id(trace_id)
+            self._record(trace_id, parent_id, "issue", start_ns, end_ns, attributes, (before,), span_id=span_id)
             return
         since_ns = self._granted_ns(key.group_id)
         fetched_ns = self._fetched.get(key.group_id)
         if since_ns is not None and fetched_ns is not None:
             attributes = (*attributes, ("row_wait_s", max(0, fetched_ns - since_ns) / 1e9))
         self._record_root(trace_id, "issue", start_ns if since_ns is None else since_ns, end_ns, attributes)
-
-    # --- EngineWorker -----------------------------------------------------------------------------------------
-
-    def _sample_arrived(self, event: SampleIssued, start_ns: int, _end_ns: int) -> None:
-        self._arrived.begin(event.key, start_ns)
-
-    def _generation_begins(self, command: Generate, end_ns: int) -> None:
-        arrived_ns = self._arrived.end(command.key)
-        if arrived_ns is not None:
-            self._stage("queue", command.key, arrived_ns, end_ns, (("attempt", command.attempt),))
-        self._generating.begin(command.key, end_ns)
-
-    def _generation_ended(self, event: GenerationEnded, start_ns: int, end_ns: int) -> None:
-        began_ns = self._generating.end(event.key)
-        if began_ns is None:
-            return
-        attributes = (
-            ("attempt", event.attempt),
-            ("outcome", _outcome(event.outcome)),
-            ("num_tokens", event.part.num_tokens),
-            ("versions", _versions(event.part)),
-        )
-        self._stage("generate", event.key, began_ns, start_ns, attributes)
-        if isinstance(event.outcome, Cancelled) and event.outcome.cause == "interrupted":
-            self._arrived.begin(event.key, end_ns)
 
     # --- Scorer and Filter ------------------------------------------------------------------------------------
 
@@ -380,12 +320,3 @@ class StageRecorder:
 
 def _keys(groups: tuple[Group, ...]) -> tuple[SampleKey, ...]:
     return tuple(sample.key for group in groups for sample in group.samples)
-
-
-def _outcome(outcome: Outcome) -> str:
-    return str(outcome.__struct_config__.tag)
-
-
-def _versions(part: Part) -> str:
-    """Version spans as ``3:120 4:12``: 120 tokens of version 3, then 12 of version 4."""
-    return " ".join(f"{span.version}:{span.num_tokens}" for span in part.spans)

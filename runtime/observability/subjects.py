@@ -23,6 +23,7 @@ from penstock.messages.flow import (
 from penstock.messages.local import (
     BatchTrained,
     CheckpointWritten,
+    EpisodeMoved,
     GenerationAdvanced,
     GenerationEnded,
     GroupJudged,
@@ -105,6 +106,7 @@ _Keyed = (
     | SampleFailed
     | GenerationAdvanced
     | GenerationEnded
+    | EpisodeMoved
     | SampleJudged
 )
 _OfStep = (
@@ -129,15 +131,18 @@ _OfVersion = (
 _WithManifest = WeightsExported | WeightsStaged | WeightsPublished
 
 
-def _of_key(event: _Keyed) -> SampleSubject:
+def of_key(event: _Keyed) -> SampleSubject:
+    """Of an event that names its sample."""
     return SampleSubject(event.key.group_id, event.key.index)
 
 
-def _of_sample(event: SampleGenerated | SampleScored) -> SampleSubject:
+def of_sample(event: SampleGenerated | SampleScored) -> SampleSubject:
+    """Of an event that holds its sample."""
     return SampleSubject(event.sample.key.group_id, event.sample.key.index)
 
 
-def _of_admitted(event: GroupAdmitted) -> GroupSubject:
+def of_admitted(event: GroupAdmitted) -> GroupSubject:
+    """Of a group that goes on."""
     return GroupSubject(event.group.group_id, tuple(sample.key.index for sample in event.group.samples))
 
 
@@ -165,19 +170,20 @@ def _of_manifest(event: _WithManifest) -> VersionSubject:
     return VersionSubject(event.manifest.version)
 
 
-_SUBJECT_OF: Final[dict[type[Event], Callable[..., Subject]]] = {
-    SampleIssued: _of_key,
-    GenerationProgressed: _of_key,
-    GenerationClosed: _of_key,
-    ScoringFailed: _of_key,
-    SampleFailed: _of_key,
-    GenerationAdvanced: _of_key,
-    GenerationEnded: _of_key,
-    SampleJudged: _of_key,
+SUBJECTS: Final[dict[type[Event], Callable[..., Subject]]] = {
+    SampleIssued: of_key,
+    GenerationProgressed: of_key,
+    GenerationClosed: of_key,
+    ScoringFailed: of_key,
+    SampleFailed: of_key,
+    GenerationAdvanced: of_key,
+    GenerationEnded: of_key,
+    EpisodeMoved: of_key,
+    SampleJudged: of_key,
     GroupScored: _of_group_scored,
-    SampleGenerated: _of_sample,
-    SampleScored: _of_sample,
-    GroupAdmitted: _of_admitted,
+    SampleGenerated: of_sample,
+    SampleScored: of_sample,
+    GroupAdmitted: of_admitted,
     GroupRejected: _of_rejected,
     GroupJudged: _of_judged,
     BatchReady: _of_step,
@@ -204,7 +210,7 @@ _SUBJECT_OF: Final[dict[type[Event], Callable[..., Subject]]] = {
 
 def subject_of(event: Event) -> Subject | None:
     """What the event is about; None for timers, membership, demand, settlements and the like."""
-    find = _SUBJECT_OF.get(type(event))
+    find = SUBJECTS.get(type(event))
     return None if find is None else find(event)
 
 

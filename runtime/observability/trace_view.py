@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from penstock.messages.errors import UserFault
 from penstock.messages.training import Activity
 from penstock.runtime.observability.shares import LABELS
+from penstock.runtime.observability.spans import is_episode_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -138,12 +139,12 @@ def _life_slices(life: Life) -> list[Slice]:
     return [whole] + [
         Slice(
             stage.name,
-            "stage" if stage.is_recorded else "not recorded",
+            ("episode" if is_episode_step(stage.name) else "stage") if stage.is_recorded else "not recorded",
             stage.start_ns,
             stage.end_ns,
             {"actor": stage.actor, "attempt": stage.attempt, **stage.attributes},
         )
-        for stage in life.stages
+        for stage in (*life.stages, *life.steps)
     ]
 
 

@@ -2,7 +2,8 @@
 
 Invariants:
 
-* Nothing that is recorded changes what the actor does; the trace context in a header only names a parent.
+* Nothing that is recorded changes what the actor does; the trace context in a header names a parent, and where it is
+  missing the event's sample was left out by its sender, who leaves out the same ones.
 * The span of an event stands in the trace of what the event is about. An event about nothing in particular (a timer,
   a settlement) has its span in a trace of its actor.
 * A sample that is not sampled costs a few dictionary look-ups an event and records nothing.
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 from penstock.messages.commands import Send
 from penstock.runtime.observability.spans import NO_PARENT, actor_trace_id, root_span_id
 from penstock.runtime.observability.stages import StageRecorder
-from penstock.runtime.observability.subjects import subject_of
 from penstock.runtime.observability.trace_ids import UNTRACED, TraceIds
 
 if TYPE_CHECKING:
@@ -54,10 +54,12 @@ class TraceObserver:
             clock_ns: Unix time in nanoseconds.
         """
         self._record = recorder.record
-        self._clock_ns = clock_ns
+        self.clock_ns = clock_ns
+        """Unix time in nanoseconds."""
         self._fraction = fraction
         self._ids = TraceIds(run_salt, fraction)
-        self._stages = StageRecorder(recorder, self._ids)
+        stages = StageRecorder(recorder, self._ids)
+        self._on_event, self._on_sent, self._on_command = stages.on_event, stages.on_sent, stages.on_command
         self._actor_trace = actor_trace_id(run_salt, name, epoch)
         self._untied_credit = 0.0
         self._span_names: dict[type[Event], str] = {}
@@ -66,10 +68,6 @@ class TraceObserver:
         the events until the turn ends, so an id cannot be used again before."""
         self._turn_has_ended = False
 
-    def clock_ns(self) -> int:
-        """Unix time in nanoseconds."""
-        return self._clock_ns()
-
     def handled(
         self, event: Event, header: Header | None, start_ns: int, end_ns: int, commands: list[AnyCommand]
     ) -> None:
@@ -77,20 +75,27 @@ class TraceObserver:
         if self._turn_has_ended:
             self._causes.clear()
             self._turn_has_ended = False
-        trace_id, parent_id = self._place(event, header)
+        is_without = header is not None and not header.trace
+        trace_id = self._ids.without_context(event) if is_without else self._ids.of_event(event)
         context = UNTRACED
-        if trace_id:
+        if trace_id is None:
+            self._untied(event, start_ns, end_ns)
+        elif trace_id:
             name = self._span_names.get(type(event)) or self._name(type(event))
+            is_caused = header is not None and header.trace[_TRACE] == trace_id
+            parent_id = header.trace[_SPAN] if header is not None and is_caused else root_span_id(trace_id)
             context = trace_id + self._record(trace_id, parent_id, name, start_ns, end_ns)
-        stages = self._stages
-        stages.event(event, start_ns, end_ns)
+        if trace_id != UNTRACED and (act := self._on_event.get(type(event))) is not None:
+            act(event, start_ns, end_ns)
         for command in commands:
-            if isinstance(command, Send):
+            if type(command) is Send:
+                sent = command.event
                 if context:
-                    self._causes[id(command.event)] = context
-                stages.sent(command.event, command.to, start_ns, end_ns)
-            else:
-                stages.command(command, end_ns)
+                    self._causes[id(sent)] = context
+                if (tell := self._on_sent.get(type(sent))) is not None:
+                    tell(sent, command.to, start_ns, end_ns)
+            elif (begin := self._on_command.get(type(command))) is not None:
+                begin(command, end_ns)
 
     def trace_of(self, event: Event, cause: bytes) -> bytes:
         """The trace context of an event that is being sent: 16 bytes of trace id and 8 of the parent's span id;
@@ -101,29 +106,20 @@ class TraceObserver:
             cause: the context that the handled event came with.
         """
         self._turn_has_ended = True
-        subject = subject_of(event)
-        if subject is None:
-            return UNTRACED
-        trace_id = self._ids.of(subject)
+        trace_id = self._ids.of_event(event)
         if not trace_id:
             return UNTRACED
         handling = self._causes.get(id(event), cause)
         return handling if handling[_TRACE] == trace_id else trace_id + root_span_id(trace_id)
 
-    def _place(self, event: Event, header: Header | None) -> tuple[bytes, bytes]:
-        """Trace and parent of the span of an event."""
-        subject = subject_of(event)
-        if subject is None:
-            # Kept at the same rate as samples, so that a small fraction makes a small trace.
-            self._untied_credit += self._fraction
-            if self._untied_credit < 1.0:
-                return UNTRACED, NO_PARENT
+    def _untied(self, event: Event, start_ns: int, end_ns: int) -> None:
+        """An event about nothing in particular, which is kept at the same rate as samples are, so that a small fraction
+        makes a small trace. What it sends is about something, and hangs on the root of that."""
+        self._untied_credit += self._fraction
+        if self._untied_credit >= 1.0:
             self._untied_credit -= 1.0
-            return self._actor_trace, NO_PARENT
-        trace_id = self._ids.of(subject)
-        if header is not None and trace_id and header.trace[_TRACE] == trace_id:
-            return trace_id, header.trace[_SPAN]
-        return trace_id, root_span_id(trace_id)
+            name = self._span_names.get(type(event)) or self._name(type(event))
+            self._record(self._actor_trace, NO_PARENT, name, start_ns, end_ns)
 
     def _name(self, kind: type[Event]) -> str:
         name = self._span_names[kind] = f"handle {kind.__name__}"

@@ -93,6 +93,8 @@ class ActivityRow(msgspec.Struct, frozen=True, kw_only=True):
     end_s: float
     occupancy: float = 1.0
     """Mean of running ÷ capacity while working."""
+    outside: float = 0.0
+    """Mean of those that wait for tools, environments and agents ÷ capacity, in every state."""
 
 
 class EventRow(msgspec.Struct, frozen=True, array_like=True):
@@ -133,7 +135,7 @@ class ActivityLog:
         self._lanes: dict[str, tuple[LaneTiler, int]] = {}
         for actor, rows in read_activity(run_folder).items() if resumes else ():
             last = rows[-1]
-            span = ActivitySpan(last.activity, last.start_s, last.end_s, last.occupancy)
+            span = ActivitySpan(last.activity, last.start_s, last.end_s, last.occupancy, last.outside)
             self._lanes[actor] = LaneTiler(span), last.epoch
 
     def append(self, report: ActorReported) -> list[ActivitySpan]:
@@ -172,6 +174,7 @@ class ActivityLog:
                 start_s=span.start_s,
                 end_s=span.end_s,
                 occupancy=span.occupancy,
+                outside=span.outside,
             )
             self._lines.append(row)
         return spans

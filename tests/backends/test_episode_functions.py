@@ -15,7 +15,7 @@ from penstock.backends.episodes.options import EpisodeOptions
 from penstock.messages.arrays import floats_view, tokens_view
 from penstock.messages.base import Metric
 from penstock.messages.commands import AbortGeneration, InterruptGenerations
-from penstock.messages.local import GenerationAdvanced
+from penstock.messages.local import EpisodeMoved, GenerationAdvanced, ToolCalled
 from penstock.messages.samples import (
     Cancelled,
     Completed,
@@ -130,6 +130,16 @@ def test_what_is_no_fault_of_the_model_is_tried_again_and_never_a_reward(
     outcome = bench.ended().outcome
     assert isinstance(outcome, InfraError)
     assert detail in outcome.detail
+
+
+def test_a_call_that_is_given_up_is_told_with_its_error_and_what_was_asked_is_not(bench: FunctionBench) -> None:
+    bench.issue(do="hangs_in_a_tool")
+    step = None
+    while not isinstance(step, ToolCalled):
+        step = bench.hear(EpisodeMoved).step
+    bench.ended()
+    assert (step.name, step.call_id, step.error) == ("tool sleep", "", "ToolTimeoutError")
+    assert step.end_ns - step.begin_ns >= 0.05e9
 
 
 def test_limits_of_turns_and_context_truncate(bench: FunctionBench) -> None:

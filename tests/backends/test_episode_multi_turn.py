@@ -16,6 +16,7 @@ from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.processes.user_code import UserCodeError
 from penstock.messages.arrays import tokens_view
 from penstock.messages.base import Metric
+from penstock.messages.local import EpisodeMoved, ToolCalled, TurnTaken
 from penstock.messages.samples import Completed, InfraError, PolicyError, Reward, StopReason, Truncated
 from penstock.runtime.preflight.function_trial import NamedFunction, check_loads
 
@@ -73,6 +74,22 @@ def test_a_tool_is_called_and_its_result_is_all_that_is_masked(chat: FunctionBen
     assert chat.text(ended.part).endswith(cases.ANSWER)
     assert masked_text(chat, ended) == "\nuser\n<tool_response>\n42\n</tool_response>\nassistant\n"
     assert "multiply" in chat.engine.text(ended.part.context_tokens)
+
+
+def test_the_call_of_a_tool_is_told_with_its_name_and_the_id_that_the_model_was_shown(chat: FunctionBench) -> None:
+    replies(chat, cases.CALL + IM_END, cases.ANSWER + IM_END)
+    chat.issue(cases.QUESTION)
+    steps: list[TurnTaken | ToolCalled] = []
+    while len(steps) < 3:
+        event = chat.hear(EpisodeMoved)
+        steps += [] if event.step is None else [event.step]
+    chat.ended()
+    first, call, second = steps
+    assert isinstance(call, ToolCalled)
+    assert (call.after_turn, call.name, call.error) == (1, "multiply", "")
+    assert call.call_id == "000001000"
+    assert first.begin_ns <= first.end_ns <= call.begin_ns <= call.end_ns <= second.begin_ns <= second.end_ns
+    assert [step.is_chat for step in (first, second) if isinstance(step, TurnTaken)] == [True, True]
 
 
 @pytest.mark.parametrize(

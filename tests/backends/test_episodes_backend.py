@@ -50,6 +50,8 @@ from penstock.messages.training import UpdateMode
 from penstock.messages.weights import WeightManifest, WeightsCommitted, WeightsStaged
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.backends.episodes.protocol import Episode
     from penstock.backends.protocol import Emit, Fail
     from penstock.messages.commands import EngineCommand
@@ -156,11 +158,11 @@ class Heard:
 class Bench:
     """An engine, a driver, the backend between them, and what the actor heard."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_ns: Callable[[], int] = lambda: 1) -> None:
         self.engine = ScriptedEngine()
         self.driver = NotedDriver()
         self.now_s = 0.0
-        self.backend = EpisodeBackend(self.engine, self.driver, now_s=lambda: self.now_s)
+        self.backend = EpisodeBackend(self.engine, self.driver, now_s=lambda: self.now_s, now_ns=now_ns)
         self.said: list[Event] = []
         self.failures: list[BaseException] = []
         self.backend.start(lambda event: self.said.append(event), self.failures.append)
@@ -520,7 +522,8 @@ def test_commands_and_answers_about_weights_pass_through(bench: Bench) -> None:
     opened = EngineOpened(num_slots=4)
     bench.engine.emit(opened)
     assert bench.said == [opened]
-    assert {metric.name for metric in bench.backend.gauges()} == {"engine/running", "gateway/open"}
+    names = {"engine/running", "gateway/open", "episodes/waiting_for_tools", "episodes/tool_wait_s"}
+    assert {metric.name for metric in bench.backend.gauges()} == names
 
 
 def test_nothing_is_given_to_the_engine_while_it_takes_weights_in_flight(bench: Bench) -> None:

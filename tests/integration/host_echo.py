@@ -102,7 +102,7 @@ class EchoMachine:
         self.name = name
         self.plan = plan
         self.activity = Activity.WAITING_FOR_DEMAND
-        self.occupancy = 0.0
+        self.occupancy = self.outside = 0.0
 
     @property
     def state(self) -> str:

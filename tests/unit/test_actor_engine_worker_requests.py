@@ -15,7 +15,7 @@ from penstock.messages.flow import (
     SamplesSettled,
     SettledState,
 )
-from penstock.messages.local import EngineOpened, GenerationAdvanced, GenerationEnded, Started
+from penstock.messages.local import EngineOpened, EpisodeMoved, GenerationAdvanced, GenerationEnded, Started
 from penstock.messages.membership import HeldLease, LeaseStage
 from penstock.messages.parts import join
 from penstock.messages.samples import Cancelled, Completed, InfraError, Part, PolicyError, Purpose, SampleKey, Truncated
@@ -63,6 +63,38 @@ def test_not_more_requests_than_slots_are_submitted_and_the_others_follow_in_ord
     assert submitted(bench.end(0)) == [3]
     assert submitted(bench.end(2)) == []
     assert bench.worker.occupancy == 0.5
+
+
+def moved(num_outside: int) -> EpisodeMoved:
+    return EpisodeMoved(key=FIRST, attempt=0, num_outside=num_outside)
+
+
+def test_an_engine_whose_episodes_all_wait_for_tools_says_so_and_has_no_other_cause() -> None:
+    bench = EngineBench().serving(num_slots=4)
+    for group_id in range(2):
+        bench.issue(group_id)
+    assert (bench.activity(), bench.worker.occupancy, bench.worker.outside) == (Activity.WORKING, 0.5, 0.0)
+    assert bench.hear(moved(1)) == []
+    assert (bench.activity(), bench.worker.occupancy, bench.worker.outside) == (Activity.WORKING, 0.25, 0.25)
+    bench.hear(moved(2))
+    assert (bench.activity(), bench.worker.occupancy, bench.worker.outside) == (Activity.WAITING_FOR_TOOLS, 0.0, 0.5)
+    bench.end(1)
+    assert (bench.activity(), bench.worker.outside) == (Activity.WAITING_FOR_TOOLS, 0.25)
+    bench.hear(moved(0))
+    assert bench.activity() is Activity.WORKING
+    bench.end(0)
+    assert bench.activity() is Activity.WAITING_FOR_DEMAND
+
+
+def test_an_engine_that_waits_for_tools_before_a_swap_waits_for_tools() -> None:
+    bench = EngineBench().serving()
+    bench.issue(0)
+    bench.hear(moved(1))
+    bench.stage(1)
+    bench.commit(1, UpdateMode.DRAIN)
+    assert bench.activity() is Activity.WAITING_FOR_TOOLS
+    bench.end(0)
+    assert bench.activity() is Activity.APPLYING_WEIGHTS
 
 
 def test_a_request_is_given_to_the_engine_as_it_was_issued() -> None:

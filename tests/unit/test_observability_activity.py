@@ -66,6 +66,26 @@ def test_switching_to_the_same_state_changes_the_occupancy_only() -> None:
     assert clock.take(17.0) == (ActivitySpan(Activity.WAITING_FOR_DEMAND, 16.0, 17.0, 1.0),)
 
 
+def test_what_waits_for_tools_is_a_mean_over_the_time_of_any_state_and_survives_a_resume() -> None:
+    clock = ActivityClock(10.0, Activity.WORKING)
+    clock.switch(Activity.WORKING, 10.0, 0.5, 0.25)
+    clock.switch(Activity.WORKING, 13.0, 0.25, 0.5)
+    clock.switch(Activity.WAITING_FOR_TOOLS, 14.0, 0.0, 0.75)
+    clock.switch(Activity.WAITING_FOR_DEMAND, 15.0, 0.0)
+    spans = clock.take(16.0)
+    assert spans == (
+        ActivitySpan(Activity.WORKING, 10.0, 14.0, 0.4375, 0.3125),
+        ActivitySpan(Activity.WAITING_FOR_TOOLS, 14.0, 15.0, 1.0, 0.75),
+        ActivitySpan(Activity.WAITING_FOR_DEMAND, 15.0, 16.0, 1.0, 0.0),
+    )
+    lane = LaneTiler(ActivitySpan(Activity.WORKING, 0.0, 12.0))
+    tiles = lane.add(spans)
+    assert tiles[0] == ActivitySpan(Activity.WORKING, 12.0, 14.0, 0.4375, 0.3125)
+    shares = Shares([*tiles, *lane.close(17.0)])
+    assert shares.seconds[Activity.WAITING_FOR_TOOLS] == 1.0
+    assert shares.outside_s == 2 * 0.3125 + 0.75
+
+
 def test_a_clock_starts_as_starting() -> None:
     clock = ActivityClock(0.0)
     assert clock.take(1.0) == (ActivitySpan(Activity.STARTING, 0.0, 1.0),)

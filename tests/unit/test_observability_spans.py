@@ -15,12 +15,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from penstock.messages.errors import UserFault
-from penstock.runtime.observability.span_export import (
-    FileSpanExporter,
-    SpanExporterThread,
-    actor_resource,
-    otlp_exporter,
-)
+from penstock.runtime.observability.span_collector import SpanCollector, otlp_exporter
+from penstock.runtime.observability.span_export import SpanExporterThread, SpanSink
+from penstock.runtime.observability.span_file import SpanFile, actor_attributes
 from penstock.runtime.observability.spans import (
     NO_PARENT,
     SpanRecorder,
@@ -39,25 +36,16 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
 
+    from penstock.runtime.observability.spans import SpanTuple
+
 SALT = bytes(range(16))
-RESOURCE = actor_resource("engine/0", 3)
+RESOURCE = actor_attributes("engine/0", 3)
 
 
-def start(recorder: SpanRecorder, file: SpanExporter, collector: SpanExporter | None = None) -> SpanExporterThread:
-    exporter = SpanExporterThread(recorder, file, resource=RESOURCE, collector=collector, interval_s=0.01)
+def start(recorder: SpanRecorder, file: SpanSink, collector: SpanCollector | None = None) -> SpanExporterThread:
+    exporter = SpanExporterThread(recorder, file, collector=collector, interval_s=0.01)
     exporter.start()
     return exporter
-
-
-class Kept(SpanExporter):
-    """Keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.spans: list[ReadableSpan] = []
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.spans.extend(spans)
-        return SpanExportResult.SUCCESS
 
 
 class Stuck(SpanExporter):
@@ -155,7 +143,7 @@ def test_the_file_is_otlp_json(tmp_path: Path) -> None:
     root = recorder.record_root(trace_id, "issue", 10**18, 10**18 + 5, (("attempt", 0), ("engine", "engine/0")))
     attributes = (("kept", True), ("reward", 0.5))
     span_id = recorder.record(trace_id, root, "filter", 10**18 + 1, 10**18 + 2, attributes, ((SALT, b"12345678"),))
-    exporter = start(recorder, FileSpanExporter(path))
+    exporter = start(recorder, SpanFile(path, RESOURCE))
     assert exporter.close(5)
     assert (exporter.num_exported, exporter.num_dropped) == (2, 0)
     [line] = path.read_bytes().splitlines()
@@ -185,9 +173,7 @@ def test_the_file_is_otlp_json(tmp_path: Path) -> None:
 
 def test_closing_writes_what_was_recorded_until_then(tmp_path: Path) -> None:
     recorder = SpanRecorder()
-    exporter = SpanExporterThread(
-        recorder, FileSpanExporter(tmp_path / "a.jsonl"), resource=RESOURCE, interval_s=3600.0
-    )
+    exporter = SpanExporterThread(recorder, SpanFile(tmp_path / "a.jsonl", RESOURCE), interval_s=3600.0)
     exporter.start()
     for _ in range(3000):
         recorder.record(bytes(16), NO_PARENT, "x", 0, 1)
@@ -196,9 +182,12 @@ def test_closing_writes_what_was_recorded_until_then(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_costs_the_spans_and_not_the_actor() -> None:
-    class Full(SpanExporter):
-        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+    class Full:
+        def write(self, spans: Sequence[SpanTuple]) -> None:
             raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            pass
 
     recorder = SpanRecorder()
     recorder.record(bytes(16), NO_PARENT, "x", 0, 1)
@@ -241,7 +230,9 @@ def test_a_collector_gets_the_spans_that_the_file_gets(
 ) -> None:
     endpoint, requests = collector
     recorder = SpanRecorder()
-    exporter = start(recorder, FileSpanExporter(tmp_path / "a.jsonl"), otlp_exporter(endpoint))
+    exporter = start(
+        recorder, SpanFile(tmp_path / "a.jsonl", RESOURCE), SpanCollector(otlp_exporter(endpoint), RESOURCE)
+    )
     root = recorder.record_root(SALT, "issue", 5, 9, (("group_id", 7),))
     recorder.record(SALT, root, "queue", 6, 8)
     assert exporter.close(10)
@@ -264,11 +255,9 @@ def test_a_collector_that_hangs_costs_only_its_own_spans(tmp_path: Path) -> None
     recorder, stuck = SpanRecorder(), Stuck()
     exporter = SpanExporterThread(
         recorder,
-        FileSpanExporter(tmp_path / "a.jsonl"),
-        resource=RESOURCE,
-        collector=stuck,
+        SpanFile(tmp_path / "a.jsonl", RESOURCE),
+        collector=SpanCollector(stuck, RESOURCE, max_queued=2),
         interval_s=0.01,
-        max_queued_exports=2,
     )
     exporter.start()
     recorder.record(SALT, NO_PARENT, "x", 0, 1)
@@ -294,7 +283,7 @@ def test_an_endpoint_that_is_no_url_is_refused() -> None:
 
 def write(run_folder: Path, actor: str, epoch: int, recorder: SpanRecorder) -> None:
     exporter = SpanExporterThread(
-        recorder, FileSpanExporter(span_file(run_folder, actor, epoch)), resource=actor_resource(actor, epoch)
+        recorder, SpanFile(span_file(run_folder, actor, epoch), actor_attributes(actor, epoch))
     )
     exporter.start()
     assert exporter.close(5)

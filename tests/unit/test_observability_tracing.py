@@ -34,11 +34,14 @@ from penstock.messages.flow import (
 from penstock.messages.local import (
     BatchTrained,
     CheckpointWritten,
+    EpisodeMoved,
     FetchedPrompt,
     GenerationEnded,
     PromptsFetched,
     SampleJudged,
     TimerFired,
+    ToolCalled,
+    TurnTaken,
     WeightsPublished,
     WeightsStagedLocally,
     WeightsSwapped,
@@ -61,8 +64,9 @@ from penstock.messages.training import BatchReady, UpdateMode
 from penstock.messages.weights import ServingEngine, VersionAnnounced, WeightManifest, WeightsExported
 from penstock.messages.wire import Header
 from penstock.runtime.observability.event_observer import EventObserver
-from penstock.runtime.observability.span_export import FileSpanExporter, SpanExporterThread, actor_resource
-from penstock.runtime.observability.spans import SpanRecorder, root_span_id, step_trace_id, trace_id_of
+from penstock.runtime.observability.span_export import SpanExporterThread
+from penstock.runtime.observability.span_file import SpanFile, actor_attributes
+from penstock.runtime.observability.spans import SpanRecorder, attempt_span_id, root_span_id, step_trace_id, trace_id_of
 from penstock.runtime.observability.traces import open_traces, read_spans, read_step, read_trace, span_file
 from penstock.runtime.observability.tracing import TraceObserver
 from penstock.runtime.observability.trackers import EventLog, event_file, read_run_events
@@ -109,6 +113,10 @@ def issued(key: SampleKey = KEY, attempt: int = 0) -> SampleIssued:
     )
 
 
+def generate(attempt: int = 0) -> Generate:
+    return Generate(key=KEY, attempt=attempt, purpose=Purpose.TRAIN, prompt=PROMPT, seed=1, deadline_version=6)
+
+
 def batch(version: int, *groups: Group) -> BatchReady:
     return BatchReady(
         version=version, groups=groups, announced_version=version - 1, max_staleness=2, update_mode=UpdateMode.DRAIN
@@ -135,8 +143,10 @@ class Actor:
     def hear(self, event: Event, *commands: AnyCommand, at: int = 0, trace: bytes | None = None) -> list[bytes]:
         """Handle an event from ``at`` to ``at + 1``; returns the trace contexts of what it sends, in order.
 
-        ``trace`` is the context that it came with; None for an event of the actor's own process.
+        ``trace`` is the context that it came with, empty for what a peer says that is watched likewise; None for an
+        event of the actor's own process.
         """
+        trace = self.observer.trace_of(event, b"") if trace == b"" else trace
         header = None if trace is None else Header("peer", 1, 1, 1, 0, trace)
         self.observer.handled(event, header, at, at + 1, list(commands))
         cause = b"" if trace is None else trace
@@ -228,6 +238,23 @@ def test_a_sample_that_is_left_out_records_nothing_and_sends_no_context() -> Non
     assert engine.spans == []
 
 
+def test_what_a_sender_has_left_out_is_left_out_and_what_it_keeps_is_kept() -> None:
+    source, engine = Actor("prompt_source", fraction=0.3), Actor("engine/0", fraction=0.3)
+    kept = set[int]()
+    for group_id in range(300):
+        key = SampleKey(group_id, 0)
+        event = issued(key)
+        [context] = source.hear(PromptsFetched(prompts=()), Send("engine/0", event))
+        header = Header("prompt_source", 1, 1, 1, 0, context)
+        engine.observer.handled(event, header, 1, 2, [])
+        ended = GenerationEnded(key=key, attempt=0, outcome=Completed(), part=part((4, 3)))
+        engine.hear(ended, at=5)
+        kept |= {group_id} if context else set()
+    for name in ("handle SampleIssued", "handle GenerationEnded"):
+        assert {span[0] for span in engine.stages(name)} == {trace_id_of(SALT, group_id, 0) for group_id in kept}
+    assert 60 < len(kept) < 120
+
+
 def test_all_actors_leave_out_the_same_samples_and_a_like_share_of_everything_else() -> None:
     actors = [Actor("scorer", fraction=0.25), Actor("filter", fraction=0.25)]
     for actor in actors:
@@ -283,6 +310,13 @@ def test_a_sample_that_is_issued_again_hangs_below_its_first_issue() -> None:
     assert again[2] == first[1]
     assert again[4:6] == (9, 10)
     assert attributes(again)["attempt"] == 1
+    source.hear(TimerFired(key="census"), Send("engine/0", issued(attempt=2)), at=19)
+    (*_, third) = source.stages("issue")
+    assert [span[7] for span in (first, again, third)] == [
+        (),
+        ((first[0], first[1]),),
+        ((first[0], again[1]),),
+    ], "each is linked to the attempt before it"
 
 
 def test_queue_and_generate_follow_each_other_and_name_the_versions() -> None:
@@ -299,6 +333,77 @@ def test_queue_and_generate_follow_each_other_and_name_the_versions() -> None:
         "num_tokens": 127,
         "versions": "4:120 5:7",
     }
+
+
+def turn(number: int, begin_ns: int, end_ns: int, ending: str = "end_token") -> EpisodeMoved:
+    step = TurnTaken(
+        number=number, conversation=0, begin_ns=begin_ns, end_ns=end_ns, num_context_tokens=9,
+        spans=(VersionSpan(4, 2), VersionSpan(5, 1)), ending=ending, is_chat=True, is_trained=True,
+    )  # fmt: skip
+    return EpisodeMoved(key=KEY, attempt=1, num_outside=1, step=step)
+
+
+def call(after_turn: int, begin_ns: int, end_ns: int, error: str = "") -> EpisodeMoved:
+    step = ToolCalled(
+        after_turn=after_turn, name="look_up", call_id="c7", begin_ns=begin_ns, end_ns=end_ns, error=error
+    )
+    return EpisodeMoved(key=KEY, attempt=1, num_outside=1, step=step)
+
+
+def test_turns_and_calls_of_an_episode_stand_below_its_generation_and_that_below_its_attempt() -> None:
+    engine = Actor("engine/0")
+    engine.hear(issued(attempt=1), generate(1), at=10, trace=b"")
+    engine.hear(turn(1, 12, 20), at=21)
+    engine.hear(call(1, 22, 30, "ToolError"), at=31)
+    engine.hear(EpisodeMoved(key=KEY, attempt=1, num_outside=0), at=32)
+    engine.hear(turn(2, 33, 40), at=41)
+    assert engine.recorder.has_news.is_set(), "they are written at once"
+    engine.hear(GenerationEnded(key=KEY, attempt=1, outcome=Completed(), part=part((4, 5), (5, 2))), at=50)
+    (queue,), (whole,) = engine.stages("queue"), engine.stages("generate")
+    trace_id = trace_id_of(SALT, 12, 3)
+    assert queue[2] == whole[2] == attempt_span_id(trace_id, 1) != root_span_id(trace_id)
+    turns, (used,) = engine.stages("chat"), engine.stages("execute_tool look_up")
+    assert {span[2] for span in (*turns, used)} == {whole[1]}
+    assert [span[4:6] for span in (*turns, used)] == [(12, 20), (33, 40), (22, 30)]
+    assert attributes(turns[0]) == {
+        "attempt": 1,
+        "turn": 1,
+        "conversation": 0,
+        "num_context_tokens": 9,
+        "num_tokens": 3,
+        "versions": "4:2 5:1",
+        "ending": "end_token",
+        "trained": True,
+    }
+    assert attributes(used) == {
+        "attempt": 1, "after_turn": 1, "tool": "look_up", "call_id": "c7", "error": "ToolError"
+    }  # fmt: skip
+    told = attributes(whole)
+    assert (told["num_turns"], told["num_calls"], told["tool_s"]) == (2, 1, 8e-9)
+
+
+def test_a_call_that_outlives_an_interruption_stays_with_the_generation_that_made_it() -> None:
+    engine = Actor("engine/0")
+    interrupted = GenerationEnded(key=KEY, attempt=1, outcome=Cancelled(cause="interrupted"), part=part((4, 3)))
+    engine.hear(issued(attempt=1), generate(1), at=10, trace=b"")
+    engine.hear(turn(1, 12, 20), at=21)
+    engine.hear(interrupted, at=25)
+    engine.hear(call(1, 22, 28), at=29)
+    engine.hear(WeightsSwapped(version=5, publish=5, digest="d"), generate(1), at=40)
+    engine.hear(call(1, 23, 45), at=46)
+    engine.hear(call(1, 47, 48), at=49)
+    engine.hear(GenerationEnded(key=KEY, attempt=1, outcome=Completed(), part=part((4, 5))), at=50)
+    first, second = engine.stages("generate")
+    assert [span[2] for span in engine.stages("execute_tool look_up")] == [first[1], first[1], second[1]]
+
+
+def test_an_untraced_episode_records_nothing() -> None:
+    engine = Actor("engine/0", fraction=0.0)
+    engine.hear(issued(attempt=1), generate(1), at=10, trace=b"")
+    engine.hear(turn(1, 12, 20), at=21)
+    engine.hear(GenerationEnded(key=KEY, attempt=1, outcome=Completed(), part=part((4, 5))), at=50)
+    assert engine.spans == []
+    assert not engine.recorder.has_news.is_set()
 
 
 def test_an_interrupted_generation_queues_again() -> None:
@@ -420,9 +525,7 @@ def test_a_step_is_linked_to_its_samples_and_to_its_version_and_they_to_it(tmp_p
 
 
 def write(run_folder: Path, actor: str, recorder: SpanRecorder) -> None:
-    exporter = SpanExporterThread(
-        recorder, FileSpanExporter(span_file(run_folder, actor, 1)), resource=actor_resource(actor, 1)
-    )
+    exporter = SpanExporterThread(recorder, SpanFile(span_file(run_folder, actor, 1), actor_attributes(actor, 1)))
     exporter.start()
     assert exporter.close(5)
 

@@ -6,15 +6,18 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import opentelemetry.semconv._incubating.attributes.gen_ai_attributes as convention
 import pytest
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 
 from penstock.messages.training import Activity
 from penstock.runtime.cli.trace import life_tree
 from penstock.runtime.observability import gen_ai
 from penstock.runtime.observability.lives import STAGES, Fate, life_of
-from penstock.runtime.observability.span_export import actor_resource, readable_span
+from penstock.runtime.observability.span_collector import readable_span
+from penstock.runtime.observability.span_file import actor_attributes
 from penstock.runtime.observability.trace_view import write_view
 from penstock.runtime.observability.traces import SpanRow
 from penstock.runtime.observability.trackers import ActivityRow
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.runtime.observability.lives import Life
+    from penstock.runtime.observability.spans import AttributeValue
 
 SECOND = 10**9
 EVIL = 'cannot <script>alert(1)</script> \x1b]0;title\x07 "quoted" [red]'
@@ -144,6 +148,73 @@ def test_nothing_is_added_to_a_life_of_which_nobody_knows_how_far_it_came(state:
     assert [stage.name for stage in life.stages] == ["issue"]
 
 
+# --- episodes --------------------------------------------------------------------------------------------------------
+
+
+def step(name: str, start_s: float, end_s: float, parent: str, **attributes: str | int | float | bool) -> SpanRow:
+    return msgspec.structs.replace(span(name, start_s, end_s, **attributes), parent_id=parent)
+
+
+PLAYED = (
+    *WHOLE,
+    step(
+        "chat", 11.5, 11.75, "generate11.5", attempt=0, turn=1, num_context_tokens=9, num_tokens=3, ending="end_token"
+    ),
+    step("execute_tool look_up", 11.75, 12.5, "generate11.5", attempt=0, after_turn=1, tool="look_up", call_id="c7"),
+    step("chat", 12.5, 13, "generate11.5", attempt=0, turn=2, num_context_tokens=20, num_tokens=4, ending="length"),
+)
+
+
+def test_turns_and_calls_stand_below_their_generation(tmp_path: Path) -> None:
+    life = life_of(TRAINED, PLAYED)
+    assert [one.name for one in life.stages] == list(STAGES)
+    assert [one.name for one in life.steps] == ["chat", "execute_tool look_up", "chat"]
+    assert life.events == ()
+    lines = printed(life).splitlines()
+    (whole,) = [number for number, line in enumerate(lines) if "  generate  " in line]
+    below = lines[whole + 1 : whole + 4]
+    assert all(line.startswith("│   ") for line in below)
+    assert "turn 1, 9 context tokens, 3 tokens, end_token" in below[0]
+    assert "execute_tool look_up  750.0 ms" in below[1]
+    assert "call id c7" in below[1]
+    events = {event["name"]: event for event in view(tmp_path / "view.json", [life])}
+    assert events["execute_tool look_up"]["cat"] == "episode"
+    assert events["execute_tool look_up"]["tid"] == events["generate"]["tid"]
+
+
+def test_a_turn_before_a_save_point_that_the_killed_engine_took_along_is_marked() -> None:
+    fate = Fate(12, 3, state="trained", version=4, attempt=1, engine="engine/0", granted_at=10.0, trained_at=30.0)
+    rows = [
+        *WHOLE[:2],
+        step("chat", 11.5, 12, "lost", attempt=0, turn=1),
+        span("issue", 20, 20.5, attempt=1), span("queue", 20.5, 21, attempt=1), span("generate", 21, 25, attempt=1),
+        step("chat", 21, 22, "generate21", attempt=1, turn=3),
+    ]  # fmt: skip
+    life = life_of(fate, rows)
+    assert [(one.attributes["turn"], one.attempt, one.is_recorded) for one in life.steps] == [
+        (1, 0, True),
+        (2, 0, False),
+        (3, 1, True),
+    ]
+    assert (life.steps[1].start_ns, life.steps[1].end_ns) == (12 * SECOND, 21 * SECOND)
+    first, second = printed(life).split("attempt 1")
+    assert "turn 1" in first
+    assert "turn 2, not recorded" in first
+    assert "turn 3" in second
+    assert all(one.is_recorded for one in life_of(msgspec.structs.replace(fate, state="failed"), rows).steps)
+
+
+def test_names_that_a_model_made_up_are_text_and_long_episodes_are_cut_off() -> None:
+    rows = [step(f"execute_tool {EVIL}", 12, 12.5, "generate11.5", attempt=0, after_turn=1, tool=EVIL)]
+    shown = printed(life_of(TRAINED, [*WHOLE, *rows]))
+    assert "\x1b" not in shown
+    assert shown.count("[red]") == 1
+    many = [step("chat", 12, 12.1, "generate11.5", attempt=0, turn=number) for number in range(1, 200)]
+    shown = printed(life_of(TRAINED, [*WHOLE, *many]))
+    assert shown.count("  chat ") == 100
+    assert shown.count("… and more") == 1
+
+
 # --- foreign text, and the viewer ------------------------------------------------------------------------------------
 
 
@@ -189,7 +260,7 @@ def test_a_lane_is_drawn_as_it_was_reported(tmp_path: Path) -> None:
 def test_spans_carry_the_names_that_viewers_of_language_models_look_for() -> None:
     exported = readable_span(
         (b"t" * 16, b"s" * 8, b"", "generate", 1, 2, (("outcome", "infra_error"), ("num_tokens", 7)), ()),
-        actor_resource("engine/0", 1),
+        Resource(actor_attributes("engine/0", 1)),
     )
     assert exported.attributes == {
         "outcome": "infra_error",
@@ -199,6 +270,26 @@ def test_spans_carry_the_names_that_viewers_of_language_models_look_for() -> Non
         convention.GEN_AI_USAGE_OUTPUT_TOKENS: 7,
         ERROR_TYPE: "infra_error",
     }
+    assert gen_ai.conventional("generate", {"outcome": "completed", "num_tokens": 7, "num_turns": 2}) == {
+        convention.GEN_AI_OPERATION_NAME: "invoke_agent",
+        convention.GEN_AI_PROVIDER_NAME: "penstock",
+    }, "the tokens are its turns'"
+    for name in ("chat", "text_completion"):
+        assert gen_ai.conventional(name, {"num_context_tokens": 9, "num_tokens": 3}) == {
+            convention.GEN_AI_OPERATION_NAME: name,
+            convention.GEN_AI_PROVIDER_NAME: "penstock",
+            convention.GEN_AI_USAGE_INPUT_TOKENS: 9,
+            convention.GEN_AI_USAGE_OUTPUT_TOKENS: 3,
+        }
+    told: dict[str, AttributeValue] = {"tool": "look_up", "call_id": "c7", "error": "ToolError"}
+    assert gen_ai.conventional("execute_tool look_up", told) == {
+        convention.GEN_AI_OPERATION_NAME: "execute_tool",
+        convention.GEN_AI_TOOL_NAME: "look_up",
+        convention.GEN_AI_TOOL_TYPE: "function",
+        convention.GEN_AI_TOOL_CALL_ID: "c7",
+        ERROR_TYPE: "ToolError",
+    }
+    assert ERROR_TYPE not in gen_ai.conventional("execute_tool look_up", {"tool": "look_up"})
     assert gen_ai.conventional("score", {"reward": 0.5}) == {
         convention.GEN_AI_EVALUATION_NAME: "reward",
         convention.GEN_AI_EVALUATION_SCORE_VALUE: 0.5,

@@ -29,6 +29,7 @@ from penstock.backends.episodes.functions.choice import chosen
 from penstock.backends.episodes.functions.wire import (
     SAID,
     Begin,
+    Called,
     Ended,
     Ping,
     Pong,
@@ -190,6 +191,9 @@ class FunctionEpisodes(FunctionPool[Said, FunctionProcess[Said]]):
                 playing = self._playing.get(said.id)
                 if playing is not None and playing.stopping_since_s is None:
                     playing.episode.saved(said.saved)
+            case Called():
+                if (caller := self._playing.get(said.id)) is not None:
+                    caller.episode.called(said.call)
             case Ended():
                 self._on_ended(said)
             case Pong():
@@ -231,6 +235,7 @@ class FunctionEpisodes(FunctionPool[Said, FunctionProcess[Said]]):
             StopWatch(asked.stop, self._words()) if asked.stop else None,
             conversation=asked.conversation,
             is_trained=asked.is_trained,
+            is_chat=asked.is_chat,
         )
         playing.idle_since_s = None
         with contextlib.suppress(EpisodeOverError):  # it was closed in this moment, and we shall hear of it

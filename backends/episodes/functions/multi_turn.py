@@ -134,7 +134,7 @@ class _Game:
             result = f"error: there is no tool {call.name!r}; there are {', '.join(self._tools)}"
         else:
             try:
-                result = await self._play.call(tool.call(call.arguments), name=f"tool {call.name}")
+                result = await self._play.call(tool.call(call.arguments), name=f"tool {call.name}", answers=call)
             except ToolError as error:
                 result = f"error: {error}"
         if not isinstance(cast("object", result), str):

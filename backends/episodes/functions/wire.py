@@ -9,6 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from penstock.backends.episodes.playing import Answer, PlayRules, TurnAsked
+from penstock.backends.episodes.protocol import CallMade
 from penstock.backends.processes.frames import LoadFailed, Ready
 
 EVALUATION: Final = "evaluation/"
@@ -109,6 +110,13 @@ class SavedState(msgspec.Struct, frozen=True, array_like=True, tag=True):
     saved: bytes
 
 
+class Called(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The function has called something beside the model."""
+
+    id: int
+    call: CallMade
+
+
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The function has ended, the last word on this episode."""
 
@@ -125,7 +133,7 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag=True):
     number: int
 
 
-Said = WantTurn | SavedState | Ended | Pong
+Said = WantTurn | SavedState | Called | Ended | Pong
 
 ORDERS: Final[msgspec.msgpack.Decoder[list[Order]]] = msgspec.msgpack.Decoder(list[Order])
 SAID: Final[msgspec.msgpack.Decoder[list[Ready | LoadFailed | Said]]] = msgspec.msgpack.Decoder(

@@ -29,6 +29,7 @@ from penstock.backends.episodes.functions.loading import load_functions
 from penstock.backends.episodes.functions.wire import (
     ORDERS,
     Begin,
+    Called,
     Ping,
     Pong,
     SavedState,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from penstock.backends.episodes.functions.loading import PlayFunction
     from penstock.backends.episodes.functions.wire import Said
     from penstock.backends.episodes.playing import Answer, PlayRules, TurnAsked
+    from penstock.backends.episodes.protocol import CallMade
 
 
 def main() -> None:
@@ -95,6 +97,9 @@ class _Link:
 
     def save(self, saved: bytes) -> None:
         self._writer.write(frame([SavedState(self._episode, saved)]))
+
+    def called(self, call: CallMade) -> None:
+        self._writer.write(frame([Called(self._episode, call)]))
 
     def made(self, answer: Answer) -> None:
         if self._answer is not None and not self._answer.done():

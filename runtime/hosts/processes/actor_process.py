@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
     from penstock.backends.processes.remote_ranks import RemoteRanks
     from penstock.runtime.observability.event_observer import EventObserver
+    from penstock.runtime.observability.span_collector import SpanCollector
+    from penstock.runtime.observability.spans import AttributeValue
     from penstock.runtime.observability.tracing import TraceObserver
 
 SPAN_CLOSE_S: Final = 1.0
@@ -166,25 +168,25 @@ def _open_event_log(boot: Boot, stack: ExitStack, clock: RunClock) -> EventObser
 def _open_traces(boot: Boot, stack: ExitStack) -> TraceObserver | None:
     if not boot.trace_salt:
         return None
-    from penstock.runtime.observability.span_export import (
-        FileSpanExporter,
-        SpanExporterThread,
-        actor_resource,
-        otlp_exporter,
-    )
+    from penstock.runtime.observability.span_export import SpanExporterThread
+    from penstock.runtime.observability.span_file import SpanFile, actor_attributes
     from penstock.runtime.observability.spans import SpanRecorder
     from penstock.runtime.observability.traces import span_file
     from penstock.runtime.observability.tracing import TraceObserver
 
-    recorder = SpanRecorder()
-    exporter = SpanExporterThread(
-        recorder,
-        FileSpanExporter(span_file(Path(boot.run_folder), boot.name, boot.epoch)),
-        resource=actor_resource(boot.name, boot.epoch),
-        collector=None if boot.otlp_endpoint is None else otlp_exporter(boot.otlp_endpoint),
-    )
+    recorder, resource = SpanRecorder(), actor_attributes(boot.name, boot.epoch)
+    file = SpanFile(span_file(Path(boot.run_folder), boot.name, boot.epoch), resource)
+    exporter = SpanExporterThread(recorder, file, collector=_open_collector(boot, resource))
     exporter.start()
     stack.callback(exporter.close, SPAN_CLOSE_S)
     return TraceObserver(
         recorder, run_salt=boot.trace_salt, name=boot.name, epoch=boot.epoch, fraction=boot.trace_fraction
     )
+
+
+def _open_collector(boot: Boot, resource: dict[str, AttributeValue]) -> SpanCollector | None:
+    if boot.otlp_endpoint is None:
+        return None
+    from penstock.runtime.observability.span_collector import SpanCollector, otlp_exporter  # here, as it brings the SDK
+
+    return SpanCollector(otlp_exporter(boot.otlp_endpoint), resource)

@@ -92,6 +92,11 @@ class Accounted(Protocol):
         """Running ÷ capacity, in [0, 1]."""
         ...
 
+    @property
+    def outside(self) -> float:
+        """Waiting for tools, environments and agents ÷ capacity, in [0, 1]."""
+        ...
+
 
 class _Failure(msgspec.Struct, frozen=True):
     """A backend's thread cannot go on."""
@@ -293,7 +298,8 @@ class ActorLoop:
         self.shell.end_turn()
         now_s = self.now_s()
         if self._activities is not None and self._accounted is not None:
-            self._activities.switch(self._accounted.activity, now_s, self._accounted.occupancy)
+            now = self._accounted
+            self._activities.switch(now.activity, now_s, now.occupancy, now.outside)
         if now_s >= self._next_report_s:
             self._next_report_s = now_s + self.boot.heartbeat_s
             self._report(now_s)

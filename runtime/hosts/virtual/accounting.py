@@ -46,6 +46,11 @@ class Accounted(Protocol):
         """Running ÷ capacity, in [0, 1]."""
         ...
 
+    @property
+    def outside(self) -> float:
+        """Waiting for tools, environments and agents ÷ capacity, in [0, 1]."""
+        ...
+
 
 class _Lane:
     """The time of one actor: the clock of its present incarnation, and what all of them came to."""
@@ -60,7 +65,8 @@ class _Lane:
         self.process = process
         self.machine = cast("Accounted", process.shell.machine)
         self.clock = ActivityClock(now_s)
-        self.activity, self.occupancy = self.clock.activity, -1.0
+        self.shows = self.clock.activity, -1.0, 0.0
+        """Activity, occupancy and what waits for tools, as the clock has them."""
 
     def take(self, now_s: float) -> tuple[ActivitySpan, ...]:
         spans = self.clock.take(now_s)
@@ -140,10 +146,10 @@ class RunAccounts:
                 return  # a zombie's time is nobody's
             self._report(lane)
             lane.begin(process, self._clock.now_s)
-        activity, occupancy = lane.machine.activity, lane.machine.occupancy
-        if activity is not lane.activity or occupancy != lane.occupancy:
-            lane.activity, lane.occupancy = activity, occupancy
-            lane.clock.switch(activity, self._clock.now_s, occupancy)
+        activity, occupancy, outside = shows = lane.machine.activity, lane.machine.occupancy, lane.machine.outside
+        if shows != lane.shows:
+            lane.shows = shows
+            lane.clock.switch(activity, self._clock.now_s, occupancy, outside)
 
     def lost(self, name: str, cause: str) -> None:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""

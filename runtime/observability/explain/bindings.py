@@ -62,7 +62,10 @@ def _learners(facts: Facts) -> Iterator[tuple[Cause, float]]:
     yield Cause.SLOW_PUBLISH, step_s * learner.publishing
     yield Cause.CHECKPOINTS, step_s * learner.checkpointing
     if not facts.is_colocated:
-        yield Cause.HEAVY_LEARNER, step_s * max(0.0, learner.training - max(facts.occupied, learner.waiting))
+        yield (
+            Cause.HEAVY_LEARNER,
+            step_s * max(0.0, learner.training - max(facts.occupied + facts.outside, learner.waiting)),
+        )
     yield Cause.LOST_TIME, step_s * learner.down
 
 
@@ -86,7 +89,7 @@ def _of_full_engines(facts: Facts, wait_s: float) -> Iterator[tuple[Cause, float
     parts = (
         (Cause.LOST_TIME, facts.step_s * down),
         (Cause.FILTER, generation_s * facts.rejected),
-        (Cause.SLOW_TOOL, generation_s * (facts.outside or 0.0)),
+        (Cause.SLOW_TOOL, facts.step_s * facts.outside),
         (Cause.SLOW_ENGINE, generation_s * facts.lost_speed),
         (Cause.SLOW_PUBLISH, swap_s),
         (Cause.EVALUATION, generation_s * facts.evaluated),
@@ -102,7 +105,8 @@ def _of_full_engines(facts: Facts, wait_s: float) -> Iterator[tuple[Cause, float
 def _with_free_slots(facts: Facts, waits: Waits, wait_s: float) -> Iterator[tuple[Cause, float]]:
     yield Cause.SLOW_PUBLISH, wait_s * (waits.weights + waits.announce)
     kept_s = wait_s * (1 - facts.rejected)
-    outside = facts.outside or 0.0
+    held = facts.outside + facts.occupied
+    outside = facts.outside / held if held else 0.0
     under_way = waits.rows + waits.placing + waits.early + waits.generate + waits.tail + waits.score + waits.nothing
     yield Cause.FILTER, wait_s * facts.rejected * under_way
     yield Cause.SLOW_ROWS, kept_s * waits.rows

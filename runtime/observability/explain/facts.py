@@ -27,7 +27,9 @@ class EngineTime(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     occupied: float
-    """Working, weighted by the share of its slots in use."""
+    """Working, weighted by the share of its slots that decode."""
+    outside: float
+    """All time, weighted by the share of its slots whose episodes wait for tools, environments and agents."""
     working: float
     for_demand: float
     for_weights: float
@@ -63,7 +65,7 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True):
     """What the Learner waited for, in shares of its wait that add up to 1; ``waits.py`` says how they are found."""
 
     full: float = 0.0
-    """No slot was free."""
+    """No slot was free: it decoded, or was held by an episode that waited for a tool."""
     rows: float = 0.0
     """Slots were free, as for those below: rows of groups that were granted."""
     placing: float = 0.0
@@ -114,15 +116,18 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the tokens of ended samples that a filter turned away."""
     evaluated: float
     """Share of them that evaluations took."""
-    outside: float | None
-    """Share of the time of episodes in which the model had no turn; None where there are no episodes."""
     missing: tuple[str, ...] = ()
     """What could not be measured, with the reason."""
 
     @property
     def occupied(self) -> float:
-        """Share of all slots' time in which a request held them."""
+        """Share of all slots' time in which they decoded."""
         return _mean([engine.occupied for engine in self.engines])
+
+    @property
+    def outside(self) -> float:
+        """Share of all slots' time in which they were held and did nothing, because of a tool."""
+        return _mean([engine.outside for engine in self.engines])
 
     @property
     def for_weights(self) -> float:

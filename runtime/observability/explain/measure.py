@@ -44,7 +44,6 @@ MIN_STEPS: Final = 4
 MAX_STEPS: Final = 200
 MIN_SPANS: Final = 6
 """Of an engine, to say how quick it is."""
-TURNS, BETWEEN = "episodes/turns_s", "episodes/between_s"
 _LOOKED_AT: Final = ("issue", "queue", "generate", "score", "version", "apply_weights")
 
 
@@ -131,7 +130,6 @@ def measure(run_folder: Path, scenario: Scenario, steps: Sequence[StepRow]) -> F
         in_generation=generating,
         rejected=_share(first, last, TerminalState.FILTERED),
         evaluated=_share(first, last, TerminalState.EVALUATED),
-        outside=_outside(first, last),
         missing=tuple(missing),
     )
 
@@ -191,6 +189,7 @@ def _engine_time(name: str, shares: Shares, tokens_per_s: float | None) -> Engin
     return EngineTime(
         name=name,
         occupied=shares.occupied_s / total,
+        outside=shares.outside_s / total,
         working=seconds[Activity.WORKING] / total,
         for_demand=seconds[Activity.WAITING_FOR_DEMAND] / total,
         for_weights=(seconds[Activity.WAITING_FOR_WEIGHTS] + seconds[Activity.APPLYING_WEIGHTS]) / total,
@@ -223,16 +222,6 @@ def _share(first: StepRow, last: StepRow, state: TerminalState) -> float:
             tokens[count.state] += sign * count.num_tokens
     total = tokens.total()
     return tokens[state.value] / total if total > 0 else 0.0
-
-
-def _outside(first: StepRow, last: StepRow) -> float | None:
-    """Share of the episodes' time that went to what is not the model."""
-    if BETWEEN not in last.metrics:
-        return None
-    turns_s, between_s = (
-        (last.metrics.get(name) or 0.0) - (first.metrics.get(name) or 0.0) for name in (TURNS, BETWEEN)
-    )
-    return between_s / (turns_s + between_s) if turns_s + between_s > 0 else None
 
 
 def _waits(

@@ -29,6 +29,7 @@ FREE: Final = 0.15
 """Share of all slots from which on a moment counts as one with free slots."""
 LONG: Final = 2.0
 """Times the median generation: what lasts longer is the tail."""
+_SERVING: Final = (Activity.WORKING, Activity.WAITING_FOR_DEMAND, Activity.WAITING_FOR_TOOLS)
 _IDLE: Final = (Activity.WAITING_FOR_SAMPLES, Activity.ASLEEP)
 
 
@@ -100,9 +101,9 @@ def waits_of(
 
 
 def _free(row: ActivityRow) -> float:
-    if row.activity is Activity.WORKING:
-        return 1 - row.occupancy
-    return float(row.activity is Activity.WAITING_FOR_DEMAND)
+    """Share of an engine's slots that a request could have."""
+    decoding = row.occupancy if row.activity is Activity.WORKING else 0.0
+    return max(0.0, 1 - decoding - row.outside) if row.activity in _SERVING else 0.0
 
 
 def _parts(
@@ -121,7 +122,7 @@ def _parts(
                 parts["rows"].append((start_s, there_s, 1.0))
                 parts["placing"].append((there_s, end_s, 1.0))
             case "queue":
-                decodes = _state(engines.get(row.actor, ()), (start_s + end_s) / 2) is Activity.WORKING
+                decodes = _state(engines.get(row.actor, ()), (start_s + end_s) / 2) in _SERVING
                 parts["early" if decodes else "weights"].append((start_s, end_s, 1.0))
             case "generate":
                 long_s = min(end_s, start_s + LONG * median_s)

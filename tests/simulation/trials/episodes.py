@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.backends.draws import uniform
 from penstock.messages.commands import Generate
-from penstock.messages.local import GenerationAdvanced, GenerationEnded
+from penstock.messages.local import EpisodeMoved, GenerationAdvanced, GenerationEnded
 from penstock.messages.samples import Cancelled, InfraError, Part, SavePoint
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class _Session(msgspec.Struct):
     num_tokens: int
     num_turns: int
     is_paused: bool = False
+    is_outside: bool = False
+    """It waits for a tool."""
 
 
 class EpisodicEngine:
@@ -48,6 +50,7 @@ class EpisodicEngine:
         self._engine = engine
         self._save_share = save_share
         self._sessions: dict[SampleKey, _Session] = {}
+        self._num_outside = 0
 
     def start(self, emit: Emit, fail: Fail) -> None:
         """See :class:`penstock.backends.protocol.Backend`."""
@@ -63,6 +66,7 @@ class EpisodicEngine:
         num_tokens = 0 if prefix is None else prefix.num_tokens
         if session is None or session.attempt != command.attempt:
             num_turns = _num_turns_at(command.key, prefix)
+            self._num_outside -= session is not None and session.is_outside
             self._sessions[command.key] = _Session(command.attempt, num_tokens, num_turns)
         elif num_tokens < session.num_tokens:
             del self._sessions[command.key]
@@ -94,17 +98,26 @@ class EpisodicEngine:
         if isinstance(event, GenerationEnded):
             session.num_tokens = event.part.num_tokens
             session.is_paused = event.outcome == Cancelled(cause="interrupted")
+            self._move(event, session, is_outside=False)
             if not session.is_paused:
                 del self._sessions[event.key]
             return
         session.num_tokens = event.from_token + event.chunk.num_tokens
         session.num_turns += 1
+        self._move(event, session, is_outside=not session.is_outside)
         if uniform(event.key.group_id, event.key.index, session.num_turns) < self._save_share:
             point = SavePoint(session.num_tokens, session.num_turns, saved_state(event.key, session.num_tokens))
             chunk = Part(save_point=point)
             self._emit(
                 GenerationAdvanced(key=event.key, attempt=event.attempt, from_token=session.num_tokens, chunk=chunk)
             )
+
+    def _move(self, event: GenerationAdvanced | GenerationEnded, session: _Session, *, is_outside: bool) -> None:
+        """Every second turn is a tool's."""
+        if is_outside is not session.is_outside:
+            session.is_outside = is_outside
+            self._num_outside += 1 if is_outside else -1
+            self._emit(EpisodeMoved(key=event.key, attempt=event.attempt, num_outside=self._num_outside))
 
 
 def saved_state(key: SampleKey, num_tokens: int) -> bytes:

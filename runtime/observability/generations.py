@@ -1,0 +1,168 @@
+"""The stages of a sample at its engine, with the turns and calls of its episode.
+
+Invariants:
+
+* What a sample's ``generate`` holds is recorded as soon as it is over, before ``generate`` itself, under the id that
+  this will have. Spans of episodes are written within hundredths of a second: an episode is long, and what a killed
+  engine had made of it up to a save point is trained.
+* A turn lies within its ``generate``. A call may outlive it: an interruption stops the model, and no tool.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from penstock.messages.local import TurnTaken
+from penstock.messages.samples import Cancelled
+from penstock.runtime.observability.spans import CHAT, COMPLETION, TOOL, attempt_span_id
+
+if TYPE_CHECKING:
+    from penstock.messages.commands import Generate
+    from penstock.messages.flow import SampleIssued
+    from penstock.messages.local import EpisodeMoved, GenerationEnded, ToolCalled
+    from penstock.messages.samples import Outcome, SampleKey, VersionSpan
+    from penstock.runtime.observability.spans import Attributes, SpanRecorder
+    from penstock.runtime.observability.trace_ids import TraceIds
+
+MAX_OPEN: Final = 65_536
+"""Stages of one kind that may be open at once in one actor."""
+
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+
+class Open(Generic[KeyT, ValueT]):
+    """What has begun and not ended; the oldest goes when there are too many."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: dict[KeyT, ValueT] = {}
+
+    def begin(self, key: KeyT, value: ValueT) -> None:
+        self._entries.pop(key, None)
+        if len(self._entries) >= MAX_OPEN:
+            del self._entries[next(iter(self._entries))]
+        self._entries[key] = value
+
+    def end(self, key: KeyT) -> ValueT | None:
+        return self._entries.pop(key, None)
+
+    def get(self, key: KeyT) -> ValueT | None:
+        return self._entries.get(key)
+
+
+class _Generation:
+    """A generation that runs, or was interrupted."""
+
+    __slots__ = ("at_ns", "num_calls", "num_turns", "span_id", "tool_ns")
+
+    def __init__(self, at_ns: int, span_id: bytes) -> None:
+        self.at_ns = at_ns
+        self.span_id = span_id
+        self.num_turns = self.num_calls = self.tool_ns = 0
+
+    def count(self, step: TurnTaken | ToolCalled) -> None:
+        if isinstance(step, TurnTaken):
+            self.num_turns += 1
+        else:
+            self.num_calls += 1
+            self.tool_ns += step.end_ns - step.begin_ns
+
+    def told(self) -> Attributes:
+        """Of an episode; nothing of a sample that is one response."""
+        if not self.num_turns and not self.num_calls:
+            return ()
+        return ("num_turns", self.num_turns), ("num_calls", self.num_calls), ("tool_s", self.tool_ns / 1e9)
+
+
+class GenerationStages:
+    """Records what an EngineWorker sees of a sample."""
+
+    def __init__(self, recorder: SpanRecorder, ids: TraceIds) -> None:
+        self._record = recorder.record
+        self._new_id = recorder.new_id
+        self._has_news = recorder.has_news
+        self._ids = ids
+        self._arrived: Open[SampleKey, int] = Open()
+        self._generating: Open[SampleKey, _Generation] = Open()
+        self._interrupted: Open[SampleKey, _Generation] = Open()
+        """Generations that were interrupted, while their samples are at this engine."""
+
+    def sample_arrived(self, event: SampleIssued, start_ns: int, _end_ns: int) -> None:
+        if self._ids.sample(event.key.group_id, event.key.index):
+            self._arrived.begin(event.key, start_ns)
+
+    def begins(self, command: Generate, end_ns: int) -> None:
+        key, attempt = command.key, command.attempt
+        trace_id = self._ids.sample(key.group_id, key.index)
+        if not trace_id:
+            return
+        arrived_ns = self._arrived.end(key)
+        if arrived_ns is not None:
+            parent_id = attempt_span_id(trace_id, attempt)
+            self._record(trace_id, parent_id, "queue", arrived_ns, end_ns, (("attempt", attempt),))
+        self._generating.begin(key, _Generation(end_ns, self._new_id()))
+
+    def ended(self, event: GenerationEnded, start_ns: int, end_ns: int) -> None:
+        key, begun = event.key, self._generating.end(event.key)
+        if begun is None:
+            return
+        self._interrupted.end(key)
+        if isinstance(event.outcome, Cancelled) and event.outcome.cause == "interrupted":
+            self._interrupted.begin(key, begun)
+            self._arrived.begin(key, end_ns)
+        trace_id = self._ids.sample(key.group_id, key.index)
+        attributes: Attributes = (
+            ("attempt", event.attempt),
+            ("outcome", _outcome(event.outcome)),
+            ("num_tokens", event.part.num_tokens),
+            ("versions", _versions(event.part.spans)),
+            *begun.told(),
+        )
+        parent_id = attempt_span_id(trace_id, event.attempt)
+        self._record(trace_id, parent_id, "generate", begun.at_ns, start_ns, attributes, span_id=begun.span_id)
+        if begun.num_turns:
+            self._has_news.set()
+
+    def episode_moved(self, event: EpisodeMoved, _start_ns: int, _end_ns: int) -> None:
+        step, key = event.step, event.key
+        trace_id = self._ids.sample(key.group_id, key.index)
+        if step is None or not trace_id:
+            return
+        during = self._generating.get(key)
+        if during is None or step.begin_ns < during.at_ns:  # a call that has outlived an interruption
+            during = self._interrupted.get(key) or during
+        if during is not None:
+            during.count(step)
+        parent_id = attempt_span_id(trace_id, event.attempt) if during is None else during.span_id
+        name, attributes = _turn(step) if isinstance(step, TurnTaken) else _call(step)
+        told: Attributes = (("attempt", event.attempt), *attributes)
+        self._record(trace_id, parent_id, name, step.begin_ns, step.end_ns, told)
+        self._has_news.set()
+
+
+def _outcome(outcome: Outcome) -> str:
+    return str(outcome.__struct_config__.tag)
+
+
+def _versions(spans: tuple[VersionSpan, ...]) -> str:
+    """Version spans as ``3:120 4:12``: 120 tokens of version 3, then 12 of version 4."""
+    return " ".join(f"{span.version}:{span.num_tokens}" for span in spans)
+
+
+def _turn(step: TurnTaken) -> tuple[str, Attributes]:
+    return CHAT if step.is_chat else COMPLETION, (
+        ("turn", step.number),
+        ("conversation", step.conversation),
+        ("num_context_tokens", step.num_context_tokens),
+        ("num_tokens", sum(span.num_tokens for span in step.spans)),
+        ("versions", _versions(step.spans)),
+        ("ending", step.ending),
+        ("trained", step.is_trained),
+    )
+
+
+def _call(step: ToolCalled) -> tuple[str, Attributes]:
+    facts = (("after_turn", step.after_turn), ("tool", step.name), ("call_id", step.call_id), ("error", step.error))
+    return TOOL + step.name, tuple((name, value) for name, value in facts if value != "")

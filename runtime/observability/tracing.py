@@ -2,7 +2,8 @@
 
 Invariants:
 
-* Nothing that is recorded changes what the actor does; the trace context in a header only names a parent.
+* Nothing that is recorded changes what the actor does; the trace context in a header names a parent, and where it is
+  missing the event's sample was left out by its sender, who leaves out the same ones.
 * The span of an event stands in the trace of what the event is about. An event about nothing in particular (a timer,
   a settlement) has its span in a trace of its actor.
 * A sample that is not sampled costs a few dictionary look-ups an event and records nothing.
@@ -74,7 +75,8 @@ class TraceObserver:
         if self._turn_has_ended:
             self._causes.clear()
             self._turn_has_ended = False
-        trace_id = self._ids.of_event(event)
+        is_without = header is not None and not header.trace
+        trace_id = self._ids.without_context(event) if is_without else self._ids.of_event(event)
         context = UNTRACED
         if trace_id is None:
             self._untied(event, start_ns, end_ns)

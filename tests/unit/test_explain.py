@@ -34,10 +34,12 @@ SAMPLES = SampleTimes(
 )  # fmt: skip
 
 
-def engine(name: str, occupied: float, *, down: float = 0.0, tokens_per_s: float | None = 100.0) -> EngineTime:
+def engine(
+    name: str, occupied: float, *, outside: float = 0.0, down: float = 0.0, tokens_per_s: float | None = 100.0
+) -> EngineTime:
     return EngineTime(
-        name=name, occupied=occupied, working=occupied, for_demand=1 - occupied - down, for_weights=0.0, asleep=0.0,
-        down=down, tokens_per_s=tokens_per_s,
+        name=name, occupied=occupied, outside=outside, working=occupied, for_demand=1 - occupied - down,
+        for_weights=0.0, asleep=0.0, down=down, tokens_per_s=tokens_per_s,
     )  # fmt: skip
 
 
@@ -54,7 +56,7 @@ def facts(**changes: Any) -> Facts:  # noqa: ANN401 - any field
         first_step=5, last_step=20, step_s=1.0, policy="fully_async", max_staleness=2, groups_per_batch=8,
         samples_per_group=4, max_concurrent=None, target_outstanding=None, num_slots=32, is_colocated=False,
         learner=learner(0.95), engines=(engine("engine/0", 0.95), engine("engine/1", 0.95)), samples=SAMPLES,
-        waits=Waits(full=1.0), outstanding=20.0, in_generation=10.0, rejected=0.0, evaluated=0.0, outside=None,
+        waits=Waits(full=1.0), outstanding=20.0, in_generation=10.0, rejected=0.0, evaluated=0.0,
     )  # fmt: skip
     return replace(balanced, **changes)
 
@@ -69,7 +71,7 @@ IDLE = {"learner": learner(0.4), "engines": HALF_EMPTY}
         ({}, Cause.HARDWARE),
         ({"learner": learner(0.4)}, Cause.FEW_ENGINES),
         ({"learner": learner(0.4), "rejected": 0.7}, Cause.FILTER),
-        ({"learner": learner(0.4), "outside": 0.8}, Cause.SLOW_TOOL),
+        ({"learner": learner(0.4), "engines": (engine("engine/0", 0.1, outside=0.8),)}, Cause.SLOW_TOOL),
         ({"learner": learner(0.4), "evaluated": 0.5}, Cause.EVALUATION),
         ({"learner": learner(0.7), "engines": (engine("engine/0", 1.0), engine("engine/1", 1.0, tokens_per_s=40.0))},
          Cause.SLOW_ENGINE),
@@ -90,7 +92,7 @@ IDLE = {"learner": learner(0.4), "engines": HALF_EMPTY}
         (IDLE | {"waits": Waits(generate=1.0), "max_concurrent": 10}, Cause.LOW_CONCURRENCY),
         (IDLE | {"waits": Waits(generate=1.0), "target_outstanding": 20}, Cause.LOW_CONCURRENCY),
         (IDLE | {"waits": Waits(generate=1.0), "max_concurrent": 40}, Cause.SMALL_BOUND),
-        (IDLE | {"waits": Waits(generate=1.0), "outside": 0.9}, Cause.SLOW_TOOL),
+        (IDLE | {"waits": Waits(generate=1.0), "engines": (engine("engine/0", 0.1, outside=0.3),)}, Cause.SLOW_TOOL),
         (IDLE | {"waits": Waits(generate=1.0), "rejected": 0.8}, Cause.FILTER),
         (IDLE | {"waits": None, "samples": None}, Cause.UNKNOWN),
     ],
@@ -105,7 +107,7 @@ def test_the_dearest_cause_comes_first(changes: dict[str, Any], cause: Cause) ->
 
 def test_what_the_learner_waits_for_adds_up_to_its_wait() -> None:
     waits = Waits(full=0.3, rows=0.1, placing=0.05, early=0.1, weights=0.05, generate=0.2, tail=0.1, score=0.1)
-    of = facts(**IDLE, waits=waits, rejected=0.2, outside=0.3)
+    of = facts(**IDLE, waits=waits, rejected=0.2)
     assert sum(costs_of(of).values()) == pytest.approx(of.learner.waiting * of.step_s)
 
 

@@ -143,8 +143,10 @@ class Actor:
     def hear(self, event: Event, *commands: AnyCommand, at: int = 0, trace: bytes | None = None) -> list[bytes]:
         """Handle an event from ``at`` to ``at + 1``; returns the trace contexts of what it sends, in order.
 
-        ``trace`` is the context that it came with; None for an event of the actor's own process.
+        ``trace`` is the context that it came with, empty for what a peer says that is watched likewise; None for an
+        event of the actor's own process.
         """
+        trace = self.observer.trace_of(event, b"") if trace == b"" else trace
         header = None if trace is None else Header("peer", 1, 1, 1, 0, trace)
         self.observer.handled(event, header, at, at + 1, list(commands))
         cause = b"" if trace is None else trace
@@ -234,6 +236,23 @@ def test_a_sample_that_is_left_out_records_nothing_and_sends_no_context() -> Non
     ended = GenerationEnded(key=KEY, attempt=0, outcome=Completed(), part=part((4, 3)))
     assert engine.hear(ended, Send("scorer", generated)) == [b""]
     assert engine.spans == []
+
+
+def test_what_a_sender_has_left_out_is_left_out_and_what_it_keeps_is_kept() -> None:
+    source, engine = Actor("prompt_source", fraction=0.3), Actor("engine/0", fraction=0.3)
+    kept = set[int]()
+    for group_id in range(300):
+        key = SampleKey(group_id, 0)
+        event = issued(key)
+        [context] = source.hear(PromptsFetched(prompts=()), Send("engine/0", event))
+        header = Header("prompt_source", 1, 1, 1, 0, context)
+        engine.observer.handled(event, header, 1, 2, [])
+        ended = GenerationEnded(key=key, attempt=0, outcome=Completed(), part=part((4, 3)))
+        engine.hear(ended, at=5)
+        kept |= {group_id} if context else set()
+    for name in ("handle SampleIssued", "handle GenerationEnded"):
+        assert {span[0] for span in engine.stages(name)} == {trace_id_of(SALT, group_id, 0) for group_id in kept}
+    assert 60 < len(kept) < 120
 
 
 def test_all_actors_leave_out_the_same_samples_and_a_like_share_of_everything_else() -> None:

@@ -15,7 +15,14 @@ from penstock.messages.commands import Record
 from penstock.messages.ledger import GroupsGranted, PauseRecorded
 from penstock.messages.local import Started
 from penstock.messages.operator import GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
-from penstock.messages.training import CheckpointDemanded, CheckpointSaved, OnStale, StopAsked, UpdateMode
+from penstock.messages.training import (
+    CheckpointDemanded,
+    CheckpointSaved,
+    NoticeGiven,
+    OnStale,
+    StopAsked,
+    UpdateMode,
+)
 from penstock.messages.waits import OPERATOR
 
 if TYPE_CHECKING:
@@ -102,7 +109,8 @@ def test_the_next_buffer_knows_policy_and_pause() -> None:
     assert successor.books.policy_name == "fully_async"
     assert successor.books.is_paused
     run.bench.driver = drive.Driver(successor)
-    run.bench.hear(Started(epoch=1))
+    told = [event.text for event in drive.sent(run.bench.hear(Started(epoch=1)), NoticeGiven, to="supervisor")]
+    assert ["fully_async" in told[0], "paused" in told[1]] == [True, True]
     commands = run.bench.hear(PAUSE)  # whose answer was lost with the one before
     assert answer(commands).accepted
     assert drive.every(commands, Record) == []

@@ -48,7 +48,7 @@ def show_status(folder: Path, console: Console) -> int:
         console.print(f"  {_earlier(record)}")
     for line in (*_progress(folder, is_running=record.state == "running"), *_operated(folder, record, alive=alive)):
         console.print(f"  {escape(terminal_lines(line))}", soft_wrap=True)
-    console.print(Padding(accounts_tables(read_accounts(folder)), (1, 0, 0, 2)))
+    console.print(Padding(accounts_tables(read_accounts(folder)), (0, 0, 0, 2)))
     if counts := reason_counts(folder):
         console.print(Padding(failures_table(counts, sum(count.num_samples for count in counts)), (1, 0, 0, 2)))
         console.print(

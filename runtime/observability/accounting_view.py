@@ -51,7 +51,7 @@ def accounts_tables(accounts: Accounts) -> Group:
     if accounts.lanes:
         parts.append(_time_table(accounts))
     if accounts.tokens.generated or accounts.tokens.lost:
-        parts += [*([Text()] if parts else []), _token_table(accounts)]
+        parts.append(_token_table(accounts))
     return Group(*parts)
 
 

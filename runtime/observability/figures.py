@@ -138,7 +138,8 @@ class RunFigures:
             self._count(row)
             self.balance = row.balance
         if summary is not None:
-            self.balance = summary.balance
+            if summary.balance.issued >= self.balance.issued:  # it may be of a drive before the last step
+                self.balance = summary.balance
             self._reported.restore(summary.tokens_reported)
             self.lost_tokens = summary.tokens_lost_estimate
             self.failures = FailuresCounted(counts=summary.failures, num_samples=summary.num_failures)

@@ -52,7 +52,7 @@ def summary_panel(summary: RunSummary, accounts: Accounts | None = None) -> Pane
         parts += [Text(terminal_lines(text), style="yellow"), Text()]
     parts += [_facts(summary), Text(), _balance(summary)]
     if accounts is not None:
-        parts += [Text(), accounts_tables(accounts)]
+        parts.append(accounts_tables(accounts))
     if summary.failures:
         parts += [Text(), failures_table(summary.failures, summary.num_failures)]
     title = f"[bold]{escape(summary.scenario)}[/] [{colour}]{outcome}[/]"

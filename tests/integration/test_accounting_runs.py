@@ -61,7 +61,7 @@ def assert_whole(folder: Path) -> Accounts:
     [
         pytest.param("sync", marks=pytest.mark.long_run),
         pytest.param("one_step_off", marks=pytest.mark.long_run),
-        pytest.param("fully_async"),
+        pytest.param("fully_async", marks=pytest.mark.both_hosts),
     ],
 )
 def test_states_and_tokens_add_up_while_a_run_goes_on_and_when_its_engine_was_killed(

@@ -322,6 +322,16 @@ def test_figures_add_up_over_the_drives_of_a_run(tmp_path: Path, was_killed: boo
     assert (tmp_path / "summary-0.json").exists() != was_killed
 
 
+def test_a_summary_from_before_the_last_step_does_not_take_the_balance_back(tmp_path: Path) -> None:
+    run(tmp_path, 6, finished(6, completed=False))
+    killed = RunRecorder(tmp_path, FACTS, resumes=True)
+    assert killed.figures.tokens_generated == 6 * 200
+    for version in (7, 8):
+        killed.step(step(version), 1000.0 + version)
+    killed.abandon()
+    assert RunRecorder(tmp_path, FACTS, resumes=True).figures.tokens_generated == 8 * 200
+
+
 def test_tokens_of_samples_that_ended_count_although_their_engine_was_killed_before_it_said_so(tmp_path: Path) -> None:
     recorder = RunRecorder(tmp_path, FACTS)
     recorder.step(step(3), 1.0)

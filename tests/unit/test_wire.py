@@ -19,10 +19,20 @@ from hypothesis import strategies as st
 from penstock.messages import inboxes
 from penstock.messages.base import Delivery, Event
 from penstock.messages.flow import GroupRejected, RefillAsked, SampleGenerated
+from penstock.messages.ledger import SampleNote
 from penstock.messages.membership import LeasesAsked
-from penstock.messages.samples import CountedSample, ExpertChoices, Media, Part, Prompt, SampleKey, VersionSpan
+from penstock.messages.samples import (
+    CountedSample,
+    ExpertChoices,
+    Media,
+    Part,
+    Prompt,
+    SampleEnd,
+    SampleKey,
+    VersionSpan,
+)
 from penstock.messages.top_logprobs import TopLogprobs
-from penstock.messages.training import StopAsked
+from penstock.messages.training import Balance, StopAsked
 from penstock.messages.wire import (
     Envelope,
     Header,
@@ -36,6 +46,7 @@ from penstock.messages.wire import (
     encode_event,
     encode_pack,
 )
+from penstock.runtime.observability.summary import generated_tokens
 
 GOLDEN = Path(__file__).with_name("golden_events.json")
 UNIONS = (
@@ -119,6 +130,19 @@ def test_a_dropped_sample_that_was_recorded_without_components_has_none() -> Non
     """Groups in ledgers of before."""
     recorded = msgspec.msgpack.encode([3, 0.5])
     assert msgspec.msgpack.decode(recorded, type=CountedSample) == CountedSample(index=3, reward=0.5, components=())
+
+
+def test_samples_and_balances_that_were_recorded_without_given_tokens_have_none() -> None:
+    """Ledgers and summaries of before."""
+    note = msgspec.msgpack.encode([3, 0, "engine/0", "completed", 7, 1, 2, 0.5])
+    assert msgspec.msgpack.decode(note, type=SampleNote).num_made_tokens == 7
+    end = msgspec.msgpack.encode({"key": [1, 2], "state": "failed", "cause": "why", "num_tokens": 5})
+    assert msgspec.msgpack.decode(end, type=SampleEnd).num_made_tokens == 5
+    count = {"state": "trained", "cause": "", "num_samples": 2, "num_tokens": 9}
+    balance = msgspec.json.encode({"issued": 3, "in_system": 1, "ended": [count]})
+    found = msgspec.json.decode(balance, type=Balance)
+    assert found.is_balanced
+    assert (found.generated_tokens, generated_tokens(found)) == (None, 9)
 
 
 def test_no_event_that_travels_is_local() -> None:

@@ -4,8 +4,8 @@ The stretch is divided into :data:`NUM_MOMENTS`. Each in which the Learner waits
 parts, for several:
 
 * *no slot is free*, and more samples are under way than there are slots: the generation, whatever is generated;
-* slots are free, or as many as are needed, and samples are under way: the stages that they are in, by the number of traced samples in each. A
-  sample that waits for its siblings or its batch is there, and is not waited for;
+* slots are free, or there are as many as are wanted, and samples are under way: the stages that they are in, by the
+  number of traced samples in each. One that waits for its siblings or its batch is there, and is not waited for;
 * nothing is under way: new weights, if a version is on its way to the engines; else the next grant.
 """
 

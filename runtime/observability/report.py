@@ -216,7 +216,7 @@ def _explained(run_folder: Path) -> Explanation | str | None:
     try:
         return explain(run_folder)
     except UserFault as error:
-        return str(error)
+        return str(error).replace(f"{run_folder}/", "")  # where it lies is nobody's business who is sent the page
 
 
 def _balance(summary: RunSummary | None, steps: list[StepRow]) -> Balance | None:

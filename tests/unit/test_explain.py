@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from msgspec.structs import asdict, replace
@@ -170,16 +171,34 @@ def test_each_moment_of_the_wait_is_for_what_samples_were_in() -> None:
         span("version", "weight_publisher", 8, 9),
         span("generate", "engine/0", 10, 20),  # nobody waits for it
     ]
-    found = waits_of(Moments(0, 20), lanes, spans, [(0, 8)], offset_s=0.0, median_s=2.0)
+    found = waits_of(Moments(0, 20), lanes, spans, [(0, 8)], offset_s=0.0, median_s=2.0, capacity=0.5)
     assert found is not None
     expected = Waits(full=0.2, generate=0.15, early=0.05, tail=0.1, score=0.1, rows=0.1, placing=0.1, announce=0.1,
                      nothing=0.1)  # fmt: skip
     assert asdict(found) == pytest.approx(asdict(expected), abs=0.005)
 
 
+def test_slots_that_are_all_in_use_do_not_bind_where_no_sample_wants_another() -> None:
+    lanes = {
+        "learner": [row("learner", Activity.WAITING_FOR_SAMPLES, 0, 10)],
+        "engine/0": [row("engine/0", Activity.WORKING, 0, 10)],
+    }
+    spans = [span("generate", "engine/0", 0, 10)]
+    for capacity, expected in ((0.5, Waits(full=1.0)), (1.0, Waits(generate=1.0))):
+        found = waits_of(Moments(0, 10), lanes, spans, [(0, 10)], offset_s=0.0, median_s=9.0, capacity=capacity)
+        assert found == expected
+
+
+def test_a_slot_that_an_episode_holds_is_not_free() -> None:
+    held = msgspec.structs.replace(row("engine/0", Activity.WAITING_FOR_TOOLS, 0, 10), outside=1.0)
+    lanes = {"learner": [row("learner", Activity.WAITING_FOR_SAMPLES, 0, 10)], "engine/0": [held]}
+    found = waits_of(Moments(0, 10), lanes, [], [(0, 10)], offset_s=0.0, median_s=1.0, capacity=0.5)
+    assert found == Waits(full=1.0)
+
+
 def test_a_learner_that_never_waits_waits_for_nothing() -> None:
     lanes = {"learner": [row("learner", Activity.WORKING, 0, 10)], "engine/0": []}
-    assert waits_of(Moments(0, 10), lanes, [], [], offset_s=0.0, median_s=1.0) is None
+    assert waits_of(Moments(0, 10), lanes, [], [], offset_s=0.0, median_s=1.0, capacity=1) is None
 
 
 # --- a whole run -----------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True):
     """What the Learner waited for, in shares of its wait that add up to 1; ``waits.py`` says how they are found."""
 
     full: float = 0.0
-    """No slot was free: it decoded, or was held by an episode that waited for a tool."""
+    """No slot was free (it decoded, or an episode that waited for a tool held it), and more samples were under way."""
     rows: float = 0.0
     """Slots were free, as for those below: rows of groups that were granted."""
     placing: float = 0.0

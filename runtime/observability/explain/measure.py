@@ -104,6 +104,7 @@ def measure(run_folder: Path, scenario: Scenario, steps: Sequence[StepRow]) -> F
     engines = {name: rows for name, rows in lanes.items() if is_engine(name)}
     if not engines or LEARNER not in lanes:
         return None
+    slots = num_slots(scenario.engines)
     is_colocated = scenario.engines.placement == "colocate"
     samples, spans = _samples(run_folder, scenario, stretch, missing)
     speeds = _speeds(spans)
@@ -120,12 +121,12 @@ def measure(run_folder: Path, scenario: Scenario, steps: Sequence[StepRow]) -> F
         samples_per_group=scenario.sampling.samples_per_group,
         max_concurrent=staleness.max_concurrent,
         target_outstanding=None if isinstance(target, str) else target,
-        num_slots=num_slots(scenario.engines),
+        num_slots=slots,
         is_colocated=is_colocated,
         learner=_learner_time(_within(stretch, lanes[LEARNER])),
         engines=tuple(_engine_time(name, _within(stretch, rows), speeds.get(name)) for name, rows in engines.items()),
         samples=samples,
-        waits=_waits(stretch, lanes, groups, spans, samples),
+        waits=_waits(stretch, lanes, groups, spans, samples, slots / scenario.sampling.samples_per_group),
         outstanding=outstanding,
         in_generation=generating,
         rejected=_share(first, last, TerminalState.FILTERED),
@@ -230,6 +231,7 @@ def _waits(
     groups: Sequence[GroupTimes],
     spans: Sequence[SpanRow],
     samples: SampleTimes | None,
+    capacity: float,
 ) -> Waits | None:
     offset_s = stretch.offset_s
     if samples is None or offset_s is None:
@@ -237,7 +239,8 @@ def _waits(
     ends = ((group, group.admitted_at or group.ended_at) for group in groups)
     under_way = [(group.granted_at - offset_s, stretch.end_s if end is None else end - offset_s) for group, end in ends]
     moments = Moments(stretch.start_s, stretch.end_s)
-    return waits_of(moments, lanes, spans, under_way, offset_s=offset_s, median_s=samples.generate_median)
+    median_s = samples.generate_median
+    return waits_of(moments, lanes, spans, under_way, offset_s=offset_s, median_s=median_s, capacity=capacity)
 
 
 # --- spans -----------------------------------------------------------------------------------------------------------

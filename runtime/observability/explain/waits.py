@@ -3,9 +3,9 @@
 The stretch is divided into :data:`NUM_MOMENTS`. Each in which the Learner waits counts the same, for one thing or, in
 parts, for several:
 
-* *no slot is free*: the generation, whatever is generated;
-* slots are free, and samples are under way: the stages that they are in, by the number of traced samples in each. A
-  sample that waits for its siblings or its batch is there, and is not waited for;
+* *no slot is free*, and more samples are under way than there are slots: the generation, whatever is generated;
+* slots are free, or there are as many as are wanted, and samples are under way: the stages that they are in, by the
+  number of traced samples in each. One that waits for its siblings or its batch is there, and is not waited for;
 * nothing is under way: new weights, if a version is on its way to the engines; else the next grant.
 """
 
@@ -67,6 +67,7 @@ def waits_of(
     *,
     offset_s: float,
     median_s: float,
+    capacity: float,
 ) -> Waits | None:
     """What the Learner's wait was for, in shares of it; None where it did not wait.
 
@@ -77,6 +78,7 @@ def waits_of(
         under_way: from when to when each group was granted and not admitted, in seconds since the start of the run.
         offset_s: Unix time of the start of the run.
         median_s: of the generation of a sample.
+        capacity: groups that have room in all slots together.
     """
     waiting = moments.sums((row.start_s, row.end_s, 1.0) for row in lanes[LEARNER] if row.activity in _IDLE)
     engines = {name: rows for name, rows in lanes.items() if is_engine(name)}
@@ -91,7 +93,7 @@ def waits_of(
         counts = {name: sums[at] for name, sums in stages.items() if sums[at] > 0.5}
         if granted[at] < 0.5:
             found["announce" if announcing[at] > 0.5 else "nothing"] += 1
-        elif free[at] <= FREE * len(engines):
+        elif free[at] <= FREE * len(engines) and granted[at] > capacity:
             found["full"] += 1
         else:
             for name, count in counts.items():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 HOUSE = Path(__file__).parents[2]
 FILE = HOUSE / "docs" / "grafana.json"
@@ -82,3 +83,14 @@ def test_each_query_is_about_the_chosen_run_and_uses_variables_that_there_are(da
         assert selected
         assert all('instance="$run"' in matchers for matchers in selected), target["expr"]
         assert target["expr"].count("(") == target["expr"].count(")")
+
+
+def test_prometheus_is_told_where_a_run_serves_and_how_to_show_the_token() -> None:
+    """As it stands, and with the lines that are commented out."""
+    text = (HOUSE / "docs" / "prometheus.yml").read_text(encoding="utf-8")
+    shown = re.sub(r"^( +)# (authorization:|  credentials_file)", r"\1\2", text, flags=re.MULTILINE)
+    plain, with_token = yaml.safe_load(text), yaml.safe_load(shown)
+    (job,) = with_token["scrape_configs"]
+    assert job.pop("authorization") == {"credentials_file": "/etc/prometheus/penstock.token"}
+    assert [job] == plain["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["127.0.0.1:9100"]}]

@@ -10,12 +10,13 @@ How it is measured:
 * What the disk costs: the same run with a ledger in memory, in turn with that on disk (``--ledger both``). The ratio of
   rates needs a quiet machine; the Buffer's CPU time, in which writing and syncing are, holds on a busy one too.
 * What tracing costs: runs with and without it, in turn; the median over pairs, of the rate and of the CPU time of all
-  processes, their start included. ``--ledger traces`` runs nothing else.
+  processes from when they are built, as their logs have it. ``--ledger traces`` runs nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import tempfile
 from pathlib import Path
@@ -29,6 +30,7 @@ from penstock.backends.ledger.sqlite import MEMORY_VARIABLE
 from penstock.benchmarks._progress import repeated
 from penstock.benchmarks._runs import FinishedRun, run
 from penstock.messages.names import BUFFER
+from penstock.runtime.run.plan import log_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,6 +90,8 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     groups_per_s: float
     cpu_ms_per_group: dict[str, float]
     """By actor."""
+    cpu_ms_after_start: float
+    """Of all actors, for a group: without what their processes used until they were built."""
 
 
 class TracingCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,7 +128,21 @@ def rate_of(finished: FinishedRun) -> Rate:
     num_groups = (last.version - first.version) * GROUPS_PER_BATCH
     all_groups = last.version * GROUPS_PER_BATCH
     cpu = {cost.name: 1000 * cost.cpu_s / all_groups for cost in finished.summary.costs}
-    return Rate(groups_per_s=num_groups / (last.at_s - first.at_s), cpu_ms_per_group=cpu)
+    start_ms = 1000 * sum(_start_cpu_s(finished.folder, cost.name) for cost in finished.summary.costs) / all_groups
+    return Rate(
+        groups_per_s=num_groups / (last.at_s - first.at_s),
+        cpu_ms_per_group=cpu,
+        cpu_ms_after_start=sum(cpu.values()) - start_ms,
+    )
+
+
+def _start_cpu_s(folder: Path, actor: str) -> float:
+    """What the process of an actor's only incarnation had used when it was built."""
+    log = (folder / log_name(actor, 1)).read_text()
+    found = re.search(r"is built after .*; the process has used ([\d.]+) s of CPU", log)
+    if found is None:
+        raise RuntimeError(f"{folder / log_name(actor, 1)} does not say what the start has cost")
+    return float(found[1])
 
 
 def variants_of(ledger: str) -> tuple[Variant, ...]:
@@ -168,7 +186,7 @@ def _tracing_cost(traced: list[Rate], untraced: list[Rate]) -> TracingCost | Non
         return None
     return TracingCost(
         rate_losses=[1 - on.groups_per_s / off.groups_per_s for on, off in pairs],
-        cpu_costs=[sum(on.cpu_ms_per_group.values()) / sum(off.cpu_ms_per_group.values()) - 1 for on, off in pairs],
+        cpu_costs=[on.cpu_ms_after_start / off.cpu_ms_after_start - 1 for on, off in pairs],
     )
 
 

@@ -28,6 +28,14 @@ ERROR: Final = "error.type"
 OUR_FAULT: Final = "infra_error"
 
 
+_NAMES: Final = frozenset(("generate", "score", CHAT, COMPLETION))
+
+
+def has_convention(name: str) -> bool:
+    """Whether :func:`conventional` has anything to say of spans of this name."""
+    return name in _NAMES or name.startswith(TOOL)
+
+
 def conventional(name: str, attributes: dict[str, AttributeValue]) -> dict[str, AttributeValue]:
     """What to add to a span of this name that has these attributes."""
     if name == "generate":

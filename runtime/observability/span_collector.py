@@ -48,7 +48,7 @@ def readable_span(span: SpanTuple, resource: Resource) -> ReadableSpan:
         context=_context(trace_id, span_id),
         parent=_context(trace_id, parent_id) if parent_id else None,
         resource=resource,
-        attributes=all_attributes(span),
+        attributes=dict(all_attributes(span)),
         links=[Link(_context(int.from_bytes(trace, "big"), linked)) for trace, linked in links],
         kind=SpanKind.INTERNAL,
         start_time=start_ns,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.runtime.observability.gen_ai import conventional
+from penstock.runtime.observability.gen_ai import conventional, has_convention
 from penstock.runtime.observability.jsonl import JsonLinesWriter
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SCOPE_NAME: Final = "penstock"
 CACHED_NAMES: Final = 1024
+CACHED_ATTRIBUTES: Final = 4096
 
 _encoder: Final = msgspec.json.Encoder()
 
@@ -43,13 +44,12 @@ def actor_attributes(name: str, epoch: int) -> dict[str, AttributeValue]:
     }
 
 
-def all_attributes(span: SpanTuple) -> Mapping[str, AttributeValue]:
+def all_attributes(span: SpanTuple) -> list[tuple[str, AttributeValue]]:
     """Those of the span, and what the conventions call them."""
     name, attributes = span[3], span[6]
-    if not attributes:
-        return {}
-    ours = dict(attributes)
-    return {**ours, **conventional(name, ours)}
+    if not attributes or not has_convention(name):
+        return list(attributes)
+    return [*attributes, *conventional(name, dict(attributes)).items()]
 
 
 class SpanFile:
@@ -86,7 +86,7 @@ def _span(span: SpanTuple) -> str:
     """One span: ids in hex, 64-bit integers as strings."""
     trace_id, span_id, parent_id, name, start_ns, end_ns, attributes, links = span
     parent = f'"parentSpanId":"{parent_id.hex()}",' if parent_id else ""
-    told = f',"attributes":[{_attributes(all_attributes(span).items())}]' if attributes else ""
+    told = f',"attributes":[{_attributes(all_attributes(span))}]' if attributes else ""
     linked = f',"links":[{",".join(map(_link, links))}]' if links else ""
     return (
         f'{{"traceId":"{trace_id.hex()}","spanId":"{span_id.hex()}",{parent}"name":{_text(name)},"kind":1,'
@@ -99,7 +99,13 @@ def _link(link: tuple[bytes, bytes]) -> str:
 
 
 def _attributes(attributes: Iterable[tuple[str, AttributeValue]]) -> str:
-    return ",".join([f'{{"key":"{key}","value":{_value(value)}}}' for key, value in attributes])
+    return ",".join([_attribute(key, value) for key, value in attributes])
+
+
+@lru_cache(maxsize=CACHED_ATTRIBUTES, typed=True)
+def _attribute(key: str, value: AttributeValue) -> str:
+    """Most of them come again and again: an attempt, an engine, an outcome."""
+    return f'{{"key":"{key}","value":{_value(value)}}}'
 
 
 def _value(value: AttributeValue) -> str:

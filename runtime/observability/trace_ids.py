@@ -67,7 +67,7 @@ class TraceIds:
         self._of_event: dict[type[Event], Callable[[Any], bytes]] = {
             kind: quick.get(find) or self._by_subject(find) for kind, find in SUBJECTS.items()
         }
-        note = {of_key: self._leave_out_key, of_sample: self._leave_out_sample}
+        note: dict[object, Callable[[Any], object]] = {of_key: self._leave_out_key, of_sample: self._leave_out_sample}
         self._left_out: dict[type[Event], Callable[[Any], object]] = {
             kind: note.get(find, _nothing) for kind, find in SUBJECTS.items() if find in (*note, of_admitted)
         }

@@ -84,7 +84,7 @@ def _run_actor(boot: Boot, links: Links, pulse: Pulse, remote_ranks: RemoteRanks
         gc.freeze()  # modules and the model are there to stay; walking them costs milliseconds
         times = time.monotonic() - began_s, time.process_time()
         _log.info("%s: %s", VISIBLE_DEVICES, os.environ.get(VISIBLE_DEVICES, "not set"))
-        _log.info("%s %d is built after %.1f s; the process has used %.1f s of CPU", boot.name, boot.epoch, *times)
+        _log.info("%s %d is built after %.1f s; the process has used %.2f s of CPU", boot.name, boot.epoch, *times)
         return loop.run()
 
 

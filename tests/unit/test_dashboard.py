@@ -435,7 +435,7 @@ def _lab(colour: str, seen: NDArray[np.float64]) -> NDArray[np.float64]:
 @pytest.mark.parametrize("seen", SEEN)
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_states_of_a_lane_are_told_apart_by_colour_or_by_hatching(scheme: int, seen: str) -> None:
-    hatched = re.search(r"const HATCHES = \{(.*)\};", (ASSETS / "views" / "devices.js").read_text())
+    hatched = re.search(r"(?s)const HATCHES = \{(.*?)\};", (ASSETS / "views" / "devices.js").read_text())
     assert hatched is not None
     plain = [row for row in (*LABELS, "empty") if row not in re.findall(r"(\w+):", hatched[1])]
     palette = server._LIGHT_AND_DARK.search(server.REPORT_STYLE.read_text())  # pyright: ignore[reportPrivateUsage]

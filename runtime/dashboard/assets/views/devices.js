@@ -10,7 +10,9 @@ const STEPS = [0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 90
 const bytes = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 
 /** States whose colours alone are hard to tell from another's for some are hatched: from where to where in a tile. */
-const HATCHES = { down: [0, 6, 6, 0], waiting_for_weights: [0, 0, 6, 6], applying_weights: [3, 0, 3, 6], starting: [0, 3, 6, 3] };
+const HATCHES = {
+  down: [0, 6, 6, 0], waiting_for_tools: [0, 6, 6, 0], waiting_for_weights: [0, 0, 6, 6], applying_weights: [3, 0, 3, 6], starting: [0, 3, 6, 3],
+};
 
 function inkOf(brush, state) {
   const ink = colour(state), hatch = HATCHES[state];

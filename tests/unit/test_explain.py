@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import yaml
 from msgspec.structs import asdict, replace
 from typer.testing import CliRunner
 
+from penstock.backends.ledger.kept_samples import KeptSample
 from penstock.messages.errors import UserFault
 from penstock.messages.training import Activity, Balance, CauseCount
 from penstock.runtime.cli.app import app
@@ -350,6 +353,33 @@ def test_lengths_that_are_dropped_are_a_bias() -> None:
     assert length_bias(Lengths(100, 50.0, 100, 150.0)) is not None
     assert length_bias(Lengths(100, 50.0, 100, 52.0)) is None
     assert length_bias(Lengths(100, 50.0, 3, 150.0)) is None
+
+
+def test_rows_with_the_same_prompt_are_duplicates(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[KeptSample] = []
+
+    def read(_: Path) -> list[KeptSample]:
+        return kept
+
+    monkeypatch.setattr("penstock.runtime.observability.explain.alarms.read_kept", read)
+    scenario = load_scenario(folder / "scenario.yaml")
+    for prompts, names in (("abc", []), ("aba", ["duplicate prompts"])):
+        kept = [KeptSample(group_id=n, index=0, kept_at=0.0, row=n, prompt=text) for n, text in enumerate(prompts)]
+        kept.append(KeptSample(group_id=9, index=0, kept_at=0.0, row=0, prompt=prompts[0]))  # of another epoch
+        assert [alarm.name for alarm in alarms_of(tmp_path, scenario, steps(4))] == names
+
+
+def test_the_lengths_are_the_ledgers(folder: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as database:
+        database.execute("CREATE TABLE samples (state TEXT, num_tokens INTEGER)")
+        rows = [("trained", 10)] * 100 + [("stale", 100)] * 100 + [("evaluated", 900)] * 50
+        database.executemany("INSERT INTO samples VALUES (?, ?)", rows)
+        database.commit()
+    (alarm,) = alarms_of(tmp_path, load_scenario(folder / "scenario.yaml"), steps(4))
+    assert alarm.name == "length bias"
+    assert [each.value for each in alarm.evidence] == [10.0, 55.0]
 
 
 def test_alarms_come_in_order_and_take_the_knobs_away(folder: Path, tmp_path: Path) -> None:

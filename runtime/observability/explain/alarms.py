@@ -9,11 +9,11 @@ from __future__ import annotations
 import sqlite3
 import statistics
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from penstock.backends.ledger.kept_samples import read_kept
+from penstock.backends.ledger.kept_samples import SAMPLES_FILE, read_kept
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
@@ -68,7 +68,7 @@ def alarms_of(run_folder: Path, scenario: Scenario, steps: Sequence[StepRow]) ->
         _effective(steps),
         length_bias(_lengths(run_folder)),
         _collapse(steps),
-        _duplicates(run_folder, scenario),
+        _duplicates(run_folder),
         _late_versions(steps),
         _full_buffer(steps, scenario),
         _failing_reward(steps),
@@ -145,19 +145,15 @@ def _lengths(run_folder: Path) -> Lengths:
         "sum(state != 'trained'), coalesce(avg(CASE state WHEN 'trained' THEN NULL ELSE num_tokens END), 0) "
         "FROM samples WHERE state != 'evaluated' AND num_tokens > 0"
     )
-    rows = _ask(run_folder, query)
-    return Lengths(*rows[0]) if rows and rows[0][0] is not None else Lengths()
-
-
-def _ask(run_folder: Path, query: str) -> list[tuple[Any, ...]]:
     path = run_folder / LEDGER_FILE
     if not path.is_file():
-        return []
+        return Lengths()
     try:
         with closing(open_read_only(path)) as database:
-            return database.execute(query).fetchall()
+            row = database.execute(query).fetchone()
     except sqlite3.Error as error:
         raise UserFault(f"{path}: {error}") from None
+    return Lengths() if row[0] is None else Lengths(*row)
 
 
 def _collapse(steps: Sequence[StepRow]) -> Alarm | None:
@@ -179,26 +175,19 @@ def _collapse(steps: Sequence[StepRow]) -> Alarm | None:
     )
 
 
-def _duplicates(run_folder: Path, scenario: Scenario) -> Alarm | None:
-    if scenario.prompt_source.replay is not None or scenario.prompt_source.priority is not None:
-        return None  # they draw a prompt again on purpose
+def _duplicates(run_folder: Path) -> Alarm | None:
+    """A row that comes again, in another epoch or on purpose, is no duplicate; another row with its prompt is."""
     try:
-        prompts = {sample.group_id: sample.prompt for sample in read_kept(run_folder) if sample.group_id >= 0}
+        prompts = {sample.row: sample.prompt for sample in read_kept(run_folder) if sample.group_id >= 0}
     except (sqlite3.Error, msgspec.DecodeError) as error:
         raise UserFault(f"{run_folder}: kept samples cannot be read: {error}") from None
-    rows = _ask(run_folder, "SELECT group_id, ordinal, num_rows FROM groups, run")
-    epochs = {int(group): int(ordinal) // max(1, int(num)) for group, ordinal, num in rows if group in prompts}
-    seen: set[tuple[int, str]] = set()
-    num_again = 0
-    for group, epoch in epochs.items():
-        num_again += (epoch, prompts[group]) in seen
-        seen.add((epoch, prompts[group]))
-    if not epochs or num_again <= DUPLICATES * len(epochs):
+    num_again = len(prompts) - len(set(prompts.values()))
+    if not prompts or num_again <= DUPLICATES * len(prompts):
         return None
     return _alarm(
         "duplicate prompts",
-        "The same prompts come several times in one pass over the dataset.",
-        Evidence("kept groups whose prompt had come before", 100 * num_again / len(epochs), "%", "samples.sqlite"),
+        "Different rows of the dataset have the same prompt.",
+        Evidence("rows of kept samples with the prompt of another", 100 * num_again / len(prompts), "%", SAMPLES_FILE),
     )
 
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.benchmarks._progress import in_turn
+from penstock.benchmarks._traced_group import cost_us
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.base import Metric
 from penstock.messages.commands import Send
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 NUM_CALLS: Final = 20_000
 REPETITIONS: Final = 7
 SPANS_A_BATCH: Final = 512
-EVENTS_A_GROUP: Final = 34
-"""Of 8 samples, through all seven actors, with their settlement."""
+GROUPS_A_REPETITION: Final = 640
+FRACTIONS: Final = {"with every sample traced": 1.0, "with one in ten": 0.1, "with none": 0.0}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,15 +63,10 @@ def main(arguments: list[str] | None = None) -> int:
         table.add_row(name, f"{min(times):.2f}", f"{statistics.median(times):.2f}")
     console = Console()
     console.print(table)
-    watched = min(measured[HANDLED_ON])
-    group_ms = {
-        "with every sample traced": watched + min(measured[EXPORTED]),
-        "of it on the actors' threads": watched,
-        "sampled out": min(measured[HANDLED_OUT]),
-        "switched off": min(measured[HANDLED_OFF]),
-    }
-    costs = ", ".join(f"{EVENTS_A_GROUP * cost / 1000:.2f} ms {what}" for what, cost in group_ms.items())
-    console.print(f"A group of 8 samples is {EVENTS_A_GROUP} events through all actors: {costs}.")
+    with tempfile.TemporaryDirectory() as folder:
+        groups = _group_costs(Path(folder), given.repetitions)
+    costs = ", ".join(f"{cost:.0f} µs {what}" for what, cost in groups.items())
+    console.print(f"A group of 8 samples through all actors, medians of {given.repetitions} pairs: {costs}.")
     return 0
 
 
@@ -115,6 +111,16 @@ def measure(folder: Path, num_calls: int, repetitions: int) -> dict[str, list[fl
     for name in (HANDLED_ON, HANDLED_OUT, HANDLED_OFF):
         measured[name] = [max(0.0, took - spared) for took, spared in zip(measured[name], empty, strict=True)]
     return measured
+
+
+def _group_costs(folder: Path, repetitions: int) -> dict[str, float]:
+    """Microseconds of CPU time that go with tracing, by what is traced: each in turn with a run that is not traced."""
+    costs: dict[str, list[float]] = {what: [] for what in FRACTIONS}
+    for _ in in_turn(range(repetitions), lambda number: f"groups, repetition {number + 1}"):
+        for what, fraction in FRACTIONS.items():
+            spared = cost_us(folder, None, GROUPS_A_REPETITION)
+            costs[what].append(cost_us(folder, fraction, GROUPS_A_REPETITION) - spared)
+    return {what: statistics.median(found) for what, found in costs.items()}
 
 
 def _time(thing: Callable[[int], None], num_calls: int) -> float:

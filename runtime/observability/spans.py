@@ -93,7 +93,12 @@ def sampled(trace_id: bytes, fraction: float) -> bool:
     It is the rule of OpenTelemetry's ``TraceIdRatioBased`` sampler, so a collector that samples by the same fraction
     keeps the same traces.
     """
-    return int.from_bytes(trace_id[8:], "big") < round(fraction * (_RING + 1))
+    return int.from_bytes(trace_id[8:], "big") < sampled_below(fraction)
+
+
+def sampled_below(fraction: float) -> int:
+    """The whole number that the second half of a trace id that is kept is below."""
+    return round(fraction * (_RING + 1))
 
 
 class SpanRecorder:

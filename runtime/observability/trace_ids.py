@@ -10,7 +10,7 @@ from penstock.runtime.observability.spans import (
     TRACE_ID_BYTES,
     SpanLink,
     root_span_id,
-    sampled,
+    sampled_below,
     step_trace_id,
     version_trace_id,
 )
@@ -50,7 +50,7 @@ class TraceIds:
             fraction: share of the samples that is traced, in [0, 1]. Steps and versions always are.
         """
         self._salt = run_salt
-        self._fraction = fraction
+        self._limit = sampled_below(fraction)
         self._keyed = blake2b(digest_size=TRACE_ID_BYTES, key=run_salt)
         self._known: dict[int, bytes] = {}
         """By group and index in one whole number: neither key nor value is anything that the garbage collector walks
@@ -81,8 +81,9 @@ class TraceIds:
             hashed = self._keyed.copy()
             hashed.update(b"sample/%d/%d" % (group_id, index))
             trace_id = hashed.digest()
-            self._note(number, trace_id if sampled(trace_id, self._fraction) else UNTRACED)
-            trace_id = self._known[number]
+            if int.from_bytes(trace_id[8:], "big") >= self._limit:
+                trace_id = UNTRACED
+            self._note(number, trace_id)
         return trace_id
 
     def step_link(self, version: int) -> SpanLink:

@@ -73,8 +73,9 @@ class TraceObserver:
     ) -> None:
         """Record the span of a handled event, and the stages that it ends or that its commands begin."""
         if self._turn_has_ended:
-            self._causes.clear()
             self._turn_has_ended = False
+            if self._causes:
+                self._causes.clear()
         is_without = header is not None and not header.trace
         trace_id = self._ids.without_context(event) if is_without else self._ids.of_event(event)
         context = UNTRACED

@@ -100,6 +100,11 @@ class Scorer:
         """Workers that have a call ÷ all workers."""
         return self.workload.occupancy
 
+    @property
+    def outside(self) -> float:
+        """0: a worker that waits for a judge or a service has a call."""
+        return 0.0
+
     def leases(self) -> tuple[HeldLease, ...]:
         """The samples being scored."""
         return tuple(

@@ -67,6 +67,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Series:
             assert run.process.poll() is None, run.ending
             time.sleep(0.1)  # between two scrapes; nothing is timed by it
             found = scrape(url)
+        run.interrupt()
     return found
 
 

@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING, Final
@@ -21,18 +22,21 @@ import msgspec
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
-from penstock.messages.samples import TerminalState, group_name
+from penstock.messages.samples import TerminalState, evaluation_group_id, group_name
 from penstock.runtime.observability.samples import DROPPED, IN_THE_SYSTEM, fate_text
 from penstock.runtime.observability.spans import AttributeValue, trace_id_of
+from penstock.runtime.observability.texts import number_text
 from penstock.runtime.observability.traces import SpanRow, each_span, run_salt, spans_by_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 STAGES: Final = ("issue", "queue", "generate", "score", "filter", "buffer_wait", "train")
 """In the order in which a sample comes through them."""
 OF_ATTEMPT: Final = STAGES[:3]
+_NAME: Final = re.compile(r"(e?)(\d{1,18})/(\d{1,9})")
+_UNTOLD: Final = ("group_id", "index", "min_version", "deadline_version")
 _LAST_STAGE: Final = {
     TerminalState.TRAINED: "train",
     TerminalState.EVALUATED: "filter",
@@ -137,6 +141,19 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
         return (self.end_ns - self.start_ns) / 1e9
 
 
+def sample_key(name: str) -> tuple[int, int]:
+    """Group and index of a sample by its name.
+
+    Raises:
+        UserFault: it is no name of a sample.
+    """
+    found = _NAME.fullmatch(name)
+    if not found:
+        raise UserFault(f"{name!r}: a sample is named GROUP/INDEX, such as 12/3, or e4/0 of an evaluation")
+    group_id = int(found[2])
+    return evaluation_group_id(group_id) if found[1] else group_id, int(found[3])
+
+
 def read_fates(
     run_folder: Path,
     *,
@@ -213,6 +230,27 @@ def life_of(fate: Fate, spans: Sequence[SpanRow]) -> Life:
         events=tuple(row for row in spans if row.name not in STAGES),
         is_traced=bool(spans),
     )
+
+
+def told(attributes: Mapping[str, AttributeValue]) -> Iterator[str]:
+    """What is known of a stage or an event, in words."""
+    if "min_version" in attributes:
+        yield f"weights of version {attributes['min_version']} or newer"
+    if "deadline_version" in attributes:
+        yield f"of use until version {attributes['deadline_version']}"
+    for name, value in attributes.items():
+        if name in _UNTOLD or name.startswith(("gen_ai.", "error.")):
+            continue
+        if isinstance(value, bool):
+            yield name if value else f"not {name}"
+        elif name in ("outcome", "cause", "failure", "error"):
+            yield str(value)
+        elif name == "engine":
+            yield f"to {value}"
+        elif name.startswith("num_") and isinstance(value, int):
+            yield f"{value:,} {name.removeprefix('num_').replace('_', ' ')}"
+        else:
+            yield f"{name} {number_text(value) if isinstance(value, float) else value}"
 
 
 def _stage(row: SpanRow) -> Stage:

@@ -57,6 +57,24 @@ def report(
 
 
 @app.command(
+    epilog="[bold]Examples[/]\n\npenstock dashboard\n\npenstock dashboard runs/math-20260801-120000 --port 0\n\n"
+    "penstock dashboard runs/math-20260801-120000 runs/math-20260802-120000"
+)
+def dashboard(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]...", help="A run's folder, the newest one under ./runs without it; or several."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8475,
+) -> None:
+    """Show a run in the browser, live, or as it ended: what flows, what each device does, what is learnt, samples,
+    ledger. The page is for this machine alone, and for who has the link; several runs share its charts."""
+    from penstock.runtime.cli.dashboard import show_dashboard
+
+    raise typer.Exit(show_dashboard(runs or [run_folder(None)], console, port=port))
+
+
+@app.command(
     epilog="[bold]Examples[/]\n\npenstock audit\n\n"
     "penstock audit runs/quickstart-20260101-120000 --certificate certificate.json"
 )

@@ -66,7 +66,7 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime": (
         ("cli",),
-        ("gateway", "slime", "contracts", "chaos"),
+        ("gateway", "slime", "contracts", "chaos", "dashboard"),
         ("launch",),
         ("preflight",),
         ("hosts",),

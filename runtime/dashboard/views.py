@@ -1,0 +1,12 @@
+"""The views of the dashboard, in the order of their tabs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.runtime.dashboard.learning_view import LEARNING
+
+if TYPE_CHECKING:
+    from penstock.runtime.dashboard.routes import View
+
+VIEWS: Final[tuple[View, ...]] = (LEARNING,)

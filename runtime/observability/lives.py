@@ -158,6 +158,7 @@ def read_fates(
     run_folder: Path,
     *,
     sample: tuple[int, int] | None = None,
+    group_id: int | None = None,
     step: int | None = None,
     states: Sequence[str] = (),
 ) -> list[Fate]:
@@ -167,9 +168,10 @@ def read_fates(
         UserFault: there is no ledger, or it cannot be read.
     """
     terms = ["s.group_id = ? AND s.sample_index = ?"] if sample is not None else []
+    terms += ["s.group_id = ?"] if group_id is not None else []
     terms += ["s.version = ?"] if step is not None else []
     terms += [f"s.state IN ({', '.join('?' * len(states))})"] if states else []
-    values = (*(sample or ()), *(() if step is None else (step,)), *states)
+    values = (*(sample or ()), *(value for value in (group_id, step) if value is not None), *states)
     where = f"WHERE {' AND '.join(terms)}" if terms else ""
     file = run_folder / LEDGER_FILE
     if not file.is_file():

@@ -19,10 +19,9 @@ from penstock.runtime.observability.lives import (
     read_lives,
     sample_key,
     slowest,
-    told,
 )
 from penstock.runtime.observability.spans import step_trace_id, version_trace_id
-from penstock.runtime.observability.texts import duration_text
+from penstock.runtime.observability.texts import duration_text, told
 from penstock.runtime.observability.trace_view import write_view
 from penstock.runtime.observability.traces import run_salt, spans_by_trace
 from penstock.runtime.observability.trackers import read_activity

@@ -30,7 +30,8 @@ from penstock.messages.errors import UserFault
 from penstock.messages.samples import Group, Sample, SampleKey, is_evaluation
 from penstock.runtime.dashboard.routes import Query
 from penstock.runtime.launch.runs import ledger_file, model_folder
-from penstock.runtime.observability.lives import Fate, Stage, read_fates, read_lives, sample_key, told
+from penstock.runtime.observability.lives import Fate, Stage, read_fates, read_lives, sample_key
+from penstock.runtime.observability.texts import told
 from penstock.runtime.safe_text import terminal_lines, terminal_text
 
 if TYPE_CHECKING:

@@ -25,18 +25,16 @@ from penstock.messages.errors import UserFault
 from penstock.messages.samples import TerminalState, evaluation_group_id, group_name
 from penstock.runtime.observability.samples import DROPPED, IN_THE_SYSTEM, fate_text
 from penstock.runtime.observability.spans import AttributeValue, trace_id_of
-from penstock.runtime.observability.texts import number_text
 from penstock.runtime.observability.traces import SpanRow, each_span, run_salt, spans_by_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 STAGES: Final = ("issue", "queue", "generate", "score", "filter", "buffer_wait", "train")
 """In the order in which a sample comes through them."""
 OF_ATTEMPT: Final = STAGES[:3]
 _NAME: Final = re.compile(r"(e?)(\d{1,18})/(\d{1,9})")
-_UNTOLD: Final = ("group_id", "index", "min_version", "deadline_version")
 _LAST_STAGE: Final = {
     TerminalState.TRAINED: "train",
     TerminalState.EVALUATED: "filter",
@@ -232,27 +230,6 @@ def life_of(fate: Fate, spans: Sequence[SpanRow]) -> Life:
         events=tuple(row for row in spans if row.name not in STAGES),
         is_traced=bool(spans),
     )
-
-
-def told(attributes: Mapping[str, AttributeValue]) -> Iterator[str]:
-    """What is known of a stage or an event, in words."""
-    if "min_version" in attributes:
-        yield f"weights of version {attributes['min_version']} or newer"
-    if "deadline_version" in attributes:
-        yield f"of use until version {attributes['deadline_version']}"
-    for name, value in attributes.items():
-        if name in _UNTOLD or name.startswith(("gen_ai.", "error.")):
-            continue
-        if isinstance(value, bool):
-            yield name if value else f"not {name}"
-        elif name in ("outcome", "cause", "failure", "error"):
-            yield str(value)
-        elif name == "engine":
-            yield f"to {value}"
-        elif name.startswith("num_") and isinstance(value, int):
-            yield f"{value:,} {name.removeprefix('num_').replace('_', ' ')}"
-        else:
-            yield f"{name} {number_text(value) if isinstance(value, float) else value}"
 
 
 def _stage(row: SpanRow) -> Stage:

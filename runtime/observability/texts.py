@@ -10,14 +10,16 @@ import msgspec
 from penstock.runtime.observability.figures import END_STEPS, LOSS, REWARD, mean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from penstock.runtime.observability.spans import AttributeValue
     from penstock.runtime.observability.summary import RunSummary
     from penstock.runtime.observability.trackers import StepRow
 
 NOTHING: Final = "–"
 MAX_EVALUATED: Final = 3
 """Datasets with a figure at the top."""
+_UNTOLD: Final = ("group_id", "index", "min_version", "deadline_version")
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 
@@ -160,3 +162,24 @@ def _course(steps: Sequence[StepRow]) -> list[Tile]:
             first, last = fixed(mean(values[:END_STEPS]), 3), fixed(mean(values[-END_STEPS:]), 3)
             return [Tile(label=f"{label}, last {END_STEPS}", value=last, detail=f"first {END_STEPS}: {first}")]
     return []
+
+
+def told(attributes: Mapping[str, AttributeValue]) -> Iterator[str]:
+    """What is known of a stage or an event, in words."""
+    if "min_version" in attributes:
+        yield f"weights of version {attributes['min_version']} or newer"
+    if "deadline_version" in attributes:
+        yield f"of use until version {attributes['deadline_version']}"
+    for name, value in attributes.items():
+        if name in _UNTOLD or name.startswith(("gen_ai.", "error.")):
+            continue
+        if isinstance(value, bool):
+            yield name if value else f"not {name}"
+        elif name in ("outcome", "cause", "failure", "error"):
+            yield str(value)
+        elif name == "engine":
+            yield f"to {value}"
+        elif name.startswith("num_") and isinstance(value, int):
+            yield f"{value:,} {name.removeprefix('num_').replace('_', ' ')}"
+        else:
+            yield f"{name} {number_text(value) if isinstance(value, float) else value}"

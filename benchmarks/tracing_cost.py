@@ -222,8 +222,8 @@ def _report(num_calls: int) -> None:
     metrics = _run_metrics()
     figures = tuple(Metric(f"engine/figure_{number}", number) for number in range(12))
     report = ActorReported(name="engine/0", epoch=1, state="generating", metrics=figures)
-    for number in range(num_calls):
-        metrics.actor(report, number)
+    for _ in range(num_calls):
+        metrics.actor(report)
 
 
 def _account(num_calls: int) -> None:

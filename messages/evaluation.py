@@ -110,6 +110,11 @@ class EvaluatedSample(Value, frozen=True, array_like=True):
     """Components of the reward by name, where it has some."""
 
     @property
+    def num_made_tokens(self) -> int:
+        """Tokens that the model made."""
+        return self.num_tokens - self.num_given_tokens
+
+    @property
     def oldest_version(self) -> int | None:
         return min((span.version for span in self.spans), default=None)
 

@@ -175,6 +175,8 @@ class ScoringFailed(Event, frozen=True, kw_only=True):
     prompt: Prompt
     reason: str
     num_tokens: int
+    num_given_tokens: int = 0
+    """Of these, tokens that the model did not make."""
     sample: Sample | None = None
     """The response that has no reward, for people to look at; None: of a Scorer that did not send it."""
 
@@ -199,6 +201,9 @@ class SampleFailed(Event, frozen=True, kw_only=True):
     prompt: Prompt
     reason: str
     num_tokens: int = 0
+    """Of the response, as far as it was reported."""
+    num_given_tokens: int = 0
+    """Of these, tokens that the model did not make."""
 
 
 class FailuresTold(Event, frozen=True, kw_only=True):

@@ -56,6 +56,13 @@ class SampleNote(Value, frozen=True, array_like=True):
     oldest_version: int | None
     newest_version: int | None
     reward: float | None
+    num_given_tokens: int = 0
+    """Of its tokens, those that the model did not make."""
+
+    @property
+    def num_made_tokens(self) -> int:
+        """Tokens that the model made."""
+        return self.num_tokens - self.num_given_tokens
 
 
 class GroupRecorded(Entry, frozen=True, kw_only=True):

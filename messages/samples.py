@@ -203,6 +203,11 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
     def num_tokens(self) -> int:
         return len(self.tokens) // TOKEN_BYTES
 
+    @property
+    def num_given_tokens(self) -> int:
+        """Of these, tokens that the model did not make."""
+        return self.loss_mask.count(0)
+
 
 class StopReason(StrEnum):
     """Why a completed generation ended."""
@@ -272,6 +277,11 @@ class Sample(Value, frozen=True, kw_only=True, omit_defaults=True):
         return sum(part.num_tokens for part in self.parts)
 
     @property
+    def num_given_tokens(self) -> int:
+        """Of these, tokens that the model did not make."""
+        return sum(part.num_given_tokens for part in self.parts)
+
+    @property
     def oldest_version(self) -> int | None:
         """The lowest version that made one of its tokens; None when it has no tokens."""
         return min(self.versions, default=None)
@@ -314,9 +324,16 @@ class SampleEnd(Value, frozen=True, kw_only=True, omit_defaults=True):
     state: TerminalState
     cause: str
     num_tokens: int = 0
+    num_given_tokens: int = 0
+    """Of these, tokens that the model did not make."""
     reason: str = ""
     """What went wrong with it, in words from where it arose: exception, message, file and line. Empty where nothing
     did, and of runs that were recorded without."""
+
+    @property
+    def num_made_tokens(self) -> int:
+        """Tokens that the model made."""
+        return self.num_tokens - self.num_given_tokens
 
 
 class CountedSample(Value, frozen=True, array_like=True):

@@ -128,18 +128,36 @@ class CauseCount(Value, frozen=True, kw_only=True):
     cause: str
     num_samples: int
     num_tokens: int
+    """Of their responses."""
+    num_given_tokens: int = 0
+    """Of these, tokens that the model did not make."""
+
+    @property
+    def num_made_tokens(self) -> int:
+        """Tokens that the model made."""
+        return self.num_tokens - self.num_given_tokens
 
 
 class Balance(Value, frozen=True, kw_only=True):
-    """The ledger's balance in samples: ``issued = Σ ended + in_system``."""
+    """The ledger's balance, in samples and in the tokens that the model made: ``issued = Σ ended + in_system``, and
+    ``generated_tokens = Σ made tokens of ended + in_system_tokens``. Every figure of tokens that anybody is shown is
+    one of these."""
 
     issued: int
     in_system: int
     ended: tuple[CauseCount, ...]
+    generated_tokens: int | None = None
+    """Of every response that has come to the Buffer, counted as it came and not as it ended. None: it was written
+    before they were counted."""
+    in_system_tokens: int = 0
+    """Of responses that have come and not ended."""
 
     @property
     def is_balanced(self) -> bool:
-        return self.issued == self.in_system + sum(count.num_samples for count in self.ended)
+        if self.issued != self.in_system + sum(count.num_samples for count in self.ended):
+            return False
+        accounted = self.in_system_tokens + sum(count.num_made_tokens for count in self.ended)
+        return self.generated_tokens is None or self.generated_tokens == accounted
 
 
 class StepReported(Event, frozen=True, kw_only=True):

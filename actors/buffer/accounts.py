@@ -7,6 +7,8 @@ Invariants:
 * A sample ends once. ``issued`` grows when a group is granted, when a group closes with more samples than were granted
   (the replacements of failed ones), and when an evaluation is opened, so it does not follow from the ends: a lost
   sample shows as an imbalance.
+* Tokens of responses are counted as they come, with their group, and leave what is in the system with it, so what was
+  generated does not follow from the ends either.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.messages.evaluation import EvaluatedSample
-    from penstock.messages.ledger import SampleNote
+    from penstock.messages.ledger import GroupRecorded
 
 
 class SettledGroups:
@@ -107,6 +109,9 @@ class Accounts:
         self._samples_per_group = samples_per_group
         self._issued = 0
         self._ended: dict[tuple[TerminalState, str], list[int]] = {}
+        self._generated_tokens = 0
+        self.in_system_tokens = 0
+        """Of responses that have come and not ended."""
         self.num_open_groups = 0
         self.num_in_evaluation = 0
         """Samples of an evaluation that have not ended."""
@@ -116,16 +121,26 @@ class Accounts:
         self._issued += num_groups * self._samples_per_group
         self.num_open_groups += num_groups
 
-    def trained(self, samples: Iterable[SampleNote], others: Iterable[SampleEnd]) -> None:
-        """A group was trained: its samples, and those that had ended otherwise."""
-        indices: list[int] = []
-        for sample in samples:
-            self._count(TerminalState.TRAINED, "", sample.num_tokens)
-            indices.append(sample.index)
-        self._close_with(others, indices)
+    def admitted(self, entry: GroupRecorded) -> None:
+        """A group has come, and is to be trained."""
+        num_made = made_tokens(entry)
+        self._generated_tokens += num_made
+        self.in_system_tokens += num_made
 
-    def closed(self, ended: Iterable[SampleEnd]) -> None:
-        """A group ended otherwise."""
+    def trained(self, entry: GroupRecorded) -> None:
+        """A group that was admitted was trained: its samples, and those that had ended otherwise."""
+        self.in_system_tokens -= made_tokens(entry)
+        for sample in entry.samples:
+            self._count(TerminalState.TRAINED, "", sample.num_tokens, sample.num_given_tokens)
+        self._close_with(entry.ended, [sample.index for sample in entry.samples])
+
+    def closed(self, ended: Iterable[SampleEnd], admitted: GroupRecorded | None = None) -> None:
+        """A group ended otherwise; ``admitted``: as it had come before. One that had not comes now."""
+        ended = tuple(ended)
+        if admitted is None:
+            self._generated_tokens += sum(end.num_made_tokens for end in ended)
+        else:
+            self.in_system_tokens -= made_tokens(admitted)
         self._close_with(ended, [])
 
     def evaluation_opened(self, num_samples: int) -> None:
@@ -134,31 +149,46 @@ class Accounts:
         self.num_in_evaluation += num_samples
 
     def evaluated(self, samples: Iterable[EvaluatedSample], missing: Iterable[SampleEnd]) -> None:
-        """A group of an evaluation has ended."""
+        """A group of an evaluation has come, and with that ended."""
         for sample in samples:
-            self._count(TerminalState.EVALUATED, "", sample.num_tokens)
+            self._generated_tokens += sample.num_made_tokens
+            self._count(TerminalState.EVALUATED, "", sample.num_tokens, sample.num_given_tokens)
             self.num_in_evaluation -= 1
         for end in missing:
-            self._count(end.state, end.cause, end.num_tokens)
+            self._generated_tokens += end.num_made_tokens
+            self._count(end.state, end.cause, end.num_tokens, end.num_given_tokens)
             self.num_in_evaluation -= 1
 
     def balance(self) -> Balance:
         """Both sides as they stand."""
         ended = tuple(
-            CauseCount(state=state.value, cause=cause, num_samples=counts[0], num_tokens=counts[1])
+            CauseCount(
+                state=state.value, cause=cause, num_samples=counts[0], num_tokens=counts[1], num_given_tokens=counts[2]
+            )
             for (state, cause), counts in sorted(self._ended.items())
         )
-        in_system = self.num_open_groups * self._samples_per_group + self.num_in_evaluation
-        return Balance(issued=self._issued, in_system=in_system, ended=ended)
+        return Balance(
+            issued=self._issued,
+            in_system=self.num_open_groups * self._samples_per_group + self.num_in_evaluation,
+            ended=ended,
+            generated_tokens=self._generated_tokens,
+            in_system_tokens=self.in_system_tokens,
+        )
 
     def _close_with(self, ended: Iterable[SampleEnd], indices: list[int]) -> None:
         for end in ended:
-            self._count(end.state, end.cause, end.num_tokens)
+            self._count(end.state, end.cause, end.num_tokens, end.num_given_tokens)
             indices.append(end.key.index)
         self._issued += sum(1 for index in indices if index >= self._samples_per_group)
         self.num_open_groups -= 1
 
-    def _count(self, state: TerminalState, cause: str, num_tokens: int) -> None:
-        counts = self._ended.setdefault((state, cause), [0, 0])
-        counts[0] += 1
-        counts[1] += num_tokens
+    def _count(self, state: TerminalState, cause: str, num_tokens: int, num_given: int) -> None:
+        counts = self._ended.setdefault((state, cause), [0, 0, 0])
+        for place, number in enumerate((1, num_tokens, num_given)):
+            counts[place] += number
+
+
+def made_tokens(entry: GroupRecorded) -> int:
+    """Tokens that the model made, of all samples of a group that was admitted."""
+    trainable = sum(sample.num_made_tokens for sample in entry.samples)
+    return trainable + sum(end.num_made_tokens for end in entry.ended)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from penstock.actors.buffer.accounts import Accounts, SettledGroups
+from penstock.actors.buffer.accounts import Accounts, SettledGroups, made_tokens
 from penstock.actors.buffer.evaluating import Evaluations
 from penstock.actors.buffer.failures import Failures
 from penstock.actors.buffer.goals import Replay
@@ -132,6 +132,7 @@ class Books:
                 self._grant(entry)
             case GroupRecorded():
                 self.table.admit(entry)
+                self.accounts.admitted(entry)
                 self.settled.add(entry.group_id)
                 self.rejections.admitted(entry)
                 self.failures.admitted(entry)
@@ -204,7 +205,7 @@ class Books:
 
     def _close(self, entry: GroupClosed) -> None:
         tracked = self.table.remove(entry.group_id)
-        self.accounts.closed(entry.ended)
+        self.accounts.closed(entry.ended, tracked.record)
         self.rejections.closed(entry)
         self.failures.closed(entry, was_admitted=tracked.record is not None)
         self.history.closed(tracked, entry)
@@ -220,7 +221,7 @@ class Books:
             tracked = self.table.remove(group_id)
             assert tracked.record is not None
             self._prompt_ended(tracked.ordinal)
-            self.accounts.trained(tracked.record.samples, tracked.record.ended)
+            self.accounts.trained(tracked.record)
         self.version, self.open_lease = entry.version, None
         self.evaluations.stepped(entry.version)
         self.num_trained_groups += len(entry.group_ids)
@@ -251,6 +252,7 @@ class Books:
         balance = self.accounts.balance()
         assert balance.is_balanced, f"the accounts do not balance: {balance}"
         assert self.accounts.num_open_groups == self.table.num_outstanding
+        assert self.accounts.in_system_tokens == sum(map(made_tokens, self.table.records()))
         self.evaluations.validate()
         assert self.accounts.num_in_evaluation == self.evaluations.num_in_system
         open_lease = self.open_lease
@@ -285,4 +287,5 @@ def note_of(sample: Sample) -> SampleNote:
         sample.oldest_version,
         sample.newest_version,
         sample.reward,
+        sample.num_given_tokens,
     )

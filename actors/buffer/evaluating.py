@@ -229,7 +229,7 @@ def _evaluated(sample: Sample) -> EvaluatedSample:
         sample.engine,
         str(type(sample.outcome).__struct_config__.tag),  # as it is called on the wire
         sample.num_tokens,
-        sum(part.loss_mask.count(0) for part in sample.parts),
+        sample.num_given_tokens,
         reward.value,
         joined_spans(sample.spans),
         reward.components,
@@ -237,4 +237,10 @@ def _evaluated(sample: Sample) -> EvaluatedSample:
 
 
 def _without_reward(sample: Sample) -> SampleEnd:
-    return SampleEnd(key=sample.key, state=TerminalState.FAILED, cause="no_reward", num_tokens=sample.num_tokens)
+    return SampleEnd(
+        key=sample.key,
+        state=TerminalState.FAILED,
+        cause="no_reward",
+        num_tokens=sample.num_tokens,
+        num_given_tokens=sample.num_given_tokens,
+    )

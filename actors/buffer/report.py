@@ -27,7 +27,13 @@ def closed_ends(
         keys = (SampleKey(tracked.group_id, index) for index in range(samples_per_group))
         return tuple(SampleEnd(key=key, state=state, cause=cause) for key in keys)
     given_up = (
-        SampleEnd(key=SampleKey(tracked.group_id, note.index), state=state, cause=cause, num_tokens=note.num_tokens)
+        SampleEnd(
+            key=SampleKey(tracked.group_id, note.index),
+            state=state,
+            cause=cause,
+            num_tokens=note.num_tokens,
+            num_given_tokens=note.num_given_tokens,
+        )
         for note in record.samples
     )
     return (*given_up, *record.ended)

@@ -124,6 +124,10 @@ class GroupTable:
 
     # --- looks ------------------------------------------------------------------------------------------------
 
+    def records(self) -> list[GroupRecorded]:
+        """Of the groups that have come."""
+        return [tracked.record for tracked in self._groups.values() if tracked.record is not None]
+
     def get(self, group_id: int) -> TrackedGroup | None:
         return self._groups.get(group_id)
 

@@ -150,5 +150,11 @@ class Assembly(msgspec.Struct):
 
 
 def _filtered(sample: Sample, cause: str, reason: str) -> SampleEnd:
-    state = TerminalState.FILTERED
-    return SampleEnd(key=sample.key, state=state, cause=cause, num_tokens=sample.num_tokens, reason=reason)
+    return SampleEnd(
+        key=sample.key,
+        state=TerminalState.FILTERED,
+        cause=cause,
+        num_tokens=sample.num_tokens,
+        num_given_tokens=sample.num_given_tokens,
+        reason=reason,
+    )

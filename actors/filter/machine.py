@@ -184,7 +184,12 @@ class Filter:
         assembly = self._assembly(event.key, event.group_size, event.prompt)
         reason = event.reason[:MAX_REASON_CHARACTERS]
         end = SampleEnd(
-            key=event.key, state=TerminalState.FAILED, cause=cause, num_tokens=event.num_tokens, reason=reason
+            key=event.key,
+            state=TerminalState.FAILED,
+            cause=cause,
+            num_tokens=event.num_tokens,
+            num_given_tokens=event.num_given_tokens,
+            reason=reason,
         )
         if assembly is None or not assembly.fail(end):
             return

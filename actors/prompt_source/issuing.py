@@ -93,6 +93,7 @@ class Issuing:
             prompt=group.prompt,
             reason=reason,
             num_tokens=lease.num_tokens,
+            num_given_tokens=sum(chunk.num_given_tokens for chunk in lease.chunks),
         )
         self.out.append(Send(SCORER, failed))
 

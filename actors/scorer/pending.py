@@ -65,6 +65,7 @@ class Pending(msgspec.Struct):
             prompt=event.prompt,
             reason=reason,
             num_tokens=sample.num_tokens,
+            num_given_tokens=sample.num_given_tokens,
             sample=sample,
         )
 

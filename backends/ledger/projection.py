@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from penstock.messages.ledger import LedgerEntry
-    from penstock.messages.samples import Sample, SampleEnd
+    from penstock.messages.samples import SampleEnd
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
@@ -54,9 +54,9 @@ _SAMPLE: Final = (
     "oldest_version, newest_version, reward) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _END: Final = (
-    "INSERT INTO samples (group_id, sample_index, num_tokens, state, cause) VALUES (?, ?, ?, ?, ?) "
-    "ON CONFLICT (group_id, sample_index) DO UPDATE SET num_tokens = excluded.num_tokens, state = excluded.state, "
-    "cause = excluded.cause"
+    "INSERT INTO samples (group_id, sample_index, num_tokens, num_given_tokens, state, cause) "
+    "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (group_id, sample_index) DO UPDATE SET num_tokens = excluded.num_tokens, "
+    "num_given_tokens = excluded.num_given_tokens, state = excluded.state, cause = excluded.cause"
 )
 _REASON: Final = "INSERT OR IGNORE INTO reasons VALUES (?, ?, ?, ?, ?, ?, ?)"
 _CLOSE: Final = (
@@ -144,13 +144,12 @@ class Projection:
 
     def _admit(self, entry: GroupRecorded, now_s: float) -> None:
         assert entry.payload is not None, "written without its payload"
-        given = {sample.key.index: _num_given(sample) for sample in entry.payload.samples}
         self._database.execute(_PAYLOAD, (entry.group_id, _ENCODER.encode(entry.payload)))
         self._database.execute(_ADMIT, (entry.group_id, entry.deadline_version, now_s))
         rows = [
             (
                 entry.group_id, note.index, note.attempt, note.engine, note.outcome, note.num_tokens,
-                given.get(note.index, 0), note.oldest_version, note.newest_version, number(note.reward),
+                note.num_given_tokens, note.oldest_version, note.newest_version, number(note.reward),
             )
             for note in entry.samples
         ]  # fmt: skip
@@ -231,9 +230,7 @@ def _granted(entry: GroupsGranted, now_s: float) -> Iterator[tuple[int | float, 
 
 
 def _ends(ended: Iterable[SampleEnd]) -> list[tuple[int | str, ...]]:
-    return [(end.key.group_id, end.key.index, end.num_tokens, end.state.value, end.cause) for end in ended]
-
-
-def _num_given(sample: Sample) -> int:
-    """Tokens that the environment wrote, not the model."""
-    return sum(part.loss_mask.count(0) for part in sample.parts)
+    return [
+        (end.key.group_id, end.key.index, end.num_tokens, end.num_given_tokens, end.state.value, end.cause)
+        for end in ended
+    ]

@@ -230,17 +230,18 @@ class RecordedBatches:
 
     def _ends(self, group_id: int) -> tuple[SampleEnd, ...]:
         record = self._groups[group_id].record
-        indices = dict.fromkeys(range(self.run.samples_per_group), 0)
+        indices = dict.fromkeys(range(self.run.samples_per_group), (0, 0))
         if record is not None:
-            indices = {note.index: note.num_tokens for note in record.samples}
+            indices = {note.index: (note.num_tokens, note.num_given_tokens) for note in record.samples}
         cancelled = tuple(
             SampleEnd(
                 key=SampleKey(group_id, index),
                 state=TerminalState.CANCELLED,
                 cause=NOT_IN_A_BATCH,
                 num_tokens=num_tokens,
+                num_given_tokens=num_given,
             )
-            for index, num_tokens in indices.items()
+            for index, (num_tokens, num_given) in indices.items()
         )
         return cancelled if record is None else (*cancelled, *record.ended)
 

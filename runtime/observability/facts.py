@@ -19,13 +19,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from penstock import __version__
+from penstock.backends.engines.options import engine_groups
+from penstock.backends.engines.spec import ENGINES, ONE_GPU
 from penstock.backends.evaluation.sets import EvaluationSet
+from penstock.messages.names import LEARNER, engine_name, teacher_name
 from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows
 from penstock.runtime.observability.summary import MachineFacts, machine_facts
 from penstock.runtime.safe_text import without_credentials
 from penstock.runtime.scenario.evaluation_rules import evaluated_version, sets_of
 
 if TYPE_CHECKING:
+    from penstock.backends.engines.options import EngineGroupOptions
+    from penstock.backends.engines.teacher_options import TeacherOptions
     from penstock.runtime.scenario import Scenario
 
 STARTS_FILE: Final = "starts.jsonl"
@@ -77,6 +82,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Penstock first."""
     report: bool = True
     """Write ``report.html`` at the end."""
+    devices: dict[str, int] = {}
+    """Devices that an actor has, by its name: GPUs, or processes where there are none. One where it is not named."""
     evaluation: tuple[EvaluationSet, ...] = ()
     """Datasets that are evaluated."""
     first_version: int = 0
@@ -123,9 +130,29 @@ def facts_of(scenario: Scenario, *, command: str) -> RunFacts:
         git_is_dirty=git.is_dirty,
         packages=installed_packages(),
         report=scenario.observability.report,
+        devices=devices_of(scenario),
         evaluation=sets_of(scenario),
         first_version=evaluated_version(scenario),
     )
+
+
+def devices_of(scenario: Scenario) -> dict[str, int]:
+    """How many devices the actors have that do the work of a model: GPUs of an engine and of a teacher, ranks of the
+    learner. An engine on CPUs, or one that is not ours to place, counts as one."""
+    learner, teacher = scenario.learner, scenario.teacher
+    found = {LEARNER: learner.num_ranks}
+    if scenario.run.only == "learner":
+        return found
+    for group in engine_groups(scenario.engines):
+        found |= {engine_name(len(found) - 1 + index): _num_devices(group) for index in range(group.count)}
+    if teacher is not None:
+        found |= {teacher_name(index): _num_devices(teacher) for index in range(teacher.count)}
+    return found
+
+
+def _num_devices(options: EngineGroupOptions | TeacherOptions) -> int:
+    size = None if options.device == "cpu" else ENGINES.spec(options.backend).size(options)
+    return (size or ONE_GPU).num_gpus
 
 
 def command_line() -> str:

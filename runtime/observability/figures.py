@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from penstock.messages.training import Balance, FailuresCounted
-from penstock.runtime.observability.summary import ended_tokens, trained_tokens
+from penstock.runtime.observability.summary import generated_tokens, trained_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ CURSORS: Final = "data/"
 END_STEPS: Final = 10
 RATE_WINDOW_S: Final = 30.0
 NO_FAILURES: Final = FailuresCounted(counts=(), num_samples=0)
-EMPTY_BALANCE: Final = Balance(issued=0, in_system=0, ended=())
+EMPTY_BALANCE: Final = Balance(issued=0, in_system=0, ended=(), generated_tokens=0)
 
 
 class Rate:
@@ -111,8 +111,8 @@ class RunFigures:
         self.lost_tokens = 0
         self.restarts: dict[str, int] = {}
         self._progress_tokens = progress_tokens
-        self._generated = RunningTotal()
-        self._generated_rate = Rate()
+        self._reported = RunningTotal()
+        self._reported_rate = Rate()
         self._trained_rate = Rate()
         self._running: dict[str, float] = {}
         self._cpu: dict[str, RunningTotal] = {}
@@ -129,15 +129,14 @@ class RunFigures:
         for row in rows:
             self._count(row)
             self.balance = row.balance
-        tokens = max((row.tokens_generated for row in rows[-1:]), default=0)
         if summary is not None:
-            tokens = max(tokens, summary.tokens_generated)
+            self.balance = summary.balance
+            self._reported.restore(summary.tokens_reported)
             self.lost_tokens = summary.tokens_lost_estimate
             self.failures = FailuresCounted(counts=summary.failures, num_samples=summary.num_failures)
             self.restarts = {restart.name: restart.count for restart in summary.restarts}
             for cost in summary.costs:
                 self._cpu.setdefault(cost.name, RunningTotal()).restore(cost.cpu_s)
-        self._generated.restore(tokens)
         for name, value in rows[-1].metrics.items() if rows else ():
             if name.startswith(COUNTED) and value is not None:
                 self._counted.setdefault(name, RunningTotal()).restore(value)
@@ -148,8 +147,8 @@ class RunFigures:
         """An actor's report."""
         for metric in report.metrics:
             if metric.name == GENERATED_TOKENS:
-                self._generated.report(report.name, report.epoch, metric.value)
-                self._generated_rate.add(now_s, self._generated.total)
+                self._reported.report(report.name, report.epoch, metric.value)
+                self._reported_rate.add(now_s, self._reported.total)
             elif metric.name == CPU_SECONDS:
                 self._cpu.setdefault(report.name, RunningTotal()).report(report.name, report.epoch, metric.value)
             elif metric.name == RUNNING:
@@ -202,9 +201,14 @@ class RunFigures:
 
     @property
     def tokens_generated(self) -> int:
-        """As the engines counted them; what was killed had not reported its last ones, so at least those of the samples
-        that ended."""
-        return max(int(self._generated.total), ended_tokens(self.balance))
+        """Of every response that has come to the Buffer, up to the last step."""
+        return generated_tokens(self.balance)
+
+    @property
+    def tokens_reported(self) -> int:
+        """As the engines count what they make: ahead of what has come, and behind by what killed ones had not
+        reported. For the rate, and for people who wait for the first step."""
+        return int(self._reported.total)
 
     @property
     def tokens_trained(self) -> int:
@@ -212,7 +216,8 @@ class RunFigures:
 
     @property
     def generated_per_s(self) -> float | None:
-        return self._generated_rate.per_s
+        """As the engines count."""
+        return self._reported_rate.per_s
 
     @property
     def trained_per_s(self) -> float | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.messages.names import is_engine, is_teacher
+from penstock.messages.names import LEARNER, SCORER, is_engine, is_teacher
 from penstock.messages.training import Activity
 from penstock.runtime.observability.shares import LABELS, Shares
 
@@ -42,7 +42,7 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the time in each state, in percent; they add up to 100.0."""
     total: float
     occupancy: float | None
-    """Mean share of an engine's slots in use while it worked, in percent; None for what has no slots."""
+    """Mean share of its slots, or workers, in use while it worked, in percent; None for what has none."""
     time_s: float
 
 
@@ -62,10 +62,10 @@ def lanes_of(activity: Mapping[str, Sequence[ActivityRow]]) -> Lanes | None:
     activity = {name: rows for name, rows in activity.items() if rows}
     if not activity:
         return None
-    names = sorted(activity, key=_order)
+    names = sorted(activity, key=lane_order)
     shown = names[:MAX_LANES]
     engines = [name for name in names if is_engine(name)]
-    rows = [_lane_row(name, Shares(activity[name]), has_slots=is_engine(name) or is_teacher(name)) for name in shown]
+    rows = [_lane_row(name, Shares(activity[name]), has_slots=name != LEARNER) for name in shown]
     if len(engines) > 1:
         spans = [span for name in engines for span in activity[name]]
         rows.append(_lane_row(f"all {len(engines)} engines", Shares(spans), has_slots=True))
@@ -79,10 +79,11 @@ def lanes_of(activity: Mapping[str, Sequence[ActivityRow]]) -> Lanes | None:
     )
 
 
-def _order(name: str) -> tuple[int, str, int]:
-    """The learner first, then engines by number, then teachers."""
+def lane_order(name: str) -> tuple[int, str, int]:
+    """The learner first, then engines by number, then teachers, then the Scorer's workers."""
     head, _, tail = name.rpartition("/")
-    return is_engine(name) + 2 * is_teacher(name), head or name, int(tail) if tail.isdecimal() else 0
+    kind = is_engine(name) + 2 * is_teacher(name) + 3 * (name == SCORER)
+    return kind, head or name, int(tail) if tail.isdecimal() else 0
 
 
 def _lane_row(name: str, shares: Shares, *, has_slots: bool) -> LaneRow:

@@ -24,6 +24,7 @@ from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.registry import Collector
 
 from penstock.messages.training import Activity
+from penstock.runtime.observability.summary import generated_tokens
 from penstock.runtime.safe_text import terminal_text
 
 if TYPE_CHECKING:
@@ -135,7 +136,10 @@ class RunMetrics:
             "penstock_samples_ended", "Samples by how they ended.", ["state", "cause"], registry=registry
         )
         self._ended_tokens = Counter(
-            "penstock_sample_tokens", "Response tokens of ended samples.", ["state", "cause"], registry=registry
+            "penstock_sample_tokens",
+            "Tokens that the model made, of ended samples.",
+            ["state", "cause"],
+            registry=registry,
         )
         self._failed = Counter(
             "penstock_samples_failed",
@@ -143,7 +147,12 @@ class RunMetrics:
             ["cause", "reason"],
             registry=registry,
         )
-        self._generated = Counter("penstock_generated_tokens", "Tokens that engines made.", registry=registry)
+        self._generated = Counter(
+            "penstock_generated_tokens", "Tokens that the model made, of responses that came.", registry=registry
+        )
+        self._tokens_in_system = Gauge(
+            "penstock_tokens_in_system", "Of these, of samples that have not ended.", registry=registry
+        )
         self._lost = Counter("penstock_lost_tokens_estimate", "Tokens lost with killed engines.", registry=registry)
         self._ages = Histogram(
             "penstock_staleness_versions", "Age of trained samples.", buckets=AGE_BUCKETS, registry=registry
@@ -162,15 +171,9 @@ class RunMetrics:
         self._seen: dict[tuple[str, str, str], float] = {}
         self._activity_series: dict[tuple[str, Activity], Counter] = {}
 
-    def actor(self, report: ActorReported, generated_tokens: int) -> None:
-        """An actor's report.
-
-        Args:
-            report: its figures, exposed as they are.
-            generated_tokens: total of all incarnations of all engines.
-        """
+    def actor(self, report: ActorReported) -> None:
+        """An actor's report: its figures, exposed as they are."""
         self._actors.report(report)
-        self._raise_to(self._generated, ("generated", "", ""), generated_tokens)
 
     def activity(self, actor: str, spans: Iterable[ActivitySpan]) -> None:
         """Spans that were added to an actor's lane."""
@@ -195,11 +198,13 @@ class RunMetrics:
         balance = report.balance
         self._raise_to(self._issued, ("issued", "", ""), balance.issued)
         self._in_system.set(balance.in_system)
+        self._raise_to(self._generated, ("generated", "", ""), generated_tokens(balance))
+        self._tokens_in_system.set(balance.in_system_tokens)
         for ended in balance.ended:
             series = self._ended.labels(ended.state, ended.cause)
             self._raise_to(series, ("ended", ended.state, ended.cause), ended.num_samples)
             series = self._ended_tokens.labels(ended.state, ended.cause)
-            self._raise_to(series, ("tokens", ended.state, ended.cause), ended.num_tokens)
+            self._raise_to(series, ("tokens", ended.state, ended.cause), ended.num_made_tokens)
 
     def failures(self, counted: FailuresCounted) -> None:
         """Samples have failed. Only the first ``MAX_REASONS`` kinds of reasons of a run have a series."""

@@ -14,7 +14,7 @@ from penstock.messages.samples import TerminalState
 from penstock.runtime.observability.chart_plans import LEARNING, PLANS, SHOWN_OTHERWISE, SPEED, matches, short_name
 from penstock.runtime.observability.charts import Chart, Line, line_of
 from penstock.runtime.observability.figures import REWARD, REWARD_STD
-from penstock.runtime.observability.summary import ended_tokens, trained_tokens
+from penstock.runtime.observability.summary import generated_tokens, trained_tokens
 from penstock.runtime.safe_text import terminal_text
 
 if TYPE_CHECKING:
@@ -131,10 +131,9 @@ def speed_charts(steps: Sequence[StepRow]) -> list[Chart]:
     rates = [line_of("trained", x[1:], trained, is_smoothed=False)]
     if finished != trained:
         rates.append(line_of("finished", x[1:], finished, is_smoothed=False))
-    note = f"Response tokens of samples that were trained, or ended in any way; over {RATE_STEPS} steps."
+    note = f"Tokens that the model made, of samples that were trained, or ended in any way; over {RATE_STEPS} steps."
     charts = chart_of("Throughput", note, rates, y_label="tokens a second", from_zero=True)
-    # Engines report now and then: of samples that ended all tokens were generated, reported or not.
-    generated = (max(row.tokens_generated, _ended(row)) for row in steps)
+    generated = (generated_tokens(row.balance) for row in steps)
     shares = [_trained(row) / num if num else None for row, num in zip(steps, generated, strict=True)]
     goodput = [line_of("goodput", x, shares, is_smoothed=False)]
     charts += chart_of("Goodput", "Trained ÷ generated tokens, from the start of the run.", goodput, from_zero=True)
@@ -146,7 +145,7 @@ def _trained(row: StepRow) -> int:
 
 
 def _ended(row: StepRow) -> int:
-    return ended_tokens(row.balance)
+    return sum(count.num_made_tokens for count in row.balance.ended)
 
 
 def fate_charts(steps: Sequence[StepRow]) -> list[Chart]:

@@ -26,7 +26,7 @@ from penstock.runtime.observability.summary import (
     ActorCost,
     ActorRestarts,
     RunSummary,
-    ended_tokens,
+    generated_tokens,
     set_summary_aside,
     trained_tokens,
     wasted_tokens,
@@ -124,7 +124,7 @@ class RunRecorder:
         self.figures.actor(report, now_s)
         tiles = self._activity.append(report)
         if self._metrics is not None:
-            self._metrics.actor(report, self.figures.tokens_generated)
+            self._metrics.actor(report)
             self._metrics.activity(report.name, tiles)
         if self._view is not None:
             self._view.actor(report)
@@ -136,7 +136,7 @@ class RunRecorder:
         row = StepRow.of(
             now_s,
             report,
-            tokens_generated=self.figures.tokens_generated,
+            tokens_generated=generated_tokens(report.balance),
             training_s=self._training_s(now_s),
             counted=self.figures.counted,
         )
@@ -269,10 +269,11 @@ class RunRecorder:
             mean_logprob_abs_diff=mean(figures.logprob_diffs),
             max_logprob_abs_diff=max(figures.logprob_diffs, default=None),
             balance=finished.balance,
-            tokens_generated=max(figures.tokens_generated, ended_tokens(finished.balance)),
+            tokens_generated=generated_tokens(finished.balance),
             tokens_trained=trained_tokens(finished.balance),
             tokens_wasted=wasted_tokens(finished.balance),
             tokens_lost_estimate=figures.lost_tokens,
+            tokens_reported=figures.tokens_reported,
             restarts=tuple(ActorRestarts(name=name, count=count) for name, count in restarts),
             costs=tuple(ActorCost(name=name, cpu_s=cpu_s) for name, cpu_s in sorted(figures.cpu_s.items())),
             failures=figures.failures.counts,

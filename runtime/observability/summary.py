@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SUMMARY_FILE: Final = "summary.json"
+USEFUL: Final = (TerminalState.TRAINED, TerminalState.EVALUATED)
+"""What ends so is no waste."""
 
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,12 +94,15 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     balance: Balance
     tokens_generated: int
-    """As the engines counted them, of every incarnation up to its last report; at least those of the samples that
-    ended."""
+    """Tokens that the model made, of every response that has come to the Buffer; so ``generated = trained + evaluated +
+    wasted + in the system``, of ``balance``."""
     tokens_trained: int
     tokens_wasted: tuple[TokenWaste, ...]
     tokens_lost_estimate: int
     """Tokens that killed engines had made since their last report: an estimate, beside the balance."""
+    tokens_reported: int = 0
+    """As the engines counted what they made, each incarnation up to its last report: what never arrived is among it,
+    and what was made after a last report is not."""
     restarts: tuple[ActorRestarts, ...]
     costs: tuple[ActorCost, ...] = ()
     """CPU time and memory by actor; none on a virtual clock."""
@@ -128,22 +133,25 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
         return self.tokens_generated / self.training_s if self.training_s > 0 else None
 
 
-def ended_tokens(balance: Balance) -> int:
-    """Tokens of the samples that ended, in whatever way."""
-    return sum(count.num_tokens for count in balance.ended)
+def generated_tokens(balance: Balance) -> int:
+    """Tokens that the model made, of every response that came; of a balance from before they were counted, of those
+    that ended."""
+    if balance.generated_tokens is None:
+        return sum(count.num_made_tokens for count in balance.ended)
+    return balance.generated_tokens
 
 
 def trained_tokens(balance: Balance) -> int:
-    """Tokens of the samples that were trained."""
-    return sum(count.num_tokens for count in balance.ended if count.state == TerminalState.TRAINED)
+    """Tokens that the model made, of the samples that were trained."""
+    return sum(count.num_made_tokens for count in balance.ended if count.state == TerminalState.TRAINED)
 
 
 def wasted_tokens(balance: Balance) -> tuple[TokenWaste, ...]:
-    """Tokens of the samples that ended otherwise, the largest waste first."""
+    """Tokens that the model made, of the samples that ended otherwise, the largest waste first."""
     waste = [
-        TokenWaste(state=count.state, cause=count.cause, num_tokens=count.num_tokens)
+        TokenWaste(state=count.state, cause=count.cause, num_tokens=count.num_made_tokens)
         for count in balance.ended
-        if count.state not in (TerminalState.TRAINED, TerminalState.EVALUATED) and count.num_tokens
+        if count.state not in USEFUL and count.num_made_tokens
     ]
     return tuple(sorted(waste, key=lambda item: (-item.num_tokens, item.state, item.cause)))
 

@@ -60,7 +60,10 @@ def balance(trained: int, filtered: int) -> Balance:
         CauseCount(state="trained", cause="", num_samples=trained, num_tokens=10 * trained),
         CauseCount(state="filtered", cause="zero_spread", num_samples=filtered, num_tokens=3 * filtered),
     )
-    return Balance(issued=trained + filtered + 5, in_system=5, ended=ended)
+    tokens = 10 * trained + 3 * filtered
+    return Balance(
+        issued=trained + filtered + 5, in_system=5, ended=ended, generated_tokens=tokens + 4, in_system_tokens=4
+    )
 
 
 def step(version: int, trained: int) -> StepReported:
@@ -97,17 +100,17 @@ def test_steps_show_as_typed_figures_of_the_run(metrics: RunMetrics, url: str) -
     assert samples["penstock_staleness_versions_bucket{le=0.0}"] == 12
     assert samples["penstock_staleness_versions_bucket{le=1.0}"] == 16
     assert samples["penstock_response_tokens_sum{}"] == 720
+    assert samples["penstock_generated_tokens_total{}"] == 170 == 160 + 6 + samples["penstock_tokens_in_system{}"]
 
 
 def test_figures_of_actors_show_under_their_name(metrics: RunMetrics, url: str) -> None:
-    metrics.actor(report("engine/0", 1, running=3, occupancy=0.5), 100)
-    metrics.actor(report("engine/1", 1, running=4), 100)
-    metrics.actor(report("engine/0", 1, running=7), 150)
+    metrics.actor(report("engine/0", 1, running=3, occupancy=0.5))
+    metrics.actor(report("engine/1", 1, running=4))
+    metrics.actor(report("engine/0", 1, running=7))
     samples = scrape(url)
     assert samples["penstock_actor_engine_running{actor=engine/0}"] == 7
     assert samples["penstock_actor_engine_running{actor=engine/1}"] == 4
     assert samples["penstock_actor_engine_occupancy{actor=engine/0}"] == 0.5
-    assert samples["penstock_generated_tokens_total{}"] == 150
 
 
 def test_time_adds_up_by_state(metrics: RunMetrics, url: str) -> None:
@@ -122,11 +125,9 @@ def test_time_adds_up_by_state(metrics: RunMetrics, url: str) -> None:
 def test_no_counter_goes_down_when_a_report_comes_late(metrics: RunMetrics, url: str) -> None:
     metrics.step(step(2, 16))
     metrics.step(step(1, 8))
-    metrics.actor(report("engine/0", 1), 100)
-    metrics.actor(report("engine/0", 1), 90)
     samples = scrape(url)
     assert samples["penstock_samples_ended_total{cause=,state=trained}"] == 16
-    assert samples["penstock_generated_tokens_total{}"] == 100
+    assert samples["penstock_generated_tokens_total{}"] == 170
 
 
 def test_losses_are_counted(metrics: RunMetrics, url: str) -> None:
@@ -165,7 +166,7 @@ def test_names_that_look_alike_or_odd_do_not_break_a_scrape(metrics: RunMetrics,
             balance=balance(1, 1),
         )
     )
-    metrics.actor(ActorReported(name="x", epoch=1, state="", metrics=tuple(Metric(name, 2.0) for name in names)), 0)
+    metrics.actor(ActorReported(name="x", epoch=1, state="", metrics=tuple(Metric(name, 2.0) for name in names)))
     samples = scrape(url)
     assert samples["penstock_step_a_b{}"] == 1
     assert samples["penstock_step_lr_pg_0{}"] == 1

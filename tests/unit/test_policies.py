@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import actor_driver as drive
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.actors.buffer.accounts import Accounts, SettledGroups
-from penstock.actors.buffer.books import note_of
+from penstock.actors.buffer.books import recorded
 from penstock.actors.buffer.grants import Grants
 from penstock.actors.buffer.pacing import AutoTarget, PacingSettings, bound, num_grantable
 from penstock.actors.buffer.policies import BUILTIN, BufferState, RankedGroup, builtin_policy, ranked, refusal
@@ -272,7 +273,9 @@ def test_every_sample_of_a_granted_group_is_in_the_system_until_the_group_ends()
     accounts = Accounts(samples_per_group=2)
     accounts.granted(3)
     assert (accounts.balance().issued, accounts.balance().in_system) == (6, 6)
-    accounts.trained(map(note_of, drive.group(0).samples), ())
+    accounts.admitted(recorded(drive.group(0), 1))
+    assert (accounts.balance().generated_tokens, accounts.balance().in_system_tokens) == (8, 8)
+    accounts.trained(recorded(drive.group(0), 1))
     balance = accounts.balance()
     assert balance.is_balanced
     assert (balance.issued, balance.in_system) == (6, 4)
@@ -283,7 +286,9 @@ def test_replacements_of_failed_samples_are_issued_samples_too() -> None:
     accounts = Accounts(samples_per_group=2)
     accounts.granted(1)
     samples = drive.sample(0, 1, reward=1.0), drive.sample(0, 2, reward=1.0)
-    accounts.trained(map(note_of, samples), [end(0, num_tokens=3)])
+    group = msgspec.structs.replace(drive.group(0), samples=samples, ended=(end(0, num_tokens=3),))
+    accounts.admitted(recorded(group, 1))
+    accounts.trained(recorded(group, 1))
     balance = accounts.balance()
     assert balance.is_balanced
     assert (balance.issued, balance.in_system) == (3, 0)
@@ -294,3 +299,24 @@ def test_a_sample_that_got_lost_shows_as_an_imbalance() -> None:
     accounts.granted(1)
     accounts.closed([end(0)])
     assert not accounts.balance().is_balanced
+
+
+def test_a_token_that_got_lost_or_was_counted_twice_shows_as_an_imbalance() -> None:
+    for ends in ([end(0, num_tokens=4), end(1, num_tokens=3)], [end(0, num_tokens=4), end(1, num_tokens=5)]):
+        accounts = Accounts(samples_per_group=2)
+        accounts.granted(1)
+        accounts.admitted(recorded(drive.group(0), 1))
+        accounts.closed(ends, recorded(drive.group(0), 1))
+        balance = accounts.balance()
+        assert balance.issued == balance.in_system + sum(count.num_samples for count in balance.ended)
+        assert not balance.is_balanced
+
+
+def test_tokens_that_the_model_did_not_make_are_not_generated() -> None:
+    accounts = Accounts(samples_per_group=2)
+    accounts.granted(1)
+    ends = [msgspec.structs.replace(end(index, num_tokens=5), num_given_tokens=2) for index in range(2)]
+    accounts.closed(ends)
+    balance = accounts.balance()
+    assert balance.is_balanced
+    assert (balance.generated_tokens, balance.ended[0].num_tokens, balance.ended[0].num_made_tokens) == (6, 10, 6)

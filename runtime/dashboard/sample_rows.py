@@ -258,7 +258,7 @@ def bins(run_folder: Path, query: CountQuery) -> Bins:
             values,
         ).fetchone()
         every = max(1, number // BINNED)
-        wide, high_cell = ((most + 1) / WIDTH, (high - low) / HEIGHT or 1.0) if number > MAX_POINTS else (0.0, 0.0)
+        wide, high_cell = ((most + 1) / WIDTH, (high - low or 1.0) / HEIGHT) if number > MAX_POINTS else (0.0, 0.0)
         if number <= MAX_POINTS:
             cells = [Cell(*row, 1) for row in index.execute(f"SELECT num_tokens, reward {where}", values)]
         else:

@@ -13,7 +13,7 @@ LONG := --timeout 600 -o faulthandler_timeout=600
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test runs reasoning-gym trackers test-ray test-sglang test-megatron test-megatron-0.19 chaos nightly lint format docs site clean
+.PHONY: help demo check test runs reasoning-gym trackers browser test-ray test-sglang test-megatron test-megatron-0.19 chaos nightly lint format docs site clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -28,7 +28,7 @@ check: .venv/.ready-test ## The unit tests (about a minute)
 test: .venv/.ready-test ## Units, backends, simulation, whole runs on the local host, a few on Ray (about ten minutes)
 	@failed=0; set -x; \
 	$(PYTEST) $(THREE) -m "not slow and not long_run and not ray and not chaos and not sglang and not megatron" \
-		--ignore tests/sglang --ignore tests/megatron $(ARGS) || failed=1; \
+		--ignore tests/sglang --ignore tests/megatron --ignore tests/browser $(ARGS) || failed=1; \
 	PENSTOCK_TEST_HOST=ray $(PYTEST) -m smoke tests/integration || failed=1; \
 	exit $$failed
 
@@ -41,6 +41,9 @@ runs: .venv/.ready-test ## Whole runs that train for longer (examples, agents, h
 reasoning-gym: .venv/.ready-reasoning-gym ## Add the extra of that name, which takes a C compiler; make test then covers it
 
 trackers: .venv/.ready-trackers ## Add the libraries of experiment trackers; make test then reads back what they were told
+
+browser: .venv/.ready-test .venv/.ready-browser ## The page of penstock dashboard, in a Chromium that is installed here
+	$(PYTEST) $(LONG) tests/browser $(ARGS)
 
 chaos: .venv/.ready-test ## Kills and stops of everything, cut links, bad frames, full disks: the run survives or resumes
 	$(PYTEST) $(TWO) -m "chaos and not slow" $(LONG) tests/chaos tests/integration/test_resume.py $(ARGS)
@@ -91,6 +94,6 @@ clean: ## Remove the environment and caches; the next target sets up anew
 .venv/.ready-run: pyproject.toml constraints.txt
 	@.ci/set_up run
 
-.venv/.ready-test .venv/.ready-lint .venv/.ready-docs .venv/.ready-reasoning-gym .venv/.ready-trackers .venv/.ready-megatron .venv/.ready-megatron-0.19: \
+.venv/.ready-test .venv/.ready-lint .venv/.ready-docs .venv/.ready-reasoning-gym .venv/.ready-trackers .venv/.ready-browser .venv/.ready-megatron .venv/.ready-megatron-0.19: \
 		.venv/.ready-%: .venv/.ready-run
 	@.ci/set_up $*

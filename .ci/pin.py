@@ -3,7 +3,7 @@ r"""Merge pip's resolution reports into one constraints file, printed to stdout.
 Usage, once for each Python (and for each torch build, CPU and CUDA) that is to be covered::
 
     pip install --dry-run --ignore-installed --report one.json \
-        -e ".[gymnasium,megatron,mlflow,reasoning-gym,tensorboard,wandb]" --group dev
+        -e ".[gymnasium,megatron,mlflow,reasoning-gym,tensorboard,wandb]" --group dev --group test-browser
     python .ci/pin.py one.json two.json > constraints.txt
 
 Resolve the later ones with ``-c`` and the result of the earlier ones, so that all share a version where they can;

@@ -162,9 +162,7 @@ def _write(database: sqlite3.Connection, num_groups: int, chance: random.Random)
             _rows(group_id, notes, ended, version if is_trained else None),
         )
         if len(batch) == GROUPS_A_STEP:
-            entries.append(
-                StepRecorded(version=version, group_ids=tuple(batch), num_trained_tokens=1, max_staleness=2)
-            )
+            entries.append(StepRecorded(version=version, group_ids=tuple(batch), num_trained_tokens=1, max_staleness=2))
             batch, version = [], version + 1
         if len(entries) > 1000 or group_id == num_groups - 1:
             database.executemany(
@@ -197,14 +195,15 @@ def _group(
 def _rows(
     group_id: int, notes: tuple[SampleNote, ...], ended: tuple[SampleEnd, ...], version: int | None
 ) -> Iterator[tuple[object, ...]]:
+    unknown = (None, None, None)
     for n in notes:
-        head = (group_id, n.index, n.attempt, n.engine, n.outcome, n.num_tokens, 0, n.oldest_version, n.newest_version)
+        made = (n.num_tokens, 0, n.oldest_version, n.newest_version)
         if version is not None:
-            yield (*head, n.reward, "trained", "", version)
+            yield (group_id, n.index, n.attempt, n.engine, n.outcome, *made, n.reward, "trained", "", version)
         else:
-            yield (group_id, n.index, None, None, None, n.num_tokens, 0, None, None, None, "filtered", "zero_spread", None)
+            yield (group_id, n.index, *unknown, n.num_tokens, 0, *unknown, "filtered", "zero_spread", None)
     for end in ended:
-        yield (group_id, end.key.index, None, None, None, end.num_tokens, 0, None, None, None, "failed", end.cause, None)
+        yield (group_id, end.key.index, *unknown, end.num_tokens, 0, *unknown, "failed", end.cause, None)
 
 
 if __name__ == "__main__":

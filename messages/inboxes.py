@@ -59,6 +59,7 @@ from penstock.messages.membership import (
     LeasesHeld,
     LineRestored,
 )
+from penstock.messages.operator import GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
 from penstock.messages.teaching import TeacherAnswered, TeacherAsked
 from penstock.messages.training import (
     ActorReported,
@@ -72,7 +73,6 @@ from penstock.messages.training import (
     FailuresCounted,
     LearnerReady,
     NoticeGiven,
-    PolicyChanged,
     RunFinished,
     StepFinished,
     StepReported,
@@ -181,6 +181,8 @@ BufferWire = (
     | CheckpointSaved
     | VersionAnnounced
     | PolicyChanged
+    | GrantsPaused
+    | SaveAsked
     | StopAsked
     | LeasesAsked
 )
@@ -194,6 +196,8 @@ BufferEvent = (
     | CheckpointSaved
     | VersionAnnounced
     | PolicyChanged
+    | GrantsPaused
+    | SaveAsked
     | StopAsked
     | Started
     | TimerFired
@@ -231,5 +235,12 @@ WeightPublisherWire = (
 WeightPublisherEvent = WeightPublisherWire | Started | TimerFired | EngineJoined | EngineLost
 
 SupervisorWire = (
-    StepReported | EvaluationFinished | RunFinished | ActorReported | FailuresCounted | NoticeGiven | WaitsReported
+    StepReported
+    | EvaluationFinished
+    | RunFinished
+    | ActorReported
+    | FailuresCounted
+    | NoticeGiven
+    | WaitsReported
+    | OperatorAnswered
 )

@@ -156,6 +156,12 @@ class PolicyRecorded(Entry, frozen=True, kw_only=True):
     on_stale: OnStale
 
 
+class PauseRecorded(Entry, frozen=True, kw_only=True):
+    """From here on nothing more is granted for training, or it is again."""
+
+    is_paused: bool
+
+
 class BatchesFixed(Entry, frozen=True, kw_only=True):
     """The batches of this run are known beforehand, and so are their groups: it trains what another run has recorded.
     No other batch is formed, and nothing more is granted."""
@@ -179,6 +185,7 @@ LedgerEntry = (
     | PayloadsReleased
     | VersionRecorded
     | PolicyRecorded
+    | PauseRecorded
     | BatchesFixed
     | EvaluationOpened
     | GroupEvaluated

@@ -106,15 +106,6 @@ class CheckpointSaved(Event, frozen=True, kw_only=True):
     path: str
 
 
-class PolicyChanged(Event, frozen=True, kw_only=True):
-    """Operator → Buffer: another staleness policy for what is granted from now on."""
-
-    policy: str
-    max_staleness: int
-    update_mode: UpdateMode
-    on_stale: OnStale = OnStale.WAIT
-
-
 class StopAsked(Event, frozen=True, kw_only=True):
     """Supervisor → Buffer: grant and offer nothing more; what is in the system stays accounted for."""
 

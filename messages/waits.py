@@ -8,6 +8,8 @@ from penstock.messages.base import Delivery, Event, Value
 
 OWN_BACKEND: Final = "backend"
 """As ``Wait.on``: what carries out the actor's own commands."""
+OPERATOR: Final = "operator"
+"""As ``Wait.on``: whoever started the run, or looks after it."""
 
 
 class Wait(Value, frozen=True, array_like=True):

@@ -31,6 +31,7 @@ from penstock.messages.ledger import (
     GroupClosed,
     GroupRecorded,
     GroupsGranted,
+    PauseRecorded,
     PayloadsReleased,
     PolicyRecorded,
     RowsRecorded,
@@ -62,6 +63,10 @@ class Books:
         """``row_of``: see :class:`~penstock.actors.buffer.histories.RowHistory`."""
         self.settings = settings
         self.policy = policy
+        self.policy_recorded: PolicyRecorded | None = None
+        """The last change; None: the scenario's policy holds."""
+        self.is_paused = False
+        """Nothing more is granted for training, until an operator says so."""
         self.goal = settings.goal
         self.identity: RunRecorded | None = None
         self.version = 0
@@ -157,7 +162,10 @@ class Books:
                 self.leases = {v: lease for v, lease in self.leases.items() if v > entry.version}
             case PayloadsReleased():
                 self.released_through = entry.through_version
+            case PauseRecorded():
+                self.is_paused = entry.is_paused
             case PolicyRecorded():
+                self.policy_recorded = entry
                 self.policy = builtin_policy(
                     entry.policy,
                     max_staleness=entry.max_staleness,

@@ -34,7 +34,7 @@ def bound_of(books: Books) -> int:
 
 def next_grants(books: Books, target: AutoTarget) -> list[GroupsGranted]:
     """The grants that may be made now."""
-    if books.announced is None:
+    if books.announced is None or books.is_paused:
         return []
     number = num_grantable(
         limit=_limit(books, target),

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class Goal(Value, frozen=True):
     """To train. The others say where they differ."""
 
+    grants: ClassVar[bool] = True
+    """Groups are granted for training, or to be collected."""
     keeps_deadlines: ClassVar[bool] = True
     """Ready groups wait for a batch that is still to be formed, in time."""
     progress: ClassVar[type[BatchLeased | GroupRecorded]] = BatchLeased
@@ -82,6 +84,7 @@ class Replay(Goal, frozen=True):
     batches: tuple[BatchLeased, ...]
     """The first makes version 1."""
 
+    grants: ClassVar[bool] = False
     keeps_deadlines: ClassVar[bool] = False
     why_fewer: ClassVar[str] = "no more were recorded"
 
@@ -100,6 +103,8 @@ class Replay(Goal, frozen=True):
 
 class Evaluate(Goal, frozen=True):
     """To train nothing: the evaluations that are due when it begins are all there is to do."""
+
+    grants: ClassVar[bool] = False
 
     def num_grantable(self, books: Books, number: int) -> int:
         return 0
@@ -126,6 +131,7 @@ class Collect(Evaluate, frozen=True):
 
     num_groups: int
 
+    grants: ClassVar[bool] = True
     progress: ClassVar[type[BatchLeased | GroupRecorded]] = GroupRecorded
 
     def num_grantable(self, books: Books, number: int) -> int:

@@ -35,34 +35,32 @@ from penstock.actors.buffer.bookkeeper import Bookkeeper
 from penstock.actors.buffer.books import Books
 from penstock.actors.buffer.decisions import (
     bound_of,
-    closing,
     next_grants,
     rows_again,
     rows_by_place,
 )
 from penstock.actors.buffer.evaluation_side import EvaluationSide
 from penstock.actors.buffer.learner_side import LearnerSide
+from penstock.actors.buffer.operator_side import OperatorSide
 from penstock.actors.buffer.pacing import AutoTarget
 from penstock.actors.buffer.phases import Phase
-from penstock.actors.buffer.policies import refusal
 from penstock.actors.buffer.report import trained_report
 from penstock.actors.buffer.run_state import RunState
 from penstock.actors.buffer.waiting import buffer_waits
 from penstock.messages.commands import FetchBatch
 from penstock.messages.flow import FailuresTold, GroupAdmitted, GroupRejected, RowsChosen
 from penstock.messages.ledger import (
-    PolicyRecorded,
     StepRecorded,
     VersionRecorded,
 )
 from penstock.messages.local import BatchFetched, SamplesArchived, Started, TimerFired
 from penstock.messages.names import LEARNER, SUPERVISOR
-from penstock.messages.samples import Group, TerminalState, is_evaluation
+from penstock.messages.operator import GrantsPaused, PolicyChanged, SaveAsked
+from penstock.messages.samples import Group, is_evaluation
 from penstock.messages.training import (
     CheckpointSaved,
     LearnerReady,
     OnStale,
-    PolicyChanged,
     StepFinished,
     StopAsked,
 )
@@ -115,12 +113,15 @@ class Buffer:
         self._evaluation = EvaluationSide(self._keeper)
         self.run = RunState(self._keeper, self.learner, self._evaluation)
         self._admission = Admission(self._keeper, self.run)
+        self._operator = OperatorSide(self._keeper, self.run)
 
     @property
     def state(self) -> str:
         """For people: the phase, or what is done again."""
         if self.run.phase is Phase.RUNNING and self.learner.stand is not None and not self.learner.is_level:
             return f"batch {self.learner.stand + 1} of {self.books.version} again"
+        if self.run.phase is Phase.RUNNING and self.books.is_paused:
+            return "new grants are paused by the operator"
         return self.run.phase.value
 
     @property
@@ -163,10 +164,11 @@ class Buffer:
                 self._on_fetched(event)
             case CheckpointSaved():
                 self.run.checkpoint_saved(event)
+                self._operator.saved()
             case SamplesArchived():
                 self.run.archived(event.last_version)
-            case PolicyChanged():
-                self._on_policy(event)
+            case PolicyChanged() | GrantsPaused() | SaveAsked():
+                self._operator.asked(event)
             case StopAsked():
                 self.run.stop(event.reason)
             case TimerFired():
@@ -247,27 +249,6 @@ class Buffer:
         else:
             self._keeper.send(LEARNER, self.learner.batch(lease, event.groups))
 
-    # --- the policy -------------------------------------------------------------------------------------------
-
-    def _on_policy(self, event: PolicyChanged) -> None:
-        reason = refusal(event, publish_every=self.settings.publish_every)
-        if reason:
-            self._keeper.notice(f"the policy stays as it is: {reason}")
-            return
-        if event.on_stale is OnStale.WAIT and self.policy.on_stale is not OnStale.WAIT:
-            # The old policy took batches without looking ahead; what it left over could make the new one wait for ever.
-            for tracked in unfit(self.books.table, self.settings.pacing, taken_at=self.books.taken_at):
-                self._keeper.close(closing(self.books, tracked, TerminalState.STALE, "past_deadline"))
-        self._keeper.note(
-            PolicyRecorded(
-                policy=event.policy,
-                max_staleness=event.max_staleness,
-                update_mode=event.update_mode,
-                on_stale=event.on_stale,
-            )
-        )
-        self._keeper.notice(f"new grants follow {event.policy} with max_staleness {event.max_staleness}")
-
     # --- what follows from the state --------------------------------------------------------------------------
 
     def _advance(self) -> None:
@@ -307,7 +288,7 @@ class Buffer:
         lease = books.goal.next_lease(books)
         if lease is None:
             starved = books.table.num_ready < self.settings.groups_per_batch  # more groups do not hasten a late one
-            if self.learner.waits and starved:
+            if self.learner.waits and starved and not books.is_paused:
                 self.target.learner_waited(bound_of(books))
                 self.learner.waits = False
             return

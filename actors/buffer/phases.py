@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.messages.flow import FailuresTold, GroupAdmitted, GroupRejected
 from penstock.messages.local import BatchFetched, SamplesArchived, Started
-from penstock.messages.training import CheckpointSaved, LearnerReady, PolicyChanged, StepFinished, StopAsked
+from penstock.messages.operator import PolicyChanged
+from penstock.messages.training import CheckpointSaved, LearnerReady, StepFinished, StopAsked
 
 if TYPE_CHECKING:
     from penstock.actors.transitions import Transitions

@@ -17,7 +17,7 @@ from penstock.messages.training import OnStale, UpdateMode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.messages.training import PolicyChanged
+    from penstock.messages.operator import PolicyChanged
 
 
 class BufferState(Value, frozen=True, kw_only=True):

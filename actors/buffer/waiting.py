@@ -9,7 +9,7 @@ from penstock.actors.buffer.table import Status
 from penstock.actors.waits import several
 from penstock.messages.names import FILTER, LEARNER, WEIGHT_PUBLISHER
 from penstock.messages.samples import group_name
-from penstock.messages.waits import OWN_BACKEND, Wait
+from penstock.messages.waits import OPERATOR, OWN_BACKEND, Wait
 
 if TYPE_CHECKING:
     from penstock.actors.buffer.books import Books
@@ -29,6 +29,8 @@ def buffer_waits(books: Books, learner: LearnerSide, phase: Phase, *, is_archive
     elif stand < books.version or books.open_lease is not None:
         waits.append(Wait("receipt of", f"batch {stand + 1}", LEARNER))
     elif phase is Phase.RUNNING:
+        if books.is_paused:
+            waits.append(Wait("the end of", "the pause of new grants", OPERATOR))
         granted = [g.group_id for g in books.table.outstanding() if g.status is Status.GRANTED]
         waits += several("group", FILTER, [(group_id, books.table.num_ready) for group_id in granted])
     evaluations = books.evaluations

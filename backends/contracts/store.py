@@ -28,6 +28,7 @@ from penstock.messages.ledger import (
     GroupRecorded,
     GroupsGranted,
     LedgerEntry,
+    PauseRecorded,
     PayloadsReleased,
     PolicyRecorded,
     RowsRecorded,
@@ -94,6 +95,7 @@ def every_kind() -> list[LedgerEntry]:
     return [
         RunRecorded(seed=0, num_rows=9, shuffle=True, samples_per_group=1, groups_per_batch=1),
         BatchesFixed(batches=(leased(1, 0),), source="runs/other"),
+        PauseRecorded(is_paused=True),
         PolicyRecorded(policy="sync", max_staleness=0, update_mode=UpdateMode.DRAIN, on_stale=OnStale.WAIT),
         GroupsGranted(span=GrantSpan(0, 3, 0, 0, 2), total=3, max_staleness=2),
         RowsRecorded(rows=(GroupRow(0, 3, 0, 0),)),

@@ -42,6 +42,7 @@ from penstock.backends.episodes.episode import (
     PlayedEpisode,
 )
 from penstock.backends.episodes.protocol import EpisodeOverError
+from penstock.messages.base import Metric
 from penstock.messages.commands import AbortGeneration, ApplyWeights, Generate, InterruptGenerations
 from penstock.messages.local import GenerationAdvanced, GenerationEnded, WeightsSwapped
 from penstock.messages.parts import cut
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 
     from penstock.backends.episodes.protocol import EpisodeDriver, EpisodeOutcome, TurnRequest
     from penstock.backends.protocol import Backend, Emit, Fail
-    from penstock.messages.base import Metric
     from penstock.messages.commands import EngineCommand
     from penstock.messages.local import LocalEvent
     from penstock.messages.samples import Outcome, SampleKey
@@ -72,6 +72,10 @@ class EpisodeBackend:
         """Episodes by the attempt of their running generation."""
         self._attempts = itertools.count()
         self._is_swapping = False
+        self._turns_s = 0.0
+        """Of all episodes: in which the model had a turn."""
+        self._between_s = 0.0
+        """In which none had, because a tool or anything else outside was waited for."""
         self.lock = threading.RLock()
         """Re-entrant, as an engine may answer within ``execute``."""
 
@@ -98,8 +102,9 @@ class EpisodeBackend:
                     self._inner.execute(command)
 
     def gauges(self) -> tuple[Metric, ...]:
-        """Those of the engine and those of the driver."""
-        return (*self._inner.gauges(), *self._driver.gauges())
+        """Those of the engine and those of the driver, and what the time of episodes went to."""
+        times = Metric("episodes/turns_s", self._turns_s), Metric("episodes/between_s", self._between_s)
+        return (*self._inner.gauges(), *self._driver.gauges(), *times)
 
     def close(self, timeout_s: float) -> None:
         """See :class:`penstock.backends.protocol.Backend`."""
@@ -125,6 +130,7 @@ class EpisodeBackend:
             self._answer(command, outcome, prefix)
             return
         episode = self._episodes[command.key] = PlayedEpisode(self, command)
+        episode.changed_at_s = self._now_s()
         if prefix is not None and point is not None:
             episode.restore(prefix, point.num_turns)
         self._driver.opened(episode)
@@ -188,6 +194,7 @@ class EpisodeBackend:
             self._put_before(episode, request)
             transcript = episode.conversations[request.conversation].transcript
             episode.num_turns += 1
+            self._between_s += self._since_change_s(episode)
             episode.turn = ModelTurn(request, transcript, episode.all.num_tokens)
             if episode.phase is EpisodePhase.RUNNING:
                 self._run_turn(episode, episode.turn)
@@ -309,7 +316,12 @@ class EpisodeBackend:
             issued = episode.issued
             self._emit(GenerationAdvanced(key=issued.key, attempt=issued.attempt, from_token=begin, chunk=chunk))
 
+    def _since_change_s(self, episode: PlayedEpisode) -> float:
+        before_s, episode.changed_at_s = episode.changed_at_s, self._now_s()
+        return episode.changed_at_s - before_s
+
     def _on_turn_ended(self, episode: PlayedEpisode, turn: ModelTurn, event: GenerationEnded) -> None:
+        self._turns_s += self._since_change_s(episode)
         del self._turns[turn.attempt]
         turn.attempt = -1
         num_taken = turn.transcript.num_tokens - turn.begin
@@ -343,6 +355,8 @@ class EpisodeBackend:
 
     def _forget(self, episode: PlayedEpisode) -> None:
         turn, episode.turn = episode.turn, None
+        if turn is None:
+            self._between_s += self._since_change_s(episode)
         episode.phase = EpisodePhase.OVER
         if self._episodes.get(episode.issued.key) is episode:
             del self._episodes[episode.issued.key]

@@ -93,6 +93,8 @@ class PlayedEpisode:
         self.outcome: Outcome | None = None
         """Once it is known."""
         self.paused_at_s = 0.0
+        self.changed_at_s = 0.0
+        """When its last turn ended or, while there is one, when it began."""
 
     @property
     def num_context_tokens(self) -> int:

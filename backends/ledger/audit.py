@@ -19,7 +19,7 @@ from penstock.backends.ledger.audit_books import AuditBooks
 from penstock.backends.ledger.audited_evaluations import AuditedEvaluation, EvaluatedSampleRow, digest_of
 from penstock.backends.ledger.audited_group import AuditedGroup, Finding, digest
 from penstock.backends.ledger.sqlite import SqliteReader
-from penstock.backends.ledger.tables import LEASED, TRAINED
+from penstock.backends.ledger.tables import LEASED, OLDER_READABLE, TRAINED
 from penstock.messages.samples import Group, evaluation_group_id, group_name
 from penstock.messages.training import Balance, CauseCount
 
@@ -46,6 +46,7 @@ _SMALL_TABLES: Final = {
     "checkpoints": "SELECT version, path, is_kept FROM checkpoints",
     "versions": "SELECT version FROM versions",
     "policies": "SELECT sequence, policy, max_staleness, update_mode, on_stale FROM policies",
+    "pauses": "SELECT sequence, is_paused FROM pauses",
     "evaluations": "SELECT number, version, is_pinned, state, num_groups, num_samples, num_ended FROM evaluations",
 }
 
@@ -209,7 +210,10 @@ class _Auditor(SqliteReader):
             while self._catch_up():
                 pass
             expected = _small_tables(books)
+            (form,) = execute("PRAGMA user_version").fetchone()
             for name, query in _SMALL_TABLES.items():
+                if name == "pauses" and form in OLDER_READABLE:
+                    continue
                 self._compare_rows(name, set(execute(query)), set(expected[name]))
             total, least = len(books.groups), evaluation_group_id(books.evaluations.num_places - 1)
             for name, floor in (("groups", 0), ("samples", least), ("evaluation_groups", least)):
@@ -366,6 +370,7 @@ def _small_tables(books: AuditBooks) -> dict[str, list[Row]]:
             (sequence, policy.policy, policy.max_staleness, policy.update_mode.value, policy.on_stale.value)
             for sequence, policy in books.policies.items()
         ],
+        "pauses": [(sequence, int(pause.is_paused)) for sequence, pause in books.pauses.items()],
         "evaluations": [audited.row() for audited in books.evaluations.evaluations],
     }  # fmt: skip
 

@@ -27,6 +27,7 @@ from penstock.messages.ledger import (
     GroupClosed,
     GroupRecorded,
     GroupsGranted,
+    PauseRecorded,
     PayloadsReleased,
     PolicyRecorded,
     RowsRecorded,
@@ -67,6 +68,8 @@ class AuditBooks:
         self.versions: list[int] = []
         self.checkpoints: dict[int, str] = {}
         self.policies: dict[int, PolicyRecorded] = {}
+        self.pauses: dict[int, PauseRecorded] = {}
+        """Both by their sequence."""
         self.released_through = 0
         self.max_staleness = 0
         self.issued = 0
@@ -127,6 +130,8 @@ class AuditBooks:
                 self._announce(entry.version)
             case PolicyRecorded():
                 self.policies[self.sequence] = entry
+            case PauseRecorded():
+                self.pauses[self.sequence] = entry
             case BatchesFixed():
                 self._fix(entry)
             case EvaluationOpened():
@@ -188,10 +193,23 @@ class AuditBooks:
                 f"groups get the deadline {span.deadline_version}: version {span.min_version} and a bound of "
                 f"{entry.max_staleness} allow {span.min_version + entry.max_staleness}"
             )
+        self._check_operator(entry)
         for offset in range(span.num_groups):
             self._take_prompt(span.first_group + offset, span.first_ordinal + offset)
             self.groups.append(granted(span, offset, entry.max_staleness))
         self.issued += span.num_groups * self.size
+
+    def _check_operator(self, entry: GroupsGranted) -> None:
+        """Whether the grant keeps to the policy and to the pause that stand before it."""
+        policy = next(reversed(self.policies.values()), None)
+        if policy is not None and entry.max_staleness != policy.max_staleness:
+            self._find(
+                f"groups are granted with a bound of {entry.max_staleness} under {policy.policy}, which has a "
+                f"max_staleness of {policy.max_staleness}"
+            )
+        pause = next(reversed(self.pauses.values()), None)
+        if pause is not None and pause.is_paused:
+            self._find("groups are granted while new grants are paused")
 
     def _take_prompt(self, group_id: int, ordinal: int) -> None:
         if self._requeued[ordinal]:

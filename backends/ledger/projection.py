@@ -21,6 +21,7 @@ from penstock.messages.ledger import (
     GroupClosed,
     GroupRecorded,
     GroupsGranted,
+    PauseRecorded,
     PayloadsReleased,
     PolicyRecorded,
     RowsRecorded,
@@ -131,6 +132,8 @@ class Projection:
             case RunRecorded():
                 row = (entry.seed, entry.num_rows, entry.shuffle, entry.samples_per_group, entry.groups_per_batch)
                 execute("INSERT OR REPLACE INTO run VALUES (0, ?, ?, ?, ?, ?)", row)
+            case PauseRecorded():
+                execute("INSERT INTO pauses VALUES (?, ?, ?)", (sequence, entry.is_paused, now_s))
             case BatchesFixed():
                 pass  # each batch stands in the tables when it is leased
             case EvaluationOpened():

@@ -103,7 +103,7 @@ class SqliteReader:
         try:
             with self._named("opened"):
                 (form,) = self._database.execute("PRAGMA user_version").fetchone()
-                if form not in (OLDER_READABLE, SCHEMA_VERSION):
+                if form not in (*OLDER_READABLE, SCHEMA_VERSION):
                     raise LedgerStoreError(_wrong_form(self._path, form))
         except LedgerStoreError:
             self._database.close()
@@ -249,10 +249,10 @@ class SqliteStore(SqliteReader):
             execute(f"PRAGMA max_page_count = {max_pages}")
         with self._transaction("BEGIN IMMEDIATE"):
             (form,) = execute("PRAGMA user_version").fetchone()
-            if form not in (0, OLDER_READABLE, SCHEMA_VERSION):
+            if form not in (0, *OLDER_READABLE, SCHEMA_VERSION):
                 raise LedgerStoreError(_wrong_form(self._path, form))
             if form != SCHEMA_VERSION:
-                for statement in upgrade_statements() if form else schema_statements():
+                for statement in upgrade_statements(form) if form else schema_statements():
                     execute(statement)
                 execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-SCHEMA_VERSION: Final = 4
-OLDER_READABLE: Final = 3
-"""The same without the table of reasons; it is added when such a ledger is written on."""
+SCHEMA_VERSION: Final = 5
+OLDER_READABLE: Final = (3, 4)
+"""The same, the first without the table of reasons, both without that of pauses; what is missing is added when such a
+ledger is written on."""
 LEDGER_FILE: Final = "ledger.sqlite"
 """Name of the ledger in the folder of a run."""
 GRANTED: Final = "granted"
@@ -230,6 +231,15 @@ TABLES: Final = (
             Column("recorded_at", "REAL NOT NULL", "When it was written down."),
         ),
     ),
+    Table(
+        "pauses",
+        "Where an operator paused new grants, and let them go on.",
+        (
+            Column("sequence", "INTEGER PRIMARY KEY", "Of its entry."),
+            Column("is_paused", "INTEGER NOT NULL", "1: nothing more is granted for training; 0: it is again."),
+            Column("recorded_at", "REAL NOT NULL", "When it was written down."),
+        ),
+    ),
 )
 
 BALANCE: Final = Table(
@@ -279,11 +289,11 @@ def schema_statements() -> list[str]:
     return [*map(_creation, TABLES), *_views()]
 
 
-def upgrade_statements() -> list[str]:
-    """What makes a ledger of form ``OLDER_READABLE`` one of this form."""
-    reasons = next(table for table in TABLES if table.name == "reasons")
+def upgrade_statements(form: int) -> list[str]:
+    """What makes a ledger of a form that is ``OLDER_READABLE`` one of this form."""
+    reasons, pauses = (next(table for table in TABLES if table.name == name) for name in ("reasons", "pauses"))
     _, counts = _views()
-    return [_creation(reasons), counts]
+    return [*([_creation(reasons), counts] if form == min(OLDER_READABLE) else []), _creation(pauses)]
 
 
 def _creation(table: Table) -> str:

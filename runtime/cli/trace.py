@@ -189,10 +189,10 @@ def _add_events(branch: Tree, rows: Sequence[SpanRow], start_ns: int) -> None:
 def _line(after_ns: int, one: Stage | SpanRow, *, is_bound: bool) -> Text:
     """When, what, how long, who, and what is known of it."""
     length = ("≤ " if is_bound else "") + _length(one.duration_s)
-    told = [*told(one.attributes), *([_NOT_RECORDED] if is_bound else [])]
+    facts = [*told(one.attributes), *([_NOT_RECORDED] if is_bound else [])]
     return Text.assemble(
         (f"+{after_ns / 1e9:.3f} s", "dim"), f"  {one.name:<11}", (f" {length:>9}", "cyan"),
-        f"  {terminal_text(one.actor)}", ("  " + terminal_text(", ".join(told), max_chars=MAX_REASON), "dim"),
+        f"  {terminal_text(one.actor)}", ("  " + terminal_text(", ".join(facts), max_chars=MAX_REASON), "dim"),
     )  # fmt: skip
 
 

@@ -95,6 +95,18 @@ def audit(
     raise typer.Exit(show_audit(run_folder(run), console, certificate=certificate))
 
 
+@app.command(epilog="[bold]Examples[/]\n\npenstock explain\n\npenstock explain runs/quickstart-20260101-120000 --json")
+def explain(
+    run: RunFolder = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """Say what binds a run: the dearest cause first with its evidence, the bound of its schedule, where each device's
+    time went, alarms, and at most three knobs to turn next; also of a run that goes on."""
+    from penstock.runtime.cli.explain import show_explanation
+
+    show_explanation(run_folder(run), console, as_json=as_json)
+
+
 @app.command(
     epilog="[bold]Examples[/]\n\npenstock ledger\n\n"
     'penstock ledger runs/quickstart-20260101-120000 --sql "SELECT * FROM balance"\n\n'

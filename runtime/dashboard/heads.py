@@ -57,7 +57,7 @@ def head_of(folder: Path) -> RunHead:
         num_steps=last.num_steps if last else facts.num_steps if facts else None,
         reward=None if last is None else last.metrics.get(REWARD),
         policy=f"{facts.policy}, staleness at most {facts.staleness_bound}" if facts else "",
-        model=terminal_text(facts.model) if facts else "",
+        model=f"model {terminal_text(facts.model)}" if facts else "",
         began_at=record.began_at,
         at_s=None if last is None else last.at_s,
         story="" if summary is None else terminal_lines(summary.story),

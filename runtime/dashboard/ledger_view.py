@@ -14,7 +14,6 @@ from penstock.backends.ledger.tables import LEDGER_FILE, TABLES, VIEWS
 from penstock.messages.errors import UserFault
 from penstock.runtime.dashboard.routes import Query, Route, View
 from penstock.runtime.dashboard.sql_box import LIMIT_S, START_S, SqlQuery, ask
-from penstock.runtime.launch.runs import ledger_file
 from penstock.runtime.observability.accounting import read_accounts
 from penstock.runtime.observability.samples import reason_counts
 from penstock.runtime.observability.trackers import ACTIVITY_FILE
@@ -100,13 +99,13 @@ class Tables(msgspec.Struct, frozen=True):
 
 
 def answer_ledger(run_folder: Path, _query: Query) -> LedgerPage:
-    """Where everything went, as the ledger has it now.
+    """Where everything went, as the ledger has it now; nothing is in the balance where there is none yet.
 
     Raises:
-        UserFault: there is no ledger, or it cannot be read in time.
+        UserFault: a file cannot be read, or not in time.
     """
     began_s = time.monotonic()
-    balance, accounts = _balance(ledger_file(run_folder)), read_accounts(run_folder)
+    balance, accounts = _balance(run_folder / LEDGER_FILE), read_accounts(run_folder)
     tokens = accounts.tokens
     return LedgerPage(
         balance=balance,
@@ -130,6 +129,8 @@ def answer_ledger(run_folder: Path, _query: Query) -> LedgerPage:
 
 
 def _balance(file: Path) -> list[BalanceRow]:
+    if not file.is_file():
+        return []
     ends_s = time.monotonic() + BALANCE_S
     try:
         with closing(open_read_only(file)) as database:

@@ -28,11 +28,11 @@ import msgspec
 
 from penstock.actors.scorer.reward_alarms import SMALLEST_SPREAD
 from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.messages.evaluation import GroupEvaluated
 from penstock.messages.ledger import GroupClosed, GroupRecorded, LedgerEntry, StepRecorded
 from penstock.messages.samples import is_evaluation
-from penstock.runtime.launch.runs import ledger_file
 from penstock.runtime.observability.samples import IN_THE_SYSTEM
 
 if TYPE_CHECKING:
@@ -96,6 +96,8 @@ class IndexState(msgspec.Struct, frozen=True, kw_only=True):
 
     is_ready: bool
     """Whether it can be asked; it may lack what has been new since."""
+    is_waiting: bool = False
+    """There is no ledger yet, so nothing can be done."""
     doing: str
     """What is being done, in words; empty when it has everything."""
     share: float
@@ -142,17 +144,17 @@ def advance(run_folder: Path, budget_s: float = BUDGET_S) -> IndexState:
     """Bring the index some way towards what the ledger says now; to be called again while it is not there.
 
     Raises:
-        UserFault: there is no ledger, or one of the files cannot be read or written.
+        UserFault: one of the files cannot be read or written.
     """
     ends_s = time.monotonic() + budget_s
     file = index_file(run_folder)
+    if not (run_folder / LEDGER_FILE).is_file():
+        waits = "The run has no ledger: its Buffer has not started, or the folder is not whole."
+        return IndexState(is_ready=False, is_waiting=True, doing=waits, share=0.0, num_samples=0, file=str(file))
     try:
-        with closing(open_read_only(ledger_file(run_folder))) as ledger, closing(_opened(file, ledger)) as index:
+        with closing(open_read_only(run_folder / LEDGER_FILE)) as ledger, closing(_opened(file, ledger)) as index:
             try:
-                while (has_more := _copy_page(ledger, index)) and time.monotonic() < ends_s:
-                    pass
-                while not has_more and (name := _missing_index(index)) and time.monotonic() < ends_s:
-                    index.execute(INDEXES[name])
+                _work(ledger, index, ends_s)
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
                     raise  # otherwise somebody else is at it, and this one tells how far
@@ -161,40 +163,55 @@ def advance(run_folder: Path, budget_s: float = BUDGET_S) -> IndexState:
         raise UserFault(f"{file}: the index of samples cannot be made: {error}. Delete it if it is damaged") from None
 
 
+def _work(ledger: sqlite3.Connection, index: sqlite3.Connection, ends_s: float) -> None:
+    while has_more := _copy_page(ledger, index):
+        if time.monotonic() > ends_s:
+            break
+    while not has_more and (name := _missing_index(index)) and time.monotonic() < ends_s:
+        index.execute(INDEXES[name])
+
+
 def _opened(file: Path, ledger: sqlite3.Connection) -> sqlite3.Connection:
     """The file of this very ledger; of another one, or of another form, it is begun anew."""
     row = ledger.execute("SELECT written_at, (SELECT max(sequence) FROM entries) FROM entries WHERE sequence = 1")
     began, head = row.fetchone() or (0.0, 0)
     file.parent.mkdir(parents=True, exist_ok=True)
-    for is_new in (False, True):
-        if is_new:
+    index = _connected(file)
+    try:
+        if not _is_of(index, began, head):
+            index.close()
             for name in (file.name, f"{file.name}-wal", f"{file.name}-shm"):
                 file.with_name(name).unlink(missing_ok=True)
-        index = sqlite3.connect(file, timeout=0.0, isolation_level=None)
-        try:
+            index = _connected(file)
+        index.execute("PRAGMA synchronous = OFF")  # what a crash of the machine spoils is made again
+        index.execute("PRAGMA cache_size = -65536")
+        if index.execute("PRAGMA user_version").fetchone() == (0,):
             index.execute("PRAGMA journal_mode = WAL")
-            index.execute("PRAGMA synchronous = OFF")  # what a crash of the machine spoils is made again
-            index.execute("PRAGMA cache_size = -65536")
-            (form,) = index.execute("PRAGMA user_version").fetchone()
-            if form == 0:
-                index.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT")
-                index.execute("INSERT INTO source VALUES (0, ?, ?, 0)", (began, head))
-                return index
-            if form == FORM and index.execute("SELECT began, sequence <= ? FROM source", (head,)).fetchone() == (
-                began,
-                1,
-            ):
-                return index
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
-                return index
-            index.close()
-            raise
-        except sqlite3.DatabaseError:
-            if is_new:
-                raise
+            index.executescript(
+                f"BEGIN IMMEDIATE; {_TABLES} INSERT INTO source VALUES (0, {began!r}, {head}, 0); COMMIT"
+            )
+    except BaseException:
         index.close()
-    raise UserFault(f"{file}: the ledger has changed while its index was begun; ask again")
+        raise
+    return index
+
+
+def _connected(file: Path) -> sqlite3.Connection:
+    """Without patience: who finds somebody else at work tells how far that one is."""
+    return sqlite3.connect(file, timeout=0.0, isolation_level=None)
+
+
+def _is_of(index: sqlite3.Connection, began: float, head: int) -> bool:
+    """Whether it is empty, or was made from this ledger in this form."""
+    try:
+        (form,) = index.execute("PRAGMA user_version").fetchone()
+        if form != FORM:
+            return bool(form == 0)
+        return index.execute("SELECT began = ? AND sequence <= ? FROM source", (began, head)).fetchone() == (1,)
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError:
+        return False  # no file of SQLite
 
 
 def _copy_page(ledger: sqlite3.Connection, index: sqlite3.Connection) -> bool:

@@ -11,7 +11,6 @@ import sqlite3
 from contextlib import closing
 from functools import lru_cache
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -36,6 +35,7 @@ from penstock.runtime.safe_text import terminal_lines, terminal_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
 MAX_TOKENS: Final = 3000
 """Of one answer; the page asks for the next ones."""
@@ -50,8 +50,8 @@ NOT_KEPT_TOKENS: Final = (
     "that is trained; the ledger has them only until its step is in a checkpoint."
 )
 NOT_KEPT_LEARNER: Final = (
-    "The learner's own log-probs, the ratios to the engine's and the advantages of single tokens are written down by no "
-    "run; their means over each step are in the Learning view. So they are not drawn here."
+    "The learner's own log-probs, the ratios to the engine's and the advantages of single tokens are written down by "
+    "no run; their means over each step are in the Learning view. So they are not drawn here."
 )
 
 

@@ -11,7 +11,6 @@ Invariants:
 
 from __future__ import annotations
 
-import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -22,10 +21,11 @@ from penstock.messages.errors import UserFault
 from penstock.messages.samples import evaluation_group_id, group_name
 from penstock.runtime.dashboard.routes import Query
 from penstock.runtime.dashboard.sample_index import ORDERS, IndexState, advance, open_index
-from penstock.runtime.observability.samples import chosen_samples, fate_text, ShownSample
+from penstock.runtime.observability.samples import ShownSample, chosen_samples, fate_text
 from penstock.runtime.safe_text import terminal_text
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -274,9 +274,7 @@ def bins(run_folder: Path, query: CountQuery) -> Bins:
     )  # fmt: skip
 
 
-def _terms(
-    run_folder: Path, index: sqlite3.Connection, query: CountQuery
-) -> tuple[list[str], list[int | float | str]]:
+def _terms(run_folder: Path, index: sqlite3.Connection, query: CountQuery) -> tuple[list[str], list[int | float | str]]:
     terms, values = [f"{ORDERS[query.sort]} IS NOT NULL"], list[int | float | str]()
     for column, low, high in _RANGES:
         for name, sign in ((low, ">="), (high, "<=")):

@@ -6,8 +6,8 @@ Invariants:
   below ``/api/`` needs the token, which stands in the link that the command prints and nowhere else: other users of
   this machine see nothing of a run, whose folder they cannot read either.
 * The page runs its own scripts only, and none of it can be made of text (content security policy, Trusted Types).
-* It reads the runs' folders and changes nothing in them. Answers are made in a few threads, have a deadline, and have
-  a bound; so has the number of pages that listen.
+* It reads the runs' folders and changes nothing in them; what a run is told goes to its driver. Answers are made in a
+  few threads, have a deadline and a bound; so has the number of pages that listen.
 
 | waits for | who ends it |
 |---|---|
@@ -28,8 +28,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from aiohttp import web
 
-from penstock.backends.processes.http_server import Bounds, RequestError, application, check_token, listen
+from penstock.backends.processes.http_server import Bounds, RequestError, application, check_token, decoded, listen
 from penstock.messages.errors import UserFault
+from penstock.runtime.dashboard import controls
+from penstock.runtime.dashboard.controls import Told, tell_run
 from penstock.runtime.dashboard.heads import HEAD_FILES, RunHead, head_of
 from penstock.runtime.dashboard.routes import LIMIT_S
 from penstock.runtime.dashboard.watching import MAX_CLIENTS, Client, Watch
@@ -128,6 +130,7 @@ class Dashboard:
         app.router.add_get("/api/changes", self._changes)
         for route in (route for view in self._views for route in view.routes):
             app.router.add_get(f"/api/{route.path}", self._handler(route))
+        app.router.add_post("/api/command", self._command)
         app.router.add_get("/{path:.*}", self._asset)
         return await listen(app, HOST, port, bounds=BOUNDS, shutdown_s=STOP_S, handler_cancellation=True)
 
@@ -169,6 +172,13 @@ class Dashboard:
             return await self._answer(lambda: route.answer(folder, query), route.limit_s)
 
         return handle
+
+    async def _command(self, request: web.Request) -> web.Response:
+        if "Origin" not in request.headers:  # another one is refused already: only the page itself may ask
+            raise RequestError(403, "other_origin", "only the page of this dashboard may tell a run something")
+        folder = self._folder(request.query.get("run", "0"))
+        told = decoded(await request.read(), Told)
+        return await self._answer(lambda: tell_run(folder, told), controls.LIMIT_S)
 
     def _folder(self, run: str) -> Path:
         if not run.isdecimal() or len(run) > 4 or int(run) >= len(self._folders):

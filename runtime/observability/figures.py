@@ -36,7 +36,10 @@ ANSWERS: Final = "evaluation/answers"
 """Of evaluations, as the Buffer's process counts them."""
 RUNNING: Final = "engine/running"
 """Requests that an engine decodes now."""
-COUNTED: Final = ("prompt_source/", "weight_publisher/", "filter/hook_", "filter/samples_failed")
+COUNTED: Final = (
+    *("prompt_source/", "weight_publisher/", "filter/hook_", "filter/samples_failed"),
+    *("episodes/turns_s", "episodes/between_s"),
+)
 """Counters of these stand in ``metrics.jsonl`` as they were at each step."""
 CURSORS: Final = "data/"
 """So do these: prompts that were taken from each source of a mixture, whichever incarnation took them."""

@@ -17,6 +17,7 @@ import msgspec
 
 from penstock import __version__
 from penstock.backends.ledger.kept_samples import read_kept
+from penstock.runtime.observability.actors_file import ActorsFile
 from penstock.runtime.observability.evaluations import evaluation_row, outcomes_of, read_evaluations
 from penstock.runtime.observability.facts import Start, write_start
 from penstock.runtime.observability.figures import RunFigures, mean
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from penstock.backends.ledger.kept_samples import KeptSample
     from penstock.messages.evaluation import EvaluationFinished
     from penstock.messages.training import ActorReported, FailuresCounted, RunFinished, StepReported
+    from penstock.messages.waits import WaitsReported
     from penstock.runtime.observability.evaluations import EvaluationRow
     from penstock.runtime.observability.facts import RunFacts
     from penstock.runtime.observability.live import LiveView
@@ -98,6 +100,7 @@ class RunRecorder:
         write_start(run_folder, Start(at=now.isoformat(timespec="seconds"), facts=facts))
         self._steps = MetricsLog(run_folder)
         self._activity = ActivityLog(run_folder, resumes=resumes)
+        self._actors = ActorsFile(run_folder)
         self._training_began_s: float | None = None
 
     def _restore(self, run_folder: Path) -> None:
@@ -123,6 +126,7 @@ class RunRecorder:
         """An actor has reported."""
         self.figures.actor(report, now_s)
         tiles = self._activity.append(report)
+        self._actors.actor(report, now_s)
         if self._metrics is not None:
             self._metrics.actor(report)
             self._metrics.activity(report.name, tiles)
@@ -187,11 +191,16 @@ class RunRecorder:
         """An actor is given up and will be replaced; the story is for people."""
         tokens = self.figures.lost(name)
         self._activity.lost(name)
+        self._actors.lost(name, story)
         if self._metrics is not None:
             self._metrics.lost(name, tokens)
         if self._view is not None:
             self._view.actor_lost(name)
             self._view.note(story)
+
+    def waits(self, report: WaitsReported) -> None:
+        """An actor says what it has waited for too long."""
+        self._actors.waits(report)
 
     def warn(self, text: str) -> None:
         """Something is wrong with the run, and it goes on."""
@@ -205,6 +214,7 @@ class RunRecorder:
             OSError: a file cannot be written.
         """
         self._steps.close()
+        self._actors.write()
         added = self._activity.close(now_s)
         if self._metrics is not None:
             for name, tiles in added.items():

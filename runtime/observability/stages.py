@@ -51,6 +51,7 @@ from penstock.messages.local import (
     BatchTrained,
     CheckpointWritten,
     GenerationEnded,
+    PromptsFetched,
     WeightsPublished,
     WeightsStagedLocally,
     WeightsSwapped,
@@ -92,6 +93,9 @@ class _Open(Generic[KeyT, ValueT]):
     def end(self, key: KeyT) -> ValueT | None:
         return self._entries.pop(key, None)
 
+    def get(self, key: KeyT) -> ValueT | None:
+        return self._entries.get(key)
+
 
 class StageRecorder:
     """Records the stages that one actor sees the beginning and the end of."""
@@ -104,6 +108,8 @@ class StageRecorder:
         """Totals of ``DemandGranted`` with the time each was first heard, ascending."""
         self._evaluation = (-1, 0)
         """Number of the newest evaluation, and when it was first heard of."""
+        self._fetched: _Open[int, int] = _Open()
+        """When the rows of groups came."""
         self._arrived: _Open[SampleKey, int] = _Open()
         self._generating: _Open[SampleKey, int] = _Open()
         self._buffered: _Open[int, int] = _Open()
@@ -112,6 +118,7 @@ class StageRecorder:
         self._on_event: dict[type[Event], Callable[[Any, int, int], None]] = {
             DemandGranted: self._demand_granted,
             EvaluationDue: self._evaluation_due,
+            PromptsFetched: self._rows_fetched,
             SampleIssued: self._sample_arrived,
             GenerationEnded: self._generation_ended,
             SampleGenerated: self._sample_to_score,
@@ -176,6 +183,10 @@ class StageRecorder:
         if event.evaluation is not None and event.evaluation.number > self._evaluation[0]:
             self._evaluation = (event.evaluation.number, start_ns)
 
+    def _rows_fetched(self, event: PromptsFetched, start_ns: int, _end_ns: int) -> None:
+        for prompt in event.prompts:
+            self._fetched.begin(prompt.group_id, start_ns)
+
     def _granted_ns(self, group_id: int) -> int | None:
         """When PromptSource first heard that this group may start; None: before this incarnation."""
         if is_evaluation(group_id):
@@ -200,6 +211,9 @@ class StageRecorder:
             self._record(trace_id, root_span_id(trace_id), "issue", start_ns, end_ns, attributes)
             return
         since_ns = self._granted_ns(key.group_id)
+        fetched_ns = self._fetched.get(key.group_id)
+        if since_ns is not None and fetched_ns is not None:
+            attributes = (*attributes, ("row_wait_s", max(0, fetched_ns - since_ns) / 1e9))
         self._record_root(trace_id, "issue", start_ns if since_ns is None else since_ns, end_ns, attributes)
 
     # --- EngineWorker -----------------------------------------------------------------------------------------

@@ -32,8 +32,9 @@ from penstock.messages.ledger import GroupRecorded, PolicyRecorded, VersionRecor
 from penstock.messages.local import WeightsSwapped
 from penstock.messages.membership import EngineLost, LeasesAsked
 from penstock.messages.names import BUFFER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER, is_engine
+from penstock.messages.operator import PolicyChanged
 from penstock.messages.samples import Group, SampleKey, TerminalState
-from penstock.messages.training import NoticeGiven, OnStale, PolicyChanged, UpdateMode
+from penstock.messages.training import NoticeGiven, OnStale, UpdateMode
 from penstock.messages.weights import WeightsApplied, WeightsCommitted
 from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel

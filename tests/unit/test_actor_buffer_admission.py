@@ -18,9 +18,9 @@ from penstock.messages.ledger import (
     VersionRecorded,
 )
 from penstock.messages.local import Started
+from penstock.messages.operator import PolicyChanged
 from penstock.messages.training import (
     LearnerReady,
-    PolicyChanged,
     UpdateMode,
 )
 

@@ -16,6 +16,7 @@ from penstock.messages.ledger import (
     PolicyRecorded,
     StepRecorded,
 )
+from penstock.messages.operator import PolicyChanged
 from penstock.messages.samples import Group, SampleEnd, SampleKey, TerminalState
 from penstock.messages.training import (
     CheckpointDemanded,
@@ -23,7 +24,6 @@ from penstock.messages.training import (
     LearnerReady,
     NoticeGiven,
     OnStale,
-    PolicyChanged,
     RunFinished,
     StopAsked,
     UpdateMode,

@@ -13,12 +13,12 @@ from penstock.actors.buffer.phases import Phase
 from penstock.messages.commands import FailRun
 from penstock.messages.flow import FailuresTold, GroupAdmitted, GroupRejected
 from penstock.messages.local import SamplesArchived, Started
+from penstock.messages.operator import PolicyChanged
 from penstock.messages.samples import SampleEnd, SampleKey, TerminalState
 from penstock.messages.training import (
     CheckpointSaved,
     LearnerReady,
     OnStale,
-    PolicyChanged,
     StepFinished,
     StopAsked,
     UpdateMode,

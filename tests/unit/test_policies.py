@@ -15,8 +15,9 @@ from penstock.actors.buffer.pacing import AutoTarget, PacingSettings, bound, num
 from penstock.actors.buffer.policies import BUILTIN, BufferState, RankedGroup, builtin_policy, ranked, refusal
 from penstock.messages.errors import UserFault
 from penstock.messages.flow import GrantSpan
+from penstock.messages.operator import PolicyChanged
 from penstock.messages.samples import SampleEnd, SampleKey, TerminalState
-from penstock.messages.training import OnStale, PolicyChanged, UpdateMode
+from penstock.messages.training import OnStale, UpdateMode
 
 
 def pacing(

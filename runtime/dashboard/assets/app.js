@@ -2,6 +2,7 @@
 //
 // A view is a module views/<name>.js with `title` and `mount(root, context)`, which returns {update(files), unmount()}.
 // `update` is called when one of its files has changed, at most once a second and never while it is still at work.
+import { controls } from "./controls.js";
 import { el } from "./dom.js";
 
 const TOKEN = "penstock-token", THEME = "penstock-theme";
@@ -137,6 +138,12 @@ function drawHead(run, name) {
     head.num_steps ? el("progress", { max: head.num_steps, value: head.version, "aria-label": "steps" }) : "",
     head.story ? el("p", { class: "story" }, head.story) : "",
   );
+  if (head.state !== "running") at("controls").replaceChildren();
+  else if (at("controls").dataset.run !== String(run) || !at("controls").firstChild) {
+    at("controls").dataset.run = run;
+    at("controls").replaceChildren(controls(async (command) => (
+      (await ask("command", { query: { run }, body: { command } })).json())));
+  }
   at("tabs").replaceChildren(...overview.views.map((view) => el("a", {
     role: "tab", href: `#/${view.name}${run ? `?run=${run}` : ""}`, "aria-selected": view.name === name,
     tabindex: view.name === name ? 0 : -1, "aria-controls": "view",

@@ -1,4 +1,12 @@
-// Elements and figures. Text comes into the page as text only: of prompts, answers, rewards, names and errors.
+// Elements and figures. Text comes into the page as text only: of prompts, answers, rewards, names and errors. Controls
+// in it are spelled out, as everywhere (runtime/safe_text.py): those of bidirectional text make it read otherwise.
+const UNSAFE = /(?![\n\t])[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+
+/** Text without controls, but for line feeds and tabs. */
+export const safe = (text) => String(text).replace(UNSAFE, (found) => {
+  const code = found.codePointAt(0);
+  return code < 0x100 ? `\\x${code.toString(16).padStart(2, "0")}` : `\\u${code.toString(16).padStart(4, "0")}`;
+});
 
 /** An element: el("td", {class: "n", title: "…"}, "12", child). Attributes that are null are left out; an attribute
  * that is a function is a listener, by its event's name. */
@@ -9,7 +17,7 @@ export function el(name, attributes = {}, ...children) {
     else if (value !== null && value !== undefined && value !== false) element.setAttribute(key, value);
   }
   element.append(...children.filter((child) => child !== null && child !== undefined).map((child) => (
-    child instanceof Node ? child : String(child))));
+    child instanceof Node ? child : safe(child))));
   return element;
 }
 
@@ -35,7 +43,7 @@ export function number(value) {
 /** Seconds as people say them: 5.2 s, 3 min 5 s, 2 h 10 min. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
-  if (seconds < 60) return `${+seconds.toPrecision(3)} s`;
+  if (seconds < 60) return `${+seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   const minutes = Math.floor(seconds / 60);
   if (minutes < 60) return `${minutes} min ${Math.floor(seconds % 60)} s`;
   return minutes < 2880 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${+(minutes / 1440).toPrecision(3)} d`;

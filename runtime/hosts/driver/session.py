@@ -29,6 +29,7 @@ from penstock.runtime.hosts.processes.control import Address
 from penstock.runtime.hosts.processes.descendants import kill_descendants
 from penstock.runtime.hosts.processes.links import Links
 from penstock.runtime.hosts.processes.loop import RunClock
+from penstock.runtime.hosts.processes.operator_door import OperatorDoor
 from penstock.runtime.hosts.processes.ports import FIRST_EPOCH, Outcome, OutcomeKind, SupervisorSettings
 from penstock.runtime.hosts.processes.signals import Signals
 from penstock.runtime.hosts.processes.supervisor import SUPERVISOR_EPOCH, Supervisor
@@ -160,6 +161,7 @@ class Session:
     def _supervise(self, host: ProcessHost, placement: Placement, signals: Signals, plan: bytes) -> Outcome:
         job, runtime = self._job, self._job.scenario.runtime
         links = Links(client_keys=make_keys() if runtime.encrypt else None, host=host.node_host, wakes_on_changes=True)
+        door = OperatorDoor(self._folder, links.poller)
         launcher = host.launcher(placement)
         settings = SupervisorSettings(
             names=self._names,
@@ -176,12 +178,14 @@ class Session:
             sink=self,
             signals=signals,
             lifeline=STDIN,
+            door=door,
         )
         self._on_ready()
         self._tell_start()
         try:
             return supervisor.run()
         finally:
+            door.close()
             links.close(linger_ms=0)
 
     def _boots(self, links: Links, host: ProcessHost, plan: bytes) -> Callable[[str, int], Boot]:
@@ -271,6 +275,7 @@ class Session:
 
     def on_waits(self, report: WaitsReported) -> None:
         self._waits.hear(report, self._clock.now_s())
+        self._recorder.waits(report)
 
     def on_slow(self, name: str, turn_s: float) -> None:
         self._view.note(f"{name} has been busy with one thing for {turn_s:.0f} s; its log shows with what")

@@ -33,6 +33,7 @@ import zmq
 
 from penstock.messages.evaluation import EvaluationFinished
 from penstock.messages.names import BUFFER, LEARNER, SUPERVISOR
+from penstock.messages.operator import OperatorAnswered
 from penstock.messages.training import ActorReported, FailuresCounted, NoticeGiven, RunFinished, StepReported, StopAsked
 from penstock.messages.waits import WaitsReported
 from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, encode_pack
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
     from penstock.messages.base import Event
     from penstock.runtime.hosts.processes.boot import Boot
+    from penstock.runtime.hosts.processes.operator_door import OperatorDoor
     from penstock.runtime.hosts.processes.ports import EndedProcess, Launcher, RunSink, SupervisorSettings
     from penstock.runtime.hosts.processes.signals import Signals
 
@@ -90,6 +92,7 @@ class Supervisor:
         sink: RunSink,
         signals: Signals,
         lifeline: int | None = None,
+        door: OperatorDoor | None = None,
     ) -> None:
         """
         Args:
@@ -100,6 +103,7 @@ class Supervisor:
             sink: is told what happens.
             signals: what a user or the system asks for.
             lifeline: a descriptor that reaches its end when whoever started the driver is gone.
+            door: where an operator's requests come in, polled with the links.
         """
         self.settings = settings
         self.restarts = Restarts(max_restarts=settings.max_restarts)
@@ -111,6 +115,7 @@ class Supervisor:
         self._sink = sink
         self._signals = signals
         self._lifeline = lifeline
+        self._door = door
         self._directory = Directory()
         self._delivery = Delivery(resend_after_s=60.0)  # for what it accepts; what it sends needs no repeating
         self._decoder: InboxDecoder[Event] = InboxDecoder(SupervisorInbox)
@@ -204,6 +209,9 @@ class Supervisor:
             self._conclude(OutcomeKind.FAILED, broken)
         self._look(now_s)
         self._start_due(now_s)
+        if self._door is not None:
+            ending = "" if self._outcome is None else self._outcome.story
+            self._door.turn(now_s, lambda event: self._say(BUFFER, event), ending=ending)
         self._sink.on_turn()
 
     def _take_signals(self) -> None:
@@ -270,6 +278,9 @@ class Supervisor:
                 self._sink.on_notice(event.name, event.text, is_warning=event.is_warning)
             case WaitsReported():
                 self._sink.on_waits(event)
+            case OperatorAnswered():
+                if self._door is not None:
+                    self._door.answered(event)
             case _:
                 raise AssertionError(f"the supervisor's inbox lets {type(event).__name__} in and nothing handles it")
 

@@ -74,7 +74,8 @@ export function mount(root, context) {
       found.reasons.map((one) => [one.cause, whole(one.num_samples), one.kind, one.example]), { "aria-label": "reasons of failures" });
     sums.replaceChildren(
       el("div", { class: "charts" },
-        el("section", { class: "card" }, el("h3", {}, `${whole(total)} samples`), balance),
+        el("section", { class: "card" }, el("h3", {}, `${whole(total)} samples`), total ? balance
+          : el("p", { class: "note" }, "Nothing stands in the ledger: the run's Buffer has not started, or the folder is not whole.")),
         el("section", { class: "card" }, el("h3", {}, `${whole(found.num_generated)} tokens that the model made`), bar(parts, found.num_generated),
           el("p", { class: "keys" }, ...parts.map(([name, value, kind]) => (
             el("span", { class: `key ${kind}` }, name, el("b", {}, `${whole(value)} (${share(value, found.num_generated)})`))))),

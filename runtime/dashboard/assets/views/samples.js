@@ -118,7 +118,7 @@ export function mount(root, context) {
   const scroller = el("div", { class: "grid", role: "table", tabindex: 0, "aria-label": "samples" },
     el("div", { role: "rowgroup", class: "heads" }, heads), sizer, rows);
   const progress = el("progress", { max: 1, "aria-label": "index of samples" });
-  const making = el("section", { class: "card" }, el("h3", {}, "Reading the ledger"), progress, el("p", { class: "note" }));
+  const making = el("section", { class: "card" }, el("h3", {}, "An index of all samples"), progress, el("p", { class: "note" }));
   const flatCard = el("section", { class: "card" });
   const chart = scatter((range) => choose(range));
   const ready = el("div", { hidden: "" }, bar, told, scroller, el("div", { class: "charts" }, chart.element, flatCard));
@@ -252,8 +252,10 @@ export function mount(root, context) {
       ready.hidden = !state.is_ready;
       if (isGone || (state.is_ready && !state.doing)) return;
       progress.value = state.share;
-      making.lastChild.textContent = `${state.doing}: ${Math.floor(100 * state.share)} %, ${whole(state.num_samples)} samples. `
+      progress.hidden = state.is_waiting;
+      making.lastChild.textContent = state.is_waiting ? state.doing : `${state.doing}: ${Math.floor(100 * state.share)} %, ${whole(state.num_samples)} samples. `
         + `This is done once for a run; what it makes lies in ${state.file} and may be deleted.`;
+      if (state.is_waiting) return;
       await new Promise((resolve) => setTimeout(resolve, POLL_MS));
     }
   }
@@ -264,7 +266,7 @@ export function mount(root, context) {
     page.element.hidden = !sample;
     if (sample) return page.show(sample, files !== null);
     await index();
-    if (isGone) return;
+    if (isGone || state.is_waiting) return;
     const isFirst = total === null;
     if (performance.now() - lastSlow > SLOW_MS) {
       lastSlow = performance.now();

@@ -1,0 +1,155 @@
+"""What an operator asks while the run goes on: another policy, a pause of new grants, a checkpoint.
+
+Invariants:
+
+* A request is answered by what then holds. It is repeated until it is answered, so it is carried out once: what holds
+  already is accepted without a further record, and a repeat gets the answer that it got.
+* A policy and a pause are in the ledger before anything follows from them, and hold for every grant after that entry.
+
+| waits for | who ends it |
+|---|---|
+| a checkpoint that was asked for | the Learner; whoever asks has a deadline of their own |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, assert_never
+
+from penstock.actors.buffer.batching import unfit
+from penstock.actors.buffer.decisions import closing
+from penstock.actors.buffer.phases import Phase
+from penstock.actors.buffer.policies import refusal
+from penstock.messages.ledger import PauseRecorded, PolicyRecorded
+from penstock.messages.names import LEARNER, SUPERVISOR
+from penstock.messages.operator import GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
+from penstock.messages.samples import TerminalState
+from penstock.messages.training import CheckpointDemanded, OnStale
+
+if TYPE_CHECKING:
+    from penstock.actors.buffer.bookkeeper import Bookkeeper
+    from penstock.actors.buffer.run_state import RunState
+    from penstock.messages.operator import OperatorEvent
+
+ANSWERS_KEPT: Final = 64
+"""Of requests that may be repeated."""
+
+
+class OperatorSide:
+    """The requests of this Buffer's time."""
+
+    def __init__(self, keeper: Bookkeeper, run: RunState) -> None:
+        self._keeper, self._run, self._books = keeper, run, keeper.books
+        self._answers: dict[int, OperatorAnswered] = {}
+        self._saves: dict[int, int] = {}
+        """The version that is to be saved, by request."""
+
+    def asked(self, event: OperatorEvent) -> None:
+        """Carry it out, or say why not."""
+        if event.request in self._answers:
+            self._keeper.send(SUPERVISOR, self._answers[event.request])
+            return
+        match event:
+            case PolicyChanged():
+                reason, text = self._switch(event)
+            case GrantsPaused():
+                reason, text = self._pause(event)
+            case SaveAsked():
+                reason, text = self._save(event)
+            case _:
+                assert_never(event)
+        if reason:
+            self._answer(event.request, reason, accepted=False)
+        elif text:
+            self._answer(event.request, text)
+
+    def _answer(self, request: int, text: str, *, accepted: bool = True) -> None:
+        if request:
+            answer = OperatorAnswered(request=request, accepted=accepted, text=text)
+            self._answers = dict([*self._answers.items(), (request, answer)][-ANSWERS_KEPT:])
+            self._keeper.send(SUPERVISOR, answer)
+
+    # --- the policy -------------------------------------------------------------------------------------------
+
+    def _switch(self, event: PolicyChanged) -> tuple[str, str]:
+        """Why not, and what holds now; one of them."""
+        books = self._books
+        recorded = PolicyRecorded(
+            policy=event.policy,
+            max_staleness=event.max_staleness,
+            update_mode=event.update_mode,
+            on_stale=event.on_stale,
+        )
+        reason = self._why_no_grants("switch") or refusal(event, publish_every=books.settings.publish_every)
+        if reason:
+            self._keeper.notice(f"the policy stays as it is: {reason}")
+            return reason, ""
+        if books.policy_recorded == recorded:
+            return "", f"{_named(recorded)} holds already"
+        if event.on_stale is OnStale.WAIT and books.policy.on_stale is not OnStale.WAIT:
+            # The old policy took batches without looking ahead; what it left over could make the new one wait for ever.
+            for tracked in unfit(books.table, books.settings.pacing, taken_at=books.taken_at):
+                self._keeper.close(closing(books, tracked, TerminalState.STALE, "past_deadline"))
+        self._keeper.note(recorded)
+        text = f"new grants follow {_named(recorded)}, from group {books.grants.total} on, at version {books.version}"
+        self._keeper.notice(text)
+        return "", text
+
+    def _why_no_grants(self, what: str) -> str:
+        """Why a policy or a pause would change nothing any more, or never did; empty when it does."""
+        if self._run.phase not in (Phase.FILLING, Phase.RUNNING):
+            return f"the run is {self._run.phase}: nothing more is granted"
+        if not self._books.goal.grants:
+            return f"this run grants nothing for training, so there is nothing to {what}"
+        return ""
+
+    # --- the pause --------------------------------------------------------------------------------------------
+
+    def _pause(self, event: GrantsPaused) -> tuple[str, str]:
+        books = self._books
+        if reason := self._why_no_grants("pause"):
+            return reason, ""
+        if event.is_paused == books.is_paused:
+            return "", "new grants are paused already" if event.is_paused else "new grants are not paused"
+        self._keeper.note(PauseRecorded(is_paused=event.is_paused))
+        text = "new grants go on"
+        if event.is_paused:
+            num_left = books.table.num_outstanding
+            text = f"new grants are paused; the {num_left} groups that are out come to their end, in batches"
+        self._keeper.notice(text)
+        return "", text
+
+    # --- a checkpoint -----------------------------------------------------------------------------------------
+
+    def _save(self, event: SaveAsked) -> tuple[str, str]:
+        books = self._books
+        if self._run.phase is not Phase.RUNNING:
+            return f"the run is {self._run.phase}", ""
+        if not books.version:
+            return "no batch is trained yet, so there is nothing to save", ""
+        is_new = event.request not in self._saves
+        version = self._saves.setdefault(event.request, books.version)
+        if books.checkpoint_version >= version:
+            del self._saves[event.request]
+            return "", f"version {books.checkpoint_version} is saved: {books.checkpoints[-1].path}"
+        if is_new:  # said once, the runtime repeats it; a second one could have the next version saved too
+            self._keeper.send(LEARNER, CheckpointDemanded(version=version))
+        if event.request:
+            text = f"a checkpoint of version {version} or a later one is asked for"
+            asked = OperatorAnswered(request=event.request, accepted=True, text=text, is_final=False)
+            self._keeper.send(SUPERVISOR, asked)
+        return "", ""
+
+    def saved(self) -> None:
+        """A checkpoint is recorded: answer those who have asked for it."""
+        books = self._books
+        for request, version in list(self._saves.items()):
+            if books.checkpoint_version >= version:
+                del self._saves[request]
+                self._answer(request, f"version {books.checkpoint_version} is saved: {books.checkpoints[-1].path}")
+
+
+def _named(policy: PolicyRecorded) -> str:
+    return (
+        f"{policy.policy} with max_staleness {policy.max_staleness}, update_mode {policy.update_mode}, "
+        f"on_stale {policy.on_stale}"
+    )

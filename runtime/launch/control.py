@@ -1,0 +1,156 @@
+"""What a run that goes on can be told, from any process of its user: another policy, a pause, a checkpoint, to stop.
+
+The answer is that of the run's Buffer, and not merely that something was sent.
+
+| waits for | who ends it |
+|---|---|
+| the answer | the run; else ``timeout_s``, and ``GRACE_S`` for a driver that does not even say that it is late |
+"""
+
+from __future__ import annotations
+
+import difflib
+import socket
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.actors.buffer.policies import BUILTIN
+from penstock.messages.errors import UserFault
+from penstock.messages.operator import GrantsPaused, PolicyChanged, SaveAsked
+from penstock.runtime.hosts.processes.operator_door import (
+    MAX_BYTES,
+    MAX_TIMEOUT_S,
+    CommandAnswer,
+    OperatorRequest,
+    socket_address,
+)
+from penstock.runtime.launch.runs import SCENARIO_NAME, is_alive, read_record, stop_run
+from penstock.runtime.scenario import load_scenario
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.messages.operator import OperatorEvent
+
+__all__ = [
+    "CommandAnswer",
+    "PauseGrants",
+    "ResumeGrants",
+    "RunCommand",
+    "SaveCheckpoint",
+    "StopRun",
+    "SwitchPolicy",
+    "send_command",
+]
+
+ANSWER_S: Final = 20.0
+"""A Buffer that is replaced meanwhile answers within it."""
+GRACE_S: Final = 5.0
+OPTIONS: Final = ("max_staleness", "update_mode", "on_stale")
+
+
+class SwitchPolicy(msgspec.Struct, frozen=True, tag=True):
+    """Another staleness policy for what is granted from now on."""
+
+    policy: str
+    options: dict[str, int | float | str] = {}
+    """``max_staleness``, ``update_mode``, ``on_stale``; what is missing is the policy's own, ``on_stale`` the run's."""
+
+
+class PauseGrants(msgspec.Struct, frozen=True, tag=True):
+    """Start no more groups; what is under way comes to its end."""
+
+
+class ResumeGrants(msgspec.Struct, frozen=True, tag=True):
+    """Start groups again."""
+
+
+class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    """Write a checkpoint as soon as the step at hand allows."""
+
+
+class StopRun(msgspec.Struct, frozen=True, tag=True):
+    """End it, as Ctrl-C does."""
+
+
+RunCommand = SwitchPolicy | PauseGrants | ResumeGrants | SaveCheckpoint | StopRun
+
+
+def send_command(run_folder: Path, command: RunCommand, timeout_s: float = ANSWER_S) -> CommandAnswer:
+    """Tell a run something, and wait for what it answers.
+
+    Args:
+        run_folder: of the run.
+        command: what it is told.
+        timeout_s: for so long at most. What takes longer, and is begun, is accepted.
+
+    Raises:
+        UserFault: there is no such run, it does not go on here, or the command cannot be read.
+    """
+    folder = run_folder.expanduser().absolute()
+    record = read_record(folder)
+    if not is_alive(record):
+        raise UserFault(f"{folder}: the run does not go on, on this machine at least, so it cannot be told anything")
+    match command:
+        case StopRun():
+            has_ended = stop_run(record, timeout_s)
+            return CommandAnswer(accepted=True, text="it has ended" if has_ended else "it was asked to, and is ending")
+        case SwitchPolicy():
+            try:
+                event: OperatorEvent = _switch(folder, command)
+            except UserFault as error:
+                return CommandAnswer(accepted=False, text=str(error))
+        case PauseGrants() | ResumeGrants():
+            event = GrantsPaused(is_paused=isinstance(command, PauseGrants))
+        case SaveCheckpoint():
+            event = SaveAsked()
+    return _ask(folder, OperatorRequest(event, timeout_s))
+
+
+def _switch(folder: Path, command: SwitchPolicy) -> PolicyChanged:
+    """The policy in full, as a scenario that says the same would have it.
+
+    Raises:
+        UserFault: such a scenario would be refused.
+    """
+    if command.policy not in BUILTIN:
+        near = difflib.get_close_matches(command.policy, BUILTIN, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UserFault(f"a run can be switched to {', '.join(BUILTIN)}; {hint}given was {command.policy!r}")
+    for key in command.options:
+        if key not in OPTIONS:
+            near = difflib.get_close_matches(key, OPTIONS, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UserFault(f"a policy is told {', '.join(OPTIONS)}; {hint}given was {key!r}")
+    asked = {"max_staleness": "null", "update_mode": "null", **command.options}
+    overrides = [f"staleness.policy={command.policy}", *(f"staleness.{key}={value}" for key, value in asked.items())]
+    staleness = load_scenario(folder / SCENARIO_NAME, overrides).staleness
+    assert staleness.max_staleness is not None
+    assert staleness.update_mode is not None
+    return PolicyChanged(
+        policy=staleness.policy,
+        max_staleness=staleness.max_staleness,
+        update_mode=staleness.update_mode,
+        on_stale=staleness.on_stale,
+    )
+
+
+def _ask(folder: Path, request: OperatorRequest) -> CommandAnswer:
+    if not 0 < request.timeout_s <= MAX_TIMEOUT_S:
+        raise UserFault(f"the time to wait is {request.timeout_s} s; give one above 0 and up to {MAX_TIMEOUT_S:g}")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door, socket_address(folder) as address:
+        door.settimeout(request.timeout_s + GRACE_S)
+        try:
+            door.connect(address)
+            door.send(msgspec.msgpack.encode(request))
+            data = door.recv(MAX_BYTES)
+        except TimeoutError:
+            return CommandAnswer(accepted=False, text="the run's driver does not answer; penstock status says more")
+        except (FileNotFoundError, ConnectionRefusedError):
+            return CommandAnswer(accepted=False, text="the run cannot be told anything: it is starting, or ending")
+        except OSError as error:
+            raise UserFault(f"{folder}: cannot reach the run: {error.strerror or error}") from None
+    if not data:
+        return CommandAnswer(accepted=False, text="the run has ended, or its driver takes no more requests")
+    return msgspec.msgpack.decode(data, type=CommandAnswer)

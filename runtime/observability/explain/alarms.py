@@ -1,0 +1,259 @@
+"""What makes a run's result doubtful, whatever its speed: alarms in the order of their weight.
+
+Each rule looks at the newest :data:`NEWEST` steps, or at the whole run where it says so. A figure that the run does
+not report raises no alarm.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import statistics
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.backends.ledger.kept_samples import read_kept
+from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.messages.errors import UserFault
+from penstock.messages.samples import TerminalState
+from penstock.runtime.observability.explain.causes import Evidence
+from penstock.runtime.observability.figures import REWARD, REWARD_STD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from penstock.runtime.observability.trackers import StepRow
+    from penstock.runtime.scenario.structure import Scenario
+
+NEWEST: Final = 10
+STEPS: Final = "metrics.jsonl"
+SMALLEST_ESS: Final = 0.5
+LENGTH_BIAS: Final = 0.15
+"""Of the mean length of trained samples, against all that were generated."""
+MIN_DROPPED: Final = 30
+COLLAPSED: Final = 0.5
+"""Of the best mean reward of :data:`NEWEST` steps in a row."""
+DUPLICATES: Final = 0.1
+LATE_VERSIONS: Final = 2.0
+FAILED: Final = 0.01
+_TERMS: Final = (
+    ("kl_coef", "train/kl_loss"),
+    ("opd_kl_coef", "train/opd_reverse_kl"),
+    ("entropy_coef", "train/entropy_loss"),
+)
+"""Coefficients of the objective, and the figure that each moves."""
+
+
+class Alarm(msgspec.Struct, frozen=True, kw_only=True):
+    """Something is wrong with what the run learns from."""
+
+    name: str
+    text: str
+    evidence: tuple[Evidence, ...]
+
+
+def alarms_of(run_folder: Path, scenario: Scenario, steps: Sequence[StepRow]) -> tuple[Alarm, ...]:
+    """The alarms of a run, the heaviest first.
+
+    Raises:
+        UserFault: ledger or kept samples are damaged.
+    """
+    if not steps:
+        return ()
+    lengths = _lengths(run_folder)
+    found: Iterator[Alarm | None] = (
+        alarm
+        for rule in (
+            lambda: _mismatch(steps),
+            lambda: _effective(steps),
+            lambda: length_bias(lengths),
+            lambda: _collapse(steps),
+            lambda: _duplicates(run_folder, scenario),
+            lambda: _late_versions(steps),
+            lambda: _full_buffer(steps, scenario),
+            lambda: _failing_reward(steps),
+            lambda: _idle_terms(steps, scenario),
+        )
+        for alarm in (rule(),)
+    )
+    return tuple(alarm for alarm in found if alarm is not None)
+
+
+def _newest(steps: Sequence[StepRow], name: str) -> float | None:
+    values = [value for row in steps[-NEWEST:] if (value := row.metrics.get(name)) is not None]
+    return statistics.fmean(values) if values else None
+
+
+def _alarm(name: str, text: str, *evidence: Evidence) -> Alarm:
+    return Alarm(name=name, text=text, evidence=evidence)
+
+
+def _mismatch(steps: Sequence[StepRow]) -> Alarm | None:
+    alarmed = [row for row in steps[-NEWEST:] if row.metrics.get("train/mismatch_alarm")]
+    if not alarmed:
+        return None
+    difference = alarmed[-1].metrics.get("train/fresh_logprob_abs_diff") or 0.0
+    return _alarm(
+        "mismatch",
+        "Engine and learner compute different models from the same weights.",
+        Evidence("steps with train/mismatch_alarm, of the newest ten", len(alarmed), "steps", STEPS),
+        Evidence("train/fresh_logprob_abs_diff", difference, "nats", STEPS),
+    )
+
+
+def _effective(steps: Sequence[StepRow]) -> Alarm | None:
+    ratio = _newest(steps, "train/ess_ratio")
+    if ratio is None or ratio >= SMALLEST_ESS:
+        return None
+    age = _newest(steps, "buffer/staleness_mean") or 0.0
+    return _alarm(
+        "effective sample size",
+        "Old samples weigh so unequally that a few of them decide a step.",
+        Evidence("train/ess_ratio", 100 * ratio, "%", STEPS),
+        Evidence("mean age of trained samples", age, "versions", STEPS),
+    )
+
+
+def length_bias(lengths: tuple[int, float, int, float]) -> Alarm | None:
+    """Whether what is trained is of another length than what was generated.
+
+    Args:
+        lengths: number and mean tokens of trained samples, and of those that ended otherwise.
+    """
+    num_trained, trained, num_dropped, dropped = lengths
+    if num_dropped < MIN_DROPPED or not num_trained:
+        return None
+    generated = (num_trained * trained + num_dropped * dropped) / (num_trained + num_dropped)
+    if abs(trained / generated - 1) <= LENGTH_BIAS:
+        return None
+    kind = "shorter" if trained < generated else "longer"
+    return _alarm(
+        "length bias",
+        f"What is trained is {kind} than what was generated: samples are dropped by their length.",
+        Evidence("mean length of trained samples", trained, "tokens", LEDGER_FILE),
+        Evidence("mean length of all that ended", generated, "tokens", LEDGER_FILE),
+    )
+
+
+def _lengths(run_folder: Path) -> tuple[int, float, int, float]:
+    query = (
+        "SELECT count(*) FILTER (WHERE state = 'trained'), coalesce(avg(num_tokens) FILTER (WHERE state = 'trained'), 0),"
+        " count(*) FILTER (WHERE state != 'trained'), coalesce(avg(num_tokens) FILTER (WHERE state != 'trained'), 0)"
+        " FROM samples WHERE state != 'evaluated' AND num_tokens > 0"
+    )
+    rows = _ask(run_folder, query)
+    return rows[0] if rows else (0, 0.0, 0, 0.0)
+
+
+def _ask(run_folder: Path, query: str) -> list[tuple[int, float, int, float]]:
+    path = run_folder / LEDGER_FILE
+    if not path.is_file():
+        return []
+    try:
+        with closing(open_read_only(path)) as database:
+            return database.execute(query).fetchall()
+    except sqlite3.Error as error:
+        raise UserFault(f"{path}: {error}") from None
+
+
+def _collapse(steps: Sequence[StepRow]) -> Alarm | None:
+    rewards = [value for row in steps if (value := row.metrics.get(REWARD)) is not None]
+    if len(rewards) < 2 * NEWEST:
+        return None
+    means = [statistics.fmean(rewards[at : at + NEWEST]) for at in range(len(rewards) - NEWEST + 1)]
+    best, last = max(means), means[-1]
+    spread = _newest(steps, REWARD_STD)
+    is_lower = best > 0 and last < COLLAPSED * best and best - last > 2 * statistics.pstdev(rewards[:NEWEST])
+    is_flat = spread == 0 and any(row.metrics.get(REWARD_STD) for row in steps)
+    if not is_lower and not is_flat:
+        return None
+    return _alarm(
+        "reward collapse",
+        "All samples of the newest steps earn the same." if is_flat else "The reward has fallen from its best.",
+        Evidence("mean reward of the best ten steps", best, "", STEPS),
+        Evidence("mean reward of the newest ten", last, "", STEPS),
+    )
+
+
+def _duplicates(run_folder: Path, scenario: Scenario) -> Alarm | None:
+    if scenario.prompt_source.replay is not None or scenario.prompt_source.priority is not None:
+        return None  # they draw a prompt again on purpose
+    try:
+        prompts = {sample.group_id: sample.prompt for sample in read_kept(run_folder) if sample.group_id >= 0}
+    except (sqlite3.Error, msgspec.DecodeError) as error:
+        raise UserFault(f"{run_folder}: kept samples cannot be read: {error}") from None
+    epochs = {
+        group: ordinal // max(1, num_rows)
+        for group, ordinal, num_rows in _ordinals(run_folder)
+        if group in prompts
+    }  # fmt: skip
+    seen: set[tuple[int, str]] = set()
+    num_again = 0
+    for group, epoch in epochs.items():
+        num_again += (epoch, prompts[group]) in seen
+        seen.add((epoch, prompts[group]))
+    if not epochs or num_again <= DUPLICATES * len(epochs):
+        return None
+    return _alarm(
+        "duplicate prompts",
+        "The same prompts come several times in one pass over the dataset.",
+        Evidence("kept groups whose prompt had come before", 100 * num_again / len(epochs), "%", "samples.sqlite"),
+    )
+
+
+def _ordinals(run_folder: Path) -> list[tuple[int, int, int]]:
+    rows = _ask(run_folder, "SELECT group_id, ordinal, num_rows, 0 FROM groups, run")
+    return [(int(group), int(ordinal), num_rows) for group, ordinal, num_rows, _ in rows]
+
+
+def _late_versions(steps: Sequence[StepRow]) -> Alarm | None:
+    lag = _newest(steps, "buffer/announced_lag")
+    if lag is None or lag <= LATE_VERSIONS:
+        return None
+    return _alarm(
+        "publish lag",
+        "Engines get new weights versions after they were trained.",
+        Evidence("versions trained and not announced, at a step's end", lag, "versions", STEPS),
+    )
+
+
+def _full_buffer(steps: Sequence[StepRow], scenario: Scenario) -> Alarm | None:
+    ready = _newest(steps, "buffer/ready_groups")
+    batch = scenario.learner.groups_per_batch
+    if ready is None or ready < 2 * batch:
+        return None
+    return _alarm(
+        "back-pressure",
+        "Whole batches lie ready and grow old: the learner does not keep up with the engines.",
+        Evidence("groups that are ready", ready, "groups", STEPS),
+        Evidence("groups of a batch", batch, "groups", "scenario.yaml"),
+    )
+
+
+def _failing_reward(steps: Sequence[StepRow]) -> Alarm | None:
+    ended = steps[-1].balance.ended
+    num_failed = sum(c.num_samples for c in ended if c.state == TerminalState.FAILED and c.cause.startswith("scoring"))
+    share = num_failed / max(1, sum(count.num_samples for count in ended))
+    if share < FAILED:
+        return None
+    return _alarm(
+        "failing reward",
+        "The reward fails on samples, which are then not trained; penstock samples --failed shows why.",
+        Evidence("samples without a reward", 100 * share, "%", STEPS),
+    )
+
+
+def _idle_terms(steps: Sequence[StepRow], scenario: Scenario) -> Alarm | None:
+    objective = scenario.learner.objective
+    never: Callable[[str], bool] = lambda name: not any(row.metrics.get(name) for row in steps)  # noqa: E731
+    idle = [key for key, figure in _TERMS if getattr(objective, key) and never(figure)]
+    if scenario.learner.backend == "simulated" or not idle:
+        return None
+    return _alarm(
+        "terms without effect",
+        f"Configured, and 0 in every step: {', '.join(f'learner.objective.{key}' for key in idle)}.",
+        *(Evidence(figure, 0.0, "", STEPS) for key, figure in _TERMS if key in idle),
+    )

@@ -15,7 +15,7 @@ from penstock.runtime.dashboard.routes import Query, Route, View
 from penstock.runtime.observability.actors_file import ACTORS_FILE, ANSWERED, ISSUED, ActorNow, Loss, read_actors
 from penstock.runtime.observability.figures import CPU_SECONDS, GENERATED_TOKENS, RUNNING
 from penstock.runtime.observability.plots import RATE_STEPS
-from penstock.runtime.observability.summary import ended_tokens, trained_tokens
+from penstock.runtime.observability.summary import generated_tokens, trained_tokens
 from penstock.runtime.observability.trackers import METRICS_FILE
 from penstock.runtime.safe_text import terminal_lines, terminal_text
 
@@ -230,7 +230,7 @@ def _edges(actors: Sequence[ActorNow], steps: Sequence[StepRow]) -> list[Edge]:
     if issued is None:
         issued = _growth(steps, lambda row: row.balance.issued)
     if made is None:
-        made = _growth(steps, lambda row: max(row.tokens_generated, ended_tokens(row.balance)))
+        made = _growth(steps, lambda row: generated_tokens(row.balance))
     trained = _growth(steps, lambda row: trained_tokens(row.balance))
     versions = _growth(steps, lambda row: row.version)
     ended = _growth(steps, lambda row: row.balance.issued - row.balance.in_system)

@@ -207,7 +207,8 @@ def _is_of(index: sqlite3.Connection, began: float, head: int) -> bool:
         (form,) = index.execute("PRAGMA user_version").fetchone()
         if form != FORM:
             return bool(form == 0)
-        return index.execute("SELECT began = ? AND sequence <= ? FROM source", (began, head)).fetchone() == (1,)
+        row = index.execute("SELECT began = ? AND sequence <= ? FROM source", (began, head)).fetchone()
+        return bool(row == (1,))
     except sqlite3.OperationalError:
         raise
     except sqlite3.DatabaseError:

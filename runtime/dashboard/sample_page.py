@@ -19,7 +19,7 @@ from penstock.backends.data.problems import DataError
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.ledger.archive import archived_steps
 from penstock.backends.ledger.archived_groups import read_archived_group
-from penstock.backends.ledger.evaluation_answers import FOLDER, response_text
+from penstock.backends.ledger.evaluation_answers import FOLDER, outcome_words, response_text
 from penstock.backends.ledger.kept_samples import KeptSample, clipped, read_kept_of
 from penstock.backends.ledger.protocol import LedgerStoreError, PayloadGoneError
 from penstock.backends.ledger.sqlite import SqliteReader
@@ -272,7 +272,7 @@ def _without_text(fate: Fate) -> str:
 
 def _as_kept(group: Group, sample: Sample, tokenizer: TextTokenizer | None) -> KeptSample:
     """Its texts, from its tokens."""
-    reward = sample.outcome.reward
+    reward, (outcome, detail) = sample.outcome.reward, outcome_words(sample.outcome)
     return KeptSample(
         group_id=group.group_id,
         index=sample.key.index,
@@ -283,7 +283,8 @@ def _as_kept(group: Group, sample: Sample, tokenizer: TextTokenizer | None) -> K
         response="" if tokenizer is None else clipped(response_text(sample, tokenizer.decode)),
         reward=None if reward is None else reward.value,
         components={} if reward is None else {component.name: component.value for component in reward.components},
-        outcome=sample.outcome.__struct_config__.tag or "",
+        outcome=outcome,
+        detail=detail,
     )
 
 

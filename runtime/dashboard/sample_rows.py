@@ -260,7 +260,10 @@ def bins(run_folder: Path, query: CountQuery) -> Bins:
         every = max(1, number // BINNED)
         wide, high_cell = ((most + 1) / WIDTH, (high - low or 1.0) / HEIGHT) if number > MAX_POINTS else (0.0, 0.0)
         if number <= MAX_POINTS:
-            cells = [Cell(*row, 1) for row in index.execute(f"SELECT num_tokens, reward {where}", values)]
+            cells = [
+                Cell(tokens, reward, 1)
+                for tokens, reward in index.execute(f"SELECT num_tokens, reward {where}", values)
+            ]
         else:
             found = index.execute(
                 f"SELECT CAST(num_tokens / ? AS INTEGER) AS x, min(CAST((reward - ?) / ? AS INTEGER), ?) AS y, count(*)"

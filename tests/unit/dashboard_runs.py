@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -22,8 +24,8 @@ from penstock.runtime.observability.recorder import RunRecorder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
 
+SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
 MARKUP = '<img src=x onerror="window.broken=1"><script>window.broken=1</script>'
 FINISHED = RunFinished(
     completed=True, story=f"25 batches trained {MARKUP}", version=25, max_staleness=2, balance=balance(25)
@@ -41,6 +43,7 @@ def write_record(folder: Path, *, state: str = "completed") -> None:
 def finished_run(folder: Path) -> Path:
     """25 steps; an engine was lost once."""
     run(folder, 25, FINISHED)
+    shutil.copy(SCENARIO, folder / "scenario.yaml")
     write_record(folder)
     return folder
 
@@ -48,6 +51,7 @@ def finished_run(folder: Path) -> Path:
 def crashed_run(folder: Path) -> Path:
     """5 steps; then the driver was killed, while a line was written."""
     run(folder, 5, None)
+    shutil.copy(SCENARIO, folder / "scenario.yaml")
     write_record(folder, state="running")
     with (folder / "metrics.jsonl").open("ab") as file:
         file.write(b'{"version":6,"at_')
@@ -57,7 +61,7 @@ def crashed_run(folder: Path) -> Path:
 def recorder_of(folder: Path) -> RunRecorder:
     """Of a run that begins now; its record says that it runs."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "scenario.yaml").write_text("run:\n  name: quick\n")
+    shutil.copy(SCENARIO, folder / "scenario.yaml")
     recorder = RunRecorder(folder, FACTS, started_at=datetime.now(UTC).astimezone())
     recorder.training_begins(0.0)
     write_record(folder, state="running")

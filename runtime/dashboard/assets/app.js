@@ -87,6 +87,7 @@ async function show() {
   shown?.view?.unmount();
   const root = at("view");
   root.replaceChildren();
+  root.setAttribute("aria-busy", "true");
   complain("");
   const mine = { name, run, view: null, isBusy: true, waiting: null };
   shown = mine;
@@ -114,6 +115,7 @@ async function update(files) {
     if (shown === mine) complain(error.message);
     if (!(error instanceof Refused || error instanceof TypeError)) throw error;
   } finally {
+    if (shown === mine) at("view").setAttribute("aria-busy", "false");
     setTimeout(() => {
       mine.isBusy = false;
       const waiting = mine.waiting;

@@ -56,6 +56,8 @@ ORDERS: Final = {
     "seconds": "seconds",
 }
 """What samples can be sorted by, and the column of it."""
+BY_KEY: Final = "sqlite_autoindex_samples_1"
+"""SQLite's name for the table itself, which lies in the order of its key."""
 _REST: Final = "fate, engine, step, reward, num_tokens, age, seconds, is_flat"
 _TABLES: Final = f"""
 CREATE TABLE source (only INTEGER PRIMARY KEY, began REAL, first_head INTEGER, sequence INTEGER) STRICT;
@@ -268,7 +270,7 @@ def _index_rows(page: _Page, index: sqlite3.Connection) -> Iterator[tuple[int | 
     for group_id, rows in groupby(page.rows, key=lambda row: row[0]):
         samples = list(rows)
         known = page.rewards.get(group_id)
-        rewards = [known if row[6] is None else row[6] for row in samples]
+        rewards = [known if row[6] is None and row[3] == _NO_SPREAD else row[6] for row in samples]
         given = [reward for reward in rewards if reward is not None]
         is_flat = not is_evaluation(group_id) and len(given) > 1 and max(given) - min(given) < SMALLEST_SPREAD
         for row, reward in zip(samples, rewards, strict=True):

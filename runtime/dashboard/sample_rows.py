@@ -20,7 +20,7 @@ from penstock.backends.ledger.kept_samples import read_kept, read_kept_of
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import evaluation_group_id, group_name
 from penstock.runtime.dashboard.routes import Query
-from penstock.runtime.dashboard.sample_index import ORDERS, IndexState, advance, open_index
+from penstock.runtime.dashboard.sample_index import BY_KEY, ORDERS, IndexState, advance, open_index
 from penstock.runtime.observability.samples import ShownSample, chosen_samples, fate_text
 from penstock.runtime.safe_text import terminal_text
 
@@ -206,14 +206,15 @@ def page_statement(
 ) -> tuple[str, list[int | float | str]]:
     """What SQLite is asked for a page."""
     terms, values = _terms(run_folder, index, query)
-    column = ORDERS[query.sort]
+    columns = list(dict.fromkeys((ORDERS[query.sort], "group_id", "sample_index")))
     if query.after:
-        terms.append(f"({column}, group_id, sample_index) {'>' if query.is_ascending else '<'} (?, ?, ?)")
-        values += _decoded_place(query.after)
+        places = ", ".join("?" * len(columns))
+        terms.append(f"({', '.join(columns)}) {'>' if query.is_ascending else '<'} ({places})")
+        values += _decoded_place(query.after)[-len(columns) :]
     way = "ASC" if query.is_ascending else "DESC"
     return (
         f"SELECT {_COLUMNS} FROM samples {_using(query, terms)} WHERE {' AND '.join(terms)} "
-        f"ORDER BY {column} {way}, group_id {way}, sample_index {way} LIMIT ? OFFSET ?",
+        f"ORDER BY {', '.join(f'{column} {way}' for column in columns)} LIMIT ? OFFSET ?",
         [*values, query.limit, query.skip],
     )
 
@@ -316,7 +317,7 @@ def _using(query: CountQuery, terms: Sequence[str]) -> str:
         return f"INDEXED BY by_{query.sort}"
     if any(term.startswith("fate = ") for term in terms):
         return "INDEXED BY by_fate"
-    return "INDEXED BY flat" if query.is_flat else "NOT INDEXED"
+    return f"INDEXED BY {'flat' if query.is_flat else BY_KEY}"
 
 
 def _numbers(index: sqlite3.Connection, sql: str, *values: str) -> list[int]:

@@ -216,7 +216,7 @@ def _story(error: sqlite3.Error | sqlite3.Warning, limit_s: float) -> str:
     text = terminal_lines(str(error), max_chars=500)
     if text == "interrupted":
         return _too_long(limit_s)
-    if "not authorized" in text or "prohibited" in text:
+    if any(word in text for word in ("not authorized", "authorization denied", "prohibited", "may not be modified")):
         return f"only SELECT with SQLite's harmless functions is allowed here: {text}"
     if "readonly" in text:
         return "the ledger is opened to be read, and the statement would write; ask with SELECT"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ EVIL = f"{MARKUP} \x1b]0;title\x07 \u202e\ud800 </pre> [red]"
 def small_run(folder: Path) -> Path:
     """Group 0 is archived and traced, sample 0/0 kept as text; 4 is trained and stands in the ledger; 1/0 failed."""
     finished_run(folder)
+    began_ns = time.time_ns()
     with closing(SqliteStore(folder / LEDGER_FILE)) as store:
         store.claim(1)
         entries = make.whole_run()
@@ -40,7 +42,7 @@ def small_run(folder: Path) -> Path:
         store.commit([PayloadsReleased(through_version=1)])
     keep(folder, KeptSample(group_id=0, index=0, kept_at=0.0, row=3, prompt=EVIL, label=EVIL, response=EVIL, reward=0.5,
                             components={MARKUP: 1.0}, outcome="completed", detail="end_token", num_tokens=3))  # fmt: skip
-    _trace(folder)
+    _trace(folder, began_ns - 100 * MILLISECOND)
     return folder
 
 
@@ -61,7 +63,7 @@ def _sound(one: KeptSample) -> KeptSample:
     return KeptSample(**{name: getattr(one, name) for name in one.__struct_fields__} | texts)
 
 
-def _trace(folder: Path) -> None:
+def _trace(folder: Path, began_ns: int) -> None:
     """Of sample 0/0: its engine was killed while it generated, and it was issued again."""
     salt = open_traces(folder)
     trace_id, parent = trace_id_of(salt, 0, 0), bytes(8)
@@ -75,7 +77,9 @@ def _trace(folder: Path) -> None:
     )
     recorder = SpanRecorder()
     for name, start, end, attributes in stages:
-        recorder.record(trace_id, parent, name, start * MILLISECOND, end * MILLISECOND, attributes)
+        recorder.record(
+            trace_id, parent, name, began_ns + start * MILLISECOND, began_ns + end * MILLISECOND, attributes
+        )
     exporter = FileSpanExporter(span_file(folder, "engine/1", 1))
     exporter.export([readable_span(one, actor_resource(f"engine/1 {MARKUP}", 1)) for one in recorder.take(100)])
     exporter.shutdown()

@@ -196,7 +196,7 @@ def test_one_call_that_never_looks_up_is_ended_with_its_process(run: Path, monke
 
 
 def test_memory_has_a_bound(run: Path) -> None:
-    much = ENDLESS + "SELECT count(*) FROM (SELECT DISTINCT randomblob(1000000) AS b FROM n)"
+    much = ENDLESS + "SELECT count(*) FROM (SELECT DISTINCT hex(zeroblob(2000000)) || i FROM n)"
     text = alone(run, much, 20.0)
     assert "512 MiB of memory" in text or "has not ended within" in text
 

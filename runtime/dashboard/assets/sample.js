@@ -27,7 +27,8 @@ export function samplePage(context) {
   const element = el("article", { class: "sample", hidden: "" });
   let shown = "", life = null, strip = "logprob";
 
-  const resized = new ResizeObserver(() => life && drawLife());
+  let wide = 0; // as it was drawn last
+  const resized = new ResizeObserver(() => { if (life && element.clientWidth && element.clientWidth !== wide) drawLife(); });
   resized.observe(element);
   const lanes = el("div", { class: "lanes" });
 
@@ -176,12 +177,13 @@ export function samplePage(context) {
   }
 
   function drawLife() {
-    const stages = life.stages, whenWide = Math.max(320, lanes.clientWidth || element.clientWidth);
+    wide = element.clientWidth;
+    const stages = life.stages, broad = Math.max(320, lanes.clientWidth || element.clientWidth);
     if (!stages.length) return lanes.replaceChildren(el("p", { class: "note" }, life.missing || "Nothing of it is recorded yet."));
     const span = Math.max(1e-9, ...stages.map((one) => one.start_s + one.duration_s));
-    const label = Math.min(LABEL, whenWide * 0.4), x = (s) => label + (s / span) * (whenWide - label - 70);
+    const label = Math.min(LABEL, broad * 0.4), x = (s) => label + (s / span) * (broad - label - 70);
     const tall = LINE * stages.length + 22;
-    const drawing = svg("svg", { width: whenWide, height: tall, role: "img", "aria-label": `life of ${took(life.duration_s)}` });
+    const drawing = svg("svg", { width: broad, height: tall, role: "img", "aria-label": `life of ${took(life.duration_s)}` });
     for (let n = 0; n <= 4; n++) {
       const at = x((span * n) / 4);
       drawing.append(svg("line", { x1: at, x2: at, y1: 0, y2: tall - 18, class: "tick" }),
@@ -189,7 +191,8 @@ export function samplePage(context) {
     }
     stages.forEach((stage, n) => {
       const y = n * LINE, from = x(stage.start_s), wide = Math.max(2, x(stage.start_s + stage.duration_s) - from);
-      drawing.append(svg("text", { x: 0, y: y + 17, class: "stage" }, `${stage.name} · ${stage.actor}`));
+      const name = `${stage.name} · ${stage.actor}`, most = Math.floor(label / 6.6);
+      drawing.append(svg("text", { x: 0, y: y + 17, class: "stage" }, name.length > most ? `${name.slice(0, most - 1)}…` : name));
       bar(drawing, stage, from, y + 5, wide);
       drawing.append(svg("text", { x: from + wide + 5, y: y + 17, class: "tick" }, `${stage.is_recorded ? "" : "≤ "}${took(stage.duration_s)}`));
       // From where an attempt was left to where the next one begins.
@@ -207,7 +210,7 @@ export function samplePage(context) {
     lanes.replaceChildren(el("div", { class: "scroll" }, drawing),
       el("p", { class: "keys" }, ...versions.map((version) => el("span", { class: `key c${version % NUM_COLOURS}` }, `version ${version}`))),
       ...(life.missing ? [el("p", { class: "note" }, life.missing)] : []),
-      el("details", {}, el("summary", {}, "as a table"), table(heads, rows, { "aria-label": "stages" })));
+      el("details", { open: lanes.querySelector("details")?.open }, el("summary", {}, "as a table"), table(heads, rows, { "aria-label": "stages" })));
   }
 
   /** A stage; of a generation what each version of the weights has made of it. */

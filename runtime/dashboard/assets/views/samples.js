@@ -33,7 +33,9 @@ export function mount(root, context) {
   const asked = () => ({ ...filters(), sort: sort() });
 
   function choose(changes) {
-    context.setParams(changes);
+    clearTimeout(soon);
+    context.setParams({ ...typed, ...changes });
+    typed = {};
     drawFilters();
     begin();
   }
@@ -48,11 +50,12 @@ export function mount(root, context) {
     ...KINDS.map(([value, text]) => el("option", { value }, text)));
   const flat = el("input", { type: "checkbox", id: "only-flat", change: () => choose({ is_flat: flat.checked ? "true" : null }) });
   const inputs = new Map();
-  let soon = 0;
+  let soon = 0, typed = {}; // what was typed and is not asked for yet
   function input(name, attributes) {
     const box = el("input", { ...attributes, input: () => {
       clearTimeout(soon);
-      soon = setTimeout(() => { if (box.checkValidity()) choose({ [name]: box.value || null }); }, DEBOUNCE_MS);
+      if (box.checkValidity()) typed[name] = box.value || null;
+      soon = setTimeout(() => choose({}), DEBOUNCE_MS);
     } });
     inputs.set(name, box);
     return box;
@@ -115,7 +118,7 @@ export function mount(root, context) {
       : label))));
   const sizer = el("div", { class: "sizer" });
   const rows = el("div", { class: "rows", role: "rowgroup" });
-  const scroller = el("div", { class: "grid", role: "table", tabindex: 0, "aria-label": "samples" },
+  const scroller = el("div", { class: "grid", role: "grid", tabindex: 0, "aria-label": "samples" },
     el("div", { role: "rowgroup", class: "heads" }, heads), sizer, rows);
   const progress = el("progress", { max: 1, "aria-label": "index of samples" });
   const making = el("section", { class: "card" }, el("h3", {}, "An index of all samples"), progress, el("p", { class: "note" }));
@@ -195,7 +198,7 @@ export function mount(root, context) {
     const last = Math.min(num, first + shownRows() + AHEAD);
     rows.style.transform = `translateY(${scroller.scrollTop - (at - first) * ROW}px)`;
     rows.replaceChildren(...Array.from({ length: Math.max(0, last - first) }, (_, n) => line(first + n, rowAt(first + n))));
-    if (num) scroller.setAttribute("aria-activedescendant", `row-${current}`);
+    if (current >= 0) scroller.setAttribute("aria-activedescendant", `row-${current}`);
     for (let n = Math.floor(first / PAGE); n <= Math.floor(Math.max(0, last - 1) / PAGE) && num; n++) {
       if (!pages.has(n)) fetchPage(n, ask.signal).catch(complain);
     }
@@ -205,12 +208,12 @@ export function mount(root, context) {
 
   function line(n, row) {
     const given = { class: `row${n === current ? " current" : ""}`, role: "row", "aria-rowindex": n + 2, id: `row-${n}` };
-    if (!row) return el("div", given, el("div", { role: "cell" }, "…"));
+    if (!row) return el("div", given, el("div", { role: "gridcell" }, "…"));
     const cells = [el("a", { href: link(row.name), tabindex: -1 }, row.name),
       el("span", { class: `fate ${row.state.replaceAll(" ", "-")}` }, row.fate), number(row.step), number(row.reward),
       whole(row.num_tokens), number(row.age), took(row.seconds), row.engine, row.text];
     return el("div", given, ...cells.map((cell, c) => (
-      el("div", { role: "cell", class: c > 1 && c < 7 ? "n" : c === 8 ? "text" : null, title: c === 8 ? row.text : null }, cell))));
+      el("div", { role: "gridcell", class: c > 1 && c < 7 ? "n" : c === 8 ? "text" : null, title: c === 8 ? row.text : null }, cell))));
   }
 
   function link(name) {

@@ -164,6 +164,8 @@ class StepReported(Event, frozen=True, kw_only=True):
     response_lengths: tuple[int, ...]
     """Response tokens of each sample of the batch."""
     balance: Balance
+    policy: str = ""
+    """Staleness policy that new grants follow when it is recorded."""
 
 
 class RunFinished(Event, frozen=True, kw_only=True):

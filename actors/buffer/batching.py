@@ -65,8 +65,7 @@ def expired(
             again = policy.on_stale is OnStale.REQUEUE
             return Expiry(TerminalState.STALE, "past_deadline", again), table.past_deadline(version)
         case OnStale.MASK:
-            oldest_trained = version - policy.max_staleness
-            return Expiry(TerminalState.STALE, "fully_masked"), table.fully_older_than(oldest_trained)
+            return Expiry(TerminalState.STALE, "fully_masked"), table.fully_older(version, policy.max_staleness)
         case OnStale.WAIT:
             found: list[TrackedGroup] = []
             if pacing.over_sampling > 1.0:

@@ -94,6 +94,11 @@ class Books:
         return self.checkpoints[-1].version if self.checkpoints else -1
 
     @property
+    def policy_name(self) -> str:
+        """Of the policy that new grants follow."""
+        return self.settings.policy_name if self.policy_recorded is None else self.policy_recorded.policy
+
+    @property
     def num_steps(self) -> int:
         """Batches to train."""
         return self.goal.num_steps(self.settings.num_steps)

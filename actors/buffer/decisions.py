@@ -71,12 +71,14 @@ def formed_lease(books: Books) -> BatchLeased | None:
     formed = form_batch(books.table, books.policy, pacing, version=books.version, is_exhausted=books.is_exhausted)
     if formed is None:
         return None
+    masks = books.policy.on_stale is OnStale.MASK  # one mask for the whole batch: that of the strictest grant
+    bounds = (books.table.tracked(group_id).max_staleness for group_id in formed)
     takes_all = books.is_exhausted and books.table.num_unleased == len(formed)
     return BatchLeased(
         version=books.version + 1,
         group_ids=tuple(formed),
-        max_staleness=max(books.table.tracked(group_id).max_staleness for group_id in formed),
-        mask_stale=books.policy.on_stale is OnStale.MASK,
+        max_staleness=min(bounds) if masks else max(bounds),
+        mask_stale=masks,
         mask_old_tokens=books.settings.mask_old_tokens,
         update_mode=books.policy.update_mode,
         is_last=books.version + 1 == pacing.num_steps or takes_all,

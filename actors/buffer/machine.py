@@ -47,6 +47,7 @@ from penstock.actors.buffer.phases import Phase
 from penstock.actors.buffer.report import trained_report
 from penstock.actors.buffer.run_state import RunState
 from penstock.actors.buffer.waiting import buffer_waits
+from penstock.messages.base import Metric
 from penstock.messages.commands import FetchBatch
 from penstock.messages.flow import FailuresTold, GroupAdmitted, GroupRejected, RowsChosen
 from penstock.messages.ledger import (
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
 
     from penstock.actors.buffer.policies import StalenessPolicy
     from penstock.actors.buffer.settings import BufferSettings
-    from penstock.messages.base import Metric
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import BufferEvent
     from penstock.messages.ledger import BatchLeased, LedgerEntry
@@ -237,7 +237,7 @@ class Buffer:
         self.learner.stands_at(event.version)
         self._evaluation.stepped(event.version, due)
         target = self.settings.pacing.target_outstanding or self.target.value
-        self._keeper.send(SUPERVISOR, trained_report(books, groups, event, target))
+        self._keeper.send(SUPERVISOR, trained_report(books, groups, event, target=target, bound=lease.max_staleness))
         self._keeper.expire()
 
     def _on_fetched(self, event: BatchFetched) -> None:
@@ -323,5 +323,8 @@ class Buffer:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """Nothing: what it counts is in the ledger, and in the report of each step."""
-        return ()
+        """What holds for new grants; what it counts is in the ledger, and in the report of each step."""
+        return (
+            Metric("buffer/max_staleness", self.policy.max_staleness),
+            Metric("buffer/grants_paused", float(self.books.is_paused)),
+        )

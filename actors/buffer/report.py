@@ -55,6 +55,7 @@ def step_report(
     *,
     num_steps: int,
     balance: Balance,
+    policy: str = "",
     masks_old: bool = False,
 ) -> StepReported:
     """The report of a recorded step: the Learner's metrics, the batch's own figures, and ``gauges``."""
@@ -79,15 +80,28 @@ def step_report(
         staleness_counts=tuple(counts),
         response_lengths=tuple(sample.num_tokens for group in groups for sample in group.samples),
         balance=balance,
+        policy=policy,
     )
 
 
-def trained_report(books: Books, groups: tuple[Group, ...], receipt: StepFinished, target: int) -> StepReported:
-    """Of a step that has just been recorded; ``target``: groups that may be outstanding."""
+def trained_report(
+    books: Books, groups: tuple[Group, ...], receipt: StepFinished, *, target: int, bound: int
+) -> StepReported:
+    """Of a step that has just been recorded.
+
+    Args:
+        books: with the step.
+        groups: that it trained.
+        receipt: of the Learner.
+        target: groups that may be outstanding.
+        bound: of the batch: by the policies under which its groups were granted.
+    """
     gauges = (
         Metric("buffer/ready_groups", books.table.num_ready),
         Metric("buffer/outstanding_groups", books.table.num_outstanding),
         Metric("buffer/target_outstanding", target),
+        Metric("buffer/staleness_bound", bound),
+        Metric("buffer/max_staleness", books.policy.max_staleness),
         Metric("buffer/announced_lag", receipt.version - (books.announced or 0)),
         *books.rejections.metrics(),
     )
@@ -97,6 +111,7 @@ def trained_report(books: Books, groups: tuple[Group, ...], receipt: StepFinishe
         gauges,
         num_steps=books.num_steps,
         balance=books.accounts.balance(),
+        policy=books.policy_name,
         masks_old=books.settings.mask_old_tokens,
     )
 

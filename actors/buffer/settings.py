@@ -18,6 +18,8 @@ class BufferSettings(Value, frozen=True, kw_only=True):
     """Names of the EngineWorkers, which keep samples and hear of settlements."""
     num_prompts: int | None
     """Rows times epochs; None when the dataset may be gone through for ever."""
+    policy_name: str = ""
+    """Of the scenario's policy."""
     publish_every: int = 1
     max_requeues: int = 1
     max_rejected_batches: int = 20

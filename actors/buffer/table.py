@@ -180,12 +180,12 @@ class GroupTable:
             return []
         return [t for t in self._groups.values() if t.status is not Status.LEASED and t.deadline < version]
 
-    def fully_older_than(self, version: int) -> list[TrackedGroup]:
-        """Ready groups of which every token is older than ``version``."""
+    def fully_older(self, version: int, max_staleness: int) -> list[TrackedGroup]:
+        """Ready groups of which every token is older at ``version`` than this bound, or than that of their grant."""
         found: list[TrackedGroup] = []
         for group_id in self._ready:
             tracked = self._groups[group_id]
-            if _newest_version(tracked.record) < version:
+            if _newest_version(tracked.record) < version - min(max_staleness, tracked.max_staleness):
                 found.append(tracked)
         return found
 

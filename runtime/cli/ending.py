@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.runtime.cli.collected import show_collected
@@ -10,6 +12,8 @@ from penstock.runtime.launch.launch import launch, what_is_left
 from penstock.runtime.safe_text import terminal_lines, without_credentials
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from rich.console import Console
@@ -26,9 +30,14 @@ def tell_end(ended: Ended) -> int:
     return ended.exit_code
 
 
-def run_and_tell(scenario: Scenario, path: Path, console: Console) -> int:
+def run_and_tell(scenario: Scenario, path: Path, console: Console, *, has_dashboard: bool = False) -> int:
     """Launch a run, follow it to its end, and say what it came to; its exit code."""
-    ended = launch(scenario, path, console)
+    beside: Callable[[Path], AbstractContextManager[None]] = nullcontext
+    if has_dashboard:
+        from penstock.runtime.cli.dashboard import dashboard_beside
+
+        beside = partial(dashboard_beside, console=console)
+    ended = launch(scenario, path, console, beside=beside)
     if scenario.run.only == "rollout" and not ended.exit_code:
         show_collected(ended.folder, console)
     return tell_end(ended)

@@ -11,16 +11,15 @@ from rich.markup import escape
 from penstock.backends.episodes.registry import run_token
 from penstock.backends.processes.http_server import listen
 from penstock.messages.errors import UserFault
+from penstock.runtime.cli.run_end import end_of
 from penstock.runtime.gateway.door import FrontDoor
-from penstock.runtime.launch.runs import SCENARIO_NAME, is_alive, process_handle, read_record
+from penstock.runtime.launch.runs import SCENARIO_NAME, is_alive, read_record
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
-
-    from penstock.runtime.launch.runs import RunRecord
 
 EXAMPLE: Final = """\
   session = requests.post("{url}/sessions", headers={{"Authorization": "Bearer {token}"}}).json()
@@ -58,21 +57,7 @@ async def _serve(folder: Path, host: str, port: int, console: Console) -> None:
         console.print(f"agents of {escape(folder.name)} come to  {url}", soft_wrap=True)
         console.print(f"with the API key  {token}\n", soft_wrap=True)
         console.print(escape(EXAMPLE.format(url=url, token=token)), soft_wrap=True)
-        await _end_of(read_record(folder))
+        await end_of(read_record(folder))
         console.print("the run has ended")
     finally:
         await listener.close()
-
-
-async def _end_of(record: RunRecord) -> None:
-    """Wait for the end of the run's process, which the kernel tells."""
-    with process_handle(record) as handle:
-        if handle is None:
-            return
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(handle, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            loop.remove_reader(handle)

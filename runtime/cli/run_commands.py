@@ -61,6 +61,7 @@ def run(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Show no samples; as observability.show_samples=false.")
     ] = False,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Show it in the browser, until it has ended.")] = False,
     only: Annotated[
         Part | None,
         typer.Option(
@@ -94,12 +95,10 @@ def run(
 
         raise typer.Exit(show_plan(loaded, console, gpus_per_node=gpus_per_node, gpu_gb=gpu_memory, is_full=full))
     if gpus_per_node is not None or gpu_memory is not None or full:
-        raise UserFault(
-            "--gpus-per-node, --gpu-memory and --full are for --dry-run; a run takes the GPUs that are there"
-        )
+        raise UserFault("--gpus-per-node, --gpu-memory and --full are for --dry-run; a run takes what is there")
     from penstock.runtime.cli.ending import run_and_tell
 
-    raise typer.Exit(run_and_tell(loaded, scenario, console))
+    raise typer.Exit(run_and_tell(loaded, scenario, console, has_dashboard=dashboard))
 
 
 @app.command(

@@ -15,6 +15,7 @@ from penstock.runtime.launch.launch import begin_again, resume_command
 from penstock.runtime.launch.runs import SCENARIO_NAME, is_alive, read_record
 from penstock.runtime.launch.status import state_of
 from penstock.runtime.observability.figures import CURSORS, REWARD
+from penstock.runtime.observability.operations import pause_in_force, policy_in_force, read_operations
 from penstock.runtime.observability.samples import reason_counts
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.summary_view import failures_table
@@ -43,7 +44,7 @@ def show_status(folder: Path, console: Console) -> int:
     console.print(f"  {_state(record, alive=alive)}")
     if record.earlier:
         console.print(f"  {_earlier(record)}")
-    for line in _progress(folder, is_running=record.state == "running"):
+    for line in (*_progress(folder, is_running=record.state == "running"), *_operated(folder, record, alive=alive)):
         console.print(f"  {escape(terminal_lines(line))}", soft_wrap=True)
     if counts := reason_counts(folder):
         console.print(Padding(failures_table(counts, sum(count.num_samples for count in counts)), (1, 0, 0, 2)))
@@ -104,6 +105,21 @@ def _progress(folder: Path, *, is_running: bool) -> Iterator[str]:
         yield summary.story
         if summary.checkpoint:
             yield f"checkpoint {summary.checkpoint}"
+
+
+def _operated(folder: Path, record: RunRecord, *, alive: bool) -> Iterator[str]:
+    """What an operator has changed and holds now: a policy, and a pause, so that nobody forgets it."""
+    operations = read_operations(folder)
+    if switch := policy_in_force(operations):
+        yield (
+            f"policy since step {switch.version}: {switch.policy}, max_staleness {switch.max_staleness}, update_mode "
+            f"{switch.update_mode}, on_stale {switch.on_stale}"
+        )
+    if (pause := pause_in_force(operations)) and record.state != "completed":
+        since = duration(time.time() - pause.recorded_at)
+        waits = "the run trains what is out, and then waits; " if alive else "resumed, it waits; "
+        command = shlex.join(("penstock", "pause", str(folder), "--off"))
+        yield f"new grants are paused for {since}, since step {pause.version}: {waits}to let them go on: {command}"
 
 
 def _is_cursor(name: str) -> bool:

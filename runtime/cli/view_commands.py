@@ -66,12 +66,13 @@ def dashboard(
         typer.Argument(metavar="[RUN]...", help="A run's folder, the newest one under ./runs without it; or several."),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8475,
+    until_end: Annotated[bool, typer.Option("--until-end", help="End when the run does.")] = False,
 ) -> None:
     """Show a run in the browser, live, or as it ended: what flows, what each device does, what is learnt, samples,
     ledger. The page is for this machine alone, and for who has the link; several runs share its charts."""
     from penstock.runtime.cli.dashboard import show_dashboard
 
-    raise typer.Exit(show_dashboard(runs or [run_folder(None)], console, port=port))
+    raise typer.Exit(show_dashboard(runs or [run_folder(None)], console, port=port, until_end=until_end))
 
 
 @app.command(

@@ -11,12 +11,15 @@ from penstock.runtime.launch.runs import RECORD_NAME, read_record
 from penstock.runtime.launch.status import RunState, state_of
 from penstock.runtime.observability.facts import STARTS_FILE, read_starts
 from penstock.runtime.observability.figures import REWARD
+from penstock.runtime.observability.operations import pause_in_force, policy_in_force, read_operations
 from penstock.runtime.observability.summary import SUMMARY_FILE, read_summary
 from penstock.runtime.observability.trackers import METRICS_FILE
 from penstock.runtime.safe_text import terminal_lines, terminal_text
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from penstock.runtime.observability.facts import RunFacts
 
 HEAD_FILES: Final = (RECORD_NAME, SUMMARY_FILE, METRICS_FILE, STARTS_FILE)
 
@@ -56,9 +59,19 @@ def head_of(folder: Path) -> RunHead:
         version=0 if last is None else last.version,
         num_steps=last.num_steps if last else facts.num_steps if facts else None,
         reward=None if last is None else last.metrics.get(REWARD),
-        policy=f"{facts.policy}, staleness at most {facts.staleness_bound}" if facts else "",
+        policy=terminal_text(_policy(folder, facts)) if facts else "",
         model=f"model {terminal_text(facts.model)}" if facts else "",
         began_at=record.began_at,
         at_s=None if last is None else last.at_s,
         story="" if summary is None else terminal_lines(summary.story),
     )
+
+
+def _policy(folder: Path, facts: RunFacts) -> str:
+    """That new grants follow now, and whether there are any."""
+    operations = read_operations(folder)
+    now = policy_in_force(operations)
+    name, bound = (facts.policy, facts.staleness_bound) if now is None else (now.policy, now.max_staleness)
+    switched = "" if now is None else f", since version {now.version}"
+    paused = "" if pause_in_force(operations) is None else "; new grants are paused"
+    return f"{name}, staleness at most {bound}{switched}{paused}"

@@ -11,6 +11,7 @@ from penstock.runtime.dashboard.routes import Query, Route, View
 from penstock.runtime.observability.chart_plans import AGREEMENT, OBJECTIVE
 from penstock.runtime.observability.charts import Chart
 from penstock.runtime.observability.facts import STARTS_FILE, read_starts
+from penstock.runtime.observability.operations import marked, read_operations
 from penstock.runtime.observability.plots import (
     evaluation_charts,
     fate_charts,
@@ -54,7 +55,10 @@ def answer_learning(folder: Path, query: Query) -> Learning:
         "Fates": fate_charts(steps),
         "Other figures": other_charts(steps),
     }
-    return Learning(len(steps), [ChartGroup(title, charts) for title, charts in groups.items() if charts])
+    operations = read_operations(folder)
+    return Learning(
+        len(steps), [ChartGroup(title, marked(charts, operations)) for title, charts in groups.items() if charts]
+    )
 
 
 LEARNING: Final = View(

@@ -41,11 +41,14 @@ __all__ = [
     "SaveCheckpoint",
     "StopRun",
     "SwitchPolicy",
+    "Told",
     "send_command",
 ]
 
 ANSWER_S: Final = 20.0
 """A Buffer that is replaced meanwhile answers within it."""
+SAVE_S: Final = 600.0
+"""For a checkpoint: the step at hand comes first."""
 GRACE_S: Final = 5.0
 OPTIONS: Final = ("max_staleness", "update_mode", "on_stale")
 
@@ -106,6 +109,43 @@ def send_command(run_folder: Path, command: RunCommand, timeout_s: float = ANSWE
         case SaveCheckpoint():
             event = SaveAsked()
     return _ask(folder, OperatorRequest(event, timeout_s))
+
+
+class Told:
+    """A run as a Python program tells it something while it goes on; each call returns what the run answers.
+
+    Each raises ``UserFault`` where the run refuses, or does not go on.
+    """
+
+    folder: Path
+
+    def switch_policy(self, policy: str, *, timeout_s: float = ANSWER_S, **options: float | str) -> str:
+        """Switch to another staleness policy for what is granted from now on, as ``penstock policy``.
+
+        Args:
+            policy: ``sync``, ``one_step_off`` or ``fully_async``.
+            timeout_s: wait so long for the answer, here and below.
+            options: ``max_staleness``, ``update_mode``, ``on_stale``.
+        """
+        return self._told(SwitchPolicy(policy, dict(options)), timeout_s)
+
+    def pause_grants(self, *, timeout_s: float = ANSWER_S) -> str:
+        """Start no more groups, as ``penstock pause``."""
+        return self._told(PauseGrants(), timeout_s)
+
+    def resume_grants(self, *, timeout_s: float = ANSWER_S) -> str:
+        """Start groups again, as ``penstock pause --off``."""
+        return self._told(ResumeGrants(), timeout_s)
+
+    def save(self, *, timeout_s: float = SAVE_S) -> str:
+        """Have a checkpoint written of what is trained by now, and wait for it, as ``penstock save``."""
+        return self._told(SaveCheckpoint(), timeout_s)
+
+    def _told(self, command: RunCommand, timeout_s: float) -> str:
+        answer = send_command(self.folder, command, timeout_s)
+        if not answer.accepted:
+            raise UserFault(f"{self.folder}: {answer.text}")
+        return answer.text
 
 
 def _switch(folder: Path, command: SwitchPolicy) -> PolicyChanged:

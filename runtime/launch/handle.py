@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from penstock.messages.errors import RunFailedError, UserFault
 from penstock.runtime.launch.apart import RunApart
+from penstock.runtime.launch.control import Told
 from penstock.runtime.launch.launch import what_is_left
 from penstock.runtime.launch.progress import Progress, RunPicture
 from penstock.runtime.launch.runs import (
@@ -60,7 +61,7 @@ _APART: Final[dict[Path, RunApart]] = {}
 """The newest process of each run that this program has begun. It is held here, as the run ends with it."""
 
 
-class Run:
+class Run(Told):
     """A run and its folder. Everything but ``folder`` is read anew each time it is asked for."""
 
     def __init__(self, folder: str | Path) -> None:
@@ -68,7 +69,7 @@ class Run:
         Raises:
             UserFault: the folder holds no run.
         """
-        self.folder: Path = Path(folder).expanduser().absolute()
+        self.folder = Path(folder).expanduser().absolute()
         read_record(self.folder)
 
     def __repr__(self) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,7 +31,8 @@ from penstock.runtime.safe_text import terminal_lines
 from penstock.runtime.scenario import dump_scenario
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     from rich.console import Console
 
@@ -49,7 +51,14 @@ class Ended(NamedTuple):
     """Why, in a sentence; empty where there was nothing to do."""
 
 
-def launch(scenario: Scenario, origin: Path | None, console: Console, *, folder: Path | None = None) -> Ended:
+def launch(
+    scenario: Scenario,
+    origin: Path | None,
+    console: Console,
+    *,
+    folder: Path | None = None,
+    beside: Callable[[Path], AbstractContextManager[object]] = nullcontext,
+) -> Ended:
     """Run a scenario in a folder of its own.
 
     Args:
@@ -57,6 +66,7 @@ def launch(scenario: Scenario, origin: Path | None, console: Console, *, folder:
         origin: the file it came from, for the log; None: what stands in the run's folder.
         console: the terminal.
         folder: absolute, that was made for this run already; None makes one once everything is found to be there.
+        beside: what is there while the run is driven, made with its folder, in which its record is by then.
 
     Raises:
         UserFault: something that the scenario needs is missing here. Nothing was started, and no folder was made.
@@ -69,7 +79,8 @@ def launch(scenario: Scenario, origin: Path | None, console: Console, *, folder:
         write_scenario(folder, scenario)
         console.print(f"run folder: {escape(str(folder))}", soft_wrap=True)
         with hold_run(folder):
-            return drive(folder, scenario, origin or folder / SCENARIO_NAME, console, first_entries=recorded)
+            path = origin or folder / SCENARIO_NAME
+            return drive(folder, scenario, path, console, first_entries=recorded, beside=beside)
 
 
 def check(scenario: Scenario, parent: Path, console: Console) -> None:
@@ -98,6 +109,7 @@ def drive(
     before: RunRecord | None = None,
     overrides: tuple[str, ...] = (),
     first_entries: Iterable[Sequence[LedgerEntry]] = (),
+    beside: Callable[[Path], AbstractContextManager[object]] = nullcontext,
 ) -> Ended:
     """Drive a run to its end, or as far as it comes. Call it with the run's lock held.
 
@@ -109,6 +121,7 @@ def drive(
         before: the record that the last drive left.
         overrides: that changed the scenario since.
         first_entries: what a new ledger begins with, in the parts in which it is written.
+        beside: as for :func:`launch`.
 
     Raises:
         UserFault: something that the user gave cannot be used.
@@ -133,7 +146,8 @@ def drive(
     )
     exit_code, has_diverged = 1, False
     try:
-        end = run_job(job, console)
+        with beside(folder):
+            end = run_job(job, console)
         exit_code = end.exit_code
     except KeyboardInterrupt:
         exit_code = 130

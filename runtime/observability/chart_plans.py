@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from penstock.runtime.observability.figures import REWARD, REWARD_COMPONENT, REWARD_STD
+from penstock.runtime.observability.figures import MAX_STALENESS, REWARD, REWARD_COMPONENT, REWARD_STD
 
 
 class Plan(NamedTuple):
@@ -89,7 +89,7 @@ SPEED: Final = (
     Plan("Use of the device", ("perf/mfu",), "Operations of the learner as a share of the device's peak.", "", True),
 )
 SHOWN_OTHERWISE: Final = (
-    *(REWARD, REWARD_STD, "rollout/response_len/*", "buffer/staleness_*", "train/global_batch_size"),
+    *(REWARD, REWARD_STD, "rollout/response_len/*", "buffer/staleness_*", MAX_STALENESS, "train/global_batch_size"),
 )
 """Figures that are in charts of their own."""
 PLANS: Final = LEARNING + OBJECTIVE + AGREEMENT + SPEED

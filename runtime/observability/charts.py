@@ -13,6 +13,8 @@ from penstock.runtime.safe_text import terminal_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+STEPS: Final = "step"
+"""What most charts go over."""
 MAX_POINTS: Final = 3000
 """Of a line; of a longer one each point is the mean of some neighbours."""
 _DIGITS: Final = 6
@@ -35,17 +37,25 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """By number; that of its place in the chart unless given."""
 
 
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """Where something was changed: an upright line with a few words."""
+
+    x: float
+    label: str
+
+
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
     """One chart with its title and the sentence below it. Charts of one ``x_label`` share crosshair and zoom."""
 
     title: str
     note: str
     lines: list[Line]
-    x_label: str = "step"
+    x_label: str = STEPS
     y_label: str = ""
     from_zero: bool = False
     """Begin the y axis at 0."""
     are_bars: bool = False
+    marks: list[Mark] = []
 
     def data(self) -> Markup:
         """All of it as JSON for a ``script`` element: no text in it can end that element."""

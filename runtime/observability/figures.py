@@ -25,6 +25,12 @@ REWARD_STD: Final = "rollout/raw_reward_std"
 """Standard deviation of the rewards of a batch."""
 REWARD_COMPONENT: Final = "rollout/reward/"
 """Before the name of a component."""
+STALENESS_BOUND: Final = "buffer/staleness_bound"
+"""Oldest age that a token of this batch may have, by the policies under which its groups were granted."""
+MAX_STALENESS: Final = "buffer/max_staleness"
+"""Bound of the policy that new grants follow."""
+GRANTS_PAUSED: Final = "buffer/grants_paused"
+"""1 while an operator has new grants paused."""
 LOSS: Final = "train/loss"
 LOGPROB_DIFF: Final = "train/train_rollout_logprob_abs_diff"
 """Mean |learner − engine| log-prob over the trained tokens of a batch, in nats."""
@@ -107,6 +113,8 @@ class RunFigures:
         self.logprob_diffs: list[float] = []
         self.staleness_counts: list[int] = []
         """Trained samples by age, over the whole run."""
+        self.staleness_bound = 0
+        """The largest of any batch."""
         self.balance: Balance = EMPTY_BALANCE
         self.version = 0
         self.failures: FailuresCounted = NO_FAILURES
@@ -176,6 +184,7 @@ class RunFigures:
             self.steps.append(row.version)
         if diff is not None and math.isfinite(diff):
             self.logprob_diffs.append(diff)
+        self.staleness_bound = max(self.staleness_bound, int(row.metrics.get(STALENESS_BOUND) or 0))
         missing = len(row.staleness_counts) - len(self.staleness_counts)
         self.staleness_counts.extend([0] * missing)
         for age, count in enumerate(row.staleness_counts):

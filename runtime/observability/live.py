@@ -24,7 +24,7 @@ from rich.live import Live
 from rich.markup import escape
 
 from penstock.runtime.observability.evaluations import evaluation_text
-from penstock.runtime.observability.live_state import LiveState
+from penstock.runtime.observability.live_state import PAUSED_TEXT, LiveState
 from penstock.runtime.observability.live_view import draw
 from penstock.runtime.observability.start_phase import start_phase
 from penstock.runtime.observability.summary_view import show_summary
@@ -251,6 +251,7 @@ class LiveView:
             f"staleness mean {fixed(state.recent_staleness, 1)} max {state.max_staleness}",
             f"{short_count(state.figures.trained_per_s)} trained tokens/s",
             f"left {clock_text(state.left_s)}",
+            *([PAUSED_TEXT] if state.is_paused else []),
         ]
         return " · ".join(parts)
 

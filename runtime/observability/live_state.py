@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.messages.names import LEARNER, is_engine
 from penstock.messages.training import Activity
-from penstock.runtime.observability.figures import ANSWERS, END_STEPS, RUNNING, RunFigures, mean
+from penstock.runtime.observability.figures import (
+    ANSWERS,
+    END_STEPS,
+    GRANTS_PAUSED,
+    MAX_STALENESS,
+    RUNNING,
+    RunFigures,
+    mean,
+)
 from penstock.runtime.observability.shares import Shares
 from penstock.runtime.observability.trackers import StepRow
 
@@ -19,6 +27,7 @@ if TYPE_CHECKING:
 
 WARM_START: Final = "learner/warm_start_fraction"
 REWARDS: Final = "reward/"
+PAUSED_TEXT: Final = "new grants are paused by an operator until: penstock pause --off"
 PACE_STEPS: Final = 20
 """The time left is judged by the pace of so many last steps."""
 
@@ -54,6 +63,10 @@ class LiveState:
         """Share of the warm start that is done."""
         self.rewards: dict[str, float] = {}
         """Figures of the reward functions, by what follows ``reward/``."""
+        self.is_paused = False
+        """An operator has new grants paused."""
+        self.policy = ""
+        """That new grants follow, with its bound; empty before the Buffer has said so."""
         self._step_times: list[float] = []
         self._first_version = 0
 
@@ -103,6 +116,8 @@ class LiveState:
                 actor.running = metric.value
             elif metric.name == ANSWERS:
                 self.num_answers = max(self.num_answers, int(metric.value))
+            elif metric.name == GRANTS_PAUSED:
+                self.is_paused = bool(metric.value)
             elif metric.name == WARM_START:
                 self.warm_start = metric.value
             elif metric.name.startswith(REWARDS):
@@ -132,6 +147,8 @@ class LiveState:
         is_new = report.version > self.version
         self.figures.step(report, StepRow.of(now_s, report))
         self.num_steps = report.num_steps
+        bound = next((metric.value for metric in report.metrics if metric.name == MAX_STALENESS), None)
+        self.policy = "" if bound is None else f"{report.policy}, at most {bound:.0f}"
         if is_new:
             self._step_times.append(now_s)
         num_samples = sum(report.staleness_counts)

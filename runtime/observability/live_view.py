@@ -14,6 +14,7 @@ from rich.text import Text
 
 from penstock.messages.names import is_engine
 from penstock.messages.training import Activity
+from penstock.runtime.observability.live_state import PAUSED_TEXT
 from penstock.runtime.observability.shares import LABELS
 from penstock.runtime.observability.texts import clock_text, fixed, short_count, sparkline
 from penstock.runtime.safe_text import terminal_text
@@ -51,6 +52,8 @@ def draw(state: LiveState, now_s: float, width: int, height: int) -> RenderableT
         parts.append(_phase(state))
     if state.version:
         parts.append(_figures(state, width))
+    if state.is_paused:
+        parts.append(Text(PAUSED_TEXT, style="yellow"))
     if first := next(iter(state.figures.failures.counts), None):
         told = f"{state.figures.failures.num_samples:,} samples failed, most often: {terminal_text(first.example)}"
         parts.append(Text(told, style="red", no_wrap=True, overflow="ellipsis"))
@@ -93,7 +96,8 @@ def _figures(state: LiveState, width: int) -> Table:
     table.add_column(no_wrap=True, overflow="ellipsis")
     spark = sparkline(figures.rewards, min(SPARK_WIDTH, width - 24))
     table.add_row("reward", Text.assemble((fixed(state.recent_reward, 3), "bold"), "  ", (spark, "green")))
-    table.add_row("staleness", f"mean {fixed(state.recent_staleness, 1)}, largest {state.max_staleness}")
+    policy = f" ({terminal_text(state.policy)})" if state.policy else ""
+    table.add_row("staleness", f"mean {fixed(state.recent_staleness, 1)}, largest {state.max_staleness}{policy}")
     generated, trained = figures.generated_per_s, figures.trained_per_s
     table.add_row("tokens/s", f"{short_count(generated)} generated, {short_count(trained)} trained")
     totals = f"{short_count(figures.tokens_generated)} generated, {short_count(figures.tokens_trained)} trained"

@@ -129,6 +129,10 @@ class RunMetrics:
         info = Gauge("penstock_run_info", "Which run this is.", ["scenario", "policy"], registry=registry)
         info.labels(scenario, policy).set(1)
         Gauge("penstock_run_steps_planned", "Batches to train.", registry=registry).set(num_steps)
+        self._policies = Gauge(
+            "penstock_staleness_policy", "1 for the policy that new grants follow.", ["policy"], registry=registry
+        )
+        self._policy = ""
         self._version = Gauge("penstock_policy_version", "Batches trained so far.", registry=registry)
         self._issued = Counter("penstock_samples_issued", "Samples issued.", registry=registry)
         self._in_system = Gauge("penstock_samples_in_system", "Issued and not terminal.", registry=registry)
@@ -175,6 +179,13 @@ class RunMetrics:
         """An actor's report: its figures, exposed as they are."""
         self._actors.report(report)
 
+    def _follow(self, policy: str) -> None:
+        if policy != self._policy:
+            if self._policy:
+                self._policies.labels(self._policy).set(0)
+            self._policies.labels(policy).set(1)
+            self._policy = policy
+
     def activity(self, actor: str, spans: Iterable[ActivitySpan]) -> None:
         """Spans that were added to an actor's lane."""
         for span in spans:
@@ -189,6 +200,7 @@ class RunMetrics:
     def step(self, report: StepReported) -> None:
         """A recorded step."""
         self._version.set(report.version)
+        self._follow(report.policy)
         self._steps.report(report)
         for age, count in enumerate(report.staleness_counts):
             for _ in range(count):

@@ -13,7 +13,7 @@ from penstock.backends.evaluation.figures import REWARD_MEAN
 from penstock.messages.samples import TerminalState
 from penstock.runtime.observability.chart_plans import LEARNING, PLANS, SHOWN_OTHERWISE, SPEED, matches, short_name
 from penstock.runtime.observability.charts import Chart, Line, line_of
-from penstock.runtime.observability.figures import REWARD, REWARD_STD
+from penstock.runtime.observability.figures import REWARD, REWARD_STD, STALENESS_BOUND
 from penstock.runtime.observability.summary import generated_tokens, trained_tokens
 from penstock.runtime.safe_text import terminal_text
 
@@ -119,7 +119,8 @@ def staleness_charts(steps: Sequence[StepRow], bound: int | None) -> list[Chart]
         line_of("mean", x, [_mean_age(ages_of) for _, ages_of in aged]),
     ]
     if bound is not None:
-        lines.append(line_of("bound", x, [bound] * len(x), style="dashed", is_smoothed=False))
+        bounds = [row.metrics.get(STALENESS_BOUND, bound) for row, _ in aged]
+        lines.append(line_of("bound", x, bounds, style="dashed", is_smoothed=False))
     note = "Age of the oldest token that is trained; time in queues counts."
     return [histogram, *chart_of("Staleness over time", note, lines, y_label="age in versions", from_zero=True)]
 

@@ -262,7 +262,7 @@ class RunRecorder:
             penstock_version=__version__,
             seed=facts.seed,
             policy=facts.policy,
-            staleness_bound=facts.staleness_bound,
+            staleness_bound=max(facts.staleness_bound, figures.staleness_bound),
             started_at=self._started_at.isoformat(timespec="seconds"),
             machine=facts.machine,
             completed=finished.completed,

@@ -3,8 +3,8 @@
 Invariants:
 
 * It reads the run's folder only: ``starts.jsonl``, ``scenario.yaml``, ``summary.json``, ``metrics.jsonl``,
-  ``activity.jsonl``, ``samples.sqlite`` with what the ledger says of these samples and, where there was a GPU,
-  ``gpu.jsonl``.
+  ``activity.jsonl``, ``samples.sqlite`` with what the ledger says of these samples and of what an operator changed and,
+  where there was a GPU, ``gpu.jsonl``.
 * A run that failed, or was killed before it wrote a summary, gets a report too: each part shows what there is.
 """
 
@@ -20,6 +20,7 @@ from penstock.runtime.observability.evaluations import read_evaluations
 from penstock.runtime.observability.facts import read_starts
 from penstock.runtime.observability.lanes import lanes_of
 from penstock.runtime.observability.nvml import read_gpus
+from penstock.runtime.observability.operations import marked, read_operations
 from penstock.runtime.observability.page import render_page, write_page
 from penstock.runtime.observability.plots import (
     evaluation_charts,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from penstock.messages.training import Balance
     from penstock.runtime.observability.facts import Start
+    from penstock.runtime.observability.operations import Pause, PolicySwitch
     from penstock.runtime.observability.summary import MachineFacts, RunSummary
     from penstock.runtime.observability.trackers import StepRow
 
@@ -89,26 +91,27 @@ def render_report(run_folder: Path, *, is_running: bool = False) -> str:
     evaluations = read_evaluations(run_folder)
     balance = _balance(summary, steps)
     scenario = run_folder / SCENARIO_FILE
+    operations = read_operations(run_folder)
     bound = summary.staleness_bound if summary else starts[-1].facts.staleness_bound if starts else None
     return render_page(
         "report.html.j2",
         name=summary.scenario if summary else starts[-1].facts.scenario if starts else run_folder.name,
         is_running=is_running,
         summary=summary,
-        facts=fact_rows(run_folder.name, starts, summary),
+        facts=fact_rows(run_folder.name, starts, summary, operations),
         tiles=tiles(summary, steps),
-        learning=learning_charts(steps),
+        learning=marked(learning_charts(steps), operations),
         evaluation=evaluation_charts(evaluations),
         evaluated=evaluation_table(evaluations),
-        objective=planned_charts(steps, OBJECTIVE),
-        agreement=planned_charts(steps, AGREEMENT),
-        staleness=staleness_charts(steps, bound),
-        speed=speed_charts(steps),
+        objective=marked(planned_charts(steps, OBJECTIVE), operations),
+        agreement=marked(planned_charts(steps, AGREEMENT), operations),
+        staleness=marked(staleness_charts(steps, bound), operations),
+        speed=marked(speed_charts(steps), operations),
         gpus=gpu_charts(read_gpus(run_folder)),
-        fates=fate_charts(steps),
+        fates=marked(fate_charts(steps), operations),
         failures=summary.failures if summary else reason_counts(run_folder),
         figures=figure_rows(steps),
-        others=other_charts(steps),
+        others=marked(other_charts(steps), operations),
         lanes=lanes_of(read_activity(run_folder)),
         balance=balance,
         balance_rows=[] if balance is None else balance_rows(balance),
@@ -118,7 +121,12 @@ def render_report(run_folder: Path, *, is_running: bool = False) -> str:
     )
 
 
-def fact_rows(folder: str, starts: Sequence[Start], summary: RunSummary | None) -> list[tuple[str, str]]:
+def fact_rows(
+    folder: str,
+    starts: Sequence[Start],
+    summary: RunSummary | None,
+    operations: Sequence[PolicySwitch | Pause] = (),
+) -> list[tuple[str, str]]:
     """What a run was, by label: of its last start and, where it has ended, of its end. What is unknown is left out."""
     rows = {"folder": folder}
     if starts:
@@ -132,6 +140,7 @@ def fact_rows(folder: str, starts: Sequence[Start], summary: RunSummary | None) 
             "backends": facts.backends,
             "machine": machine_text(facts.machine),
             "policy": f"{facts.policy}, staleness at most {facts.staleness_bound}",
+            "changed since": "\n".join(f"{each.label} (after step {each.version:,})" for each in operations),
             "seed": str(facts.seed),
             "started": starts[0].at,
             "before": "\n".join(

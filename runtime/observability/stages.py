@@ -15,13 +15,14 @@ queue        EngineWorker       ``SampleIssued`` (or an interruption), ``Generat
 generate     EngineWorker       ``Generate``, ``GenerationEnded``; the attribute ``versions`` has the spans
 score        Scorer             ``SampleGenerated``, the result sent
 filter       Filter             ``SampleScored``, its group sent on
-buffer_wait  Buffer             ``GroupAdmitted``, ``BatchReady`` sent; linked to the step
+buffer_wait  Buffer             ``GroupAdmitted``, ``BatchReady`` sent; linked to the step. It has the bound
 train        Learner            ``Train``, ``BatchTrained``; linked to the step
 ===========  =================  ==========================================================================
 
-A step has a trace of its own: its root ``step`` links to its samples and to the version that it makes. So has a
-version: its root ``version`` lasts from the export to the announcement and links back to the step, and holds
-``publish``, ``fetch_weights`` and ``apply_weights``.
+A step has a trace of its own: its root ``step`` links to its samples and to the version that it makes, and it holds
+what an operator changed since the batch before was offered: ``policy`` and ``pause``. So has a version: its root
+``version`` lasts from the export to the announcement and links back to the step, and holds ``publish``,
+``fetch_weights`` and ``apply_weights``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from penstock.messages.commands import (
     FetchWeights,
     Generate,
     PublishWeights,
+    Record,
     SaveCheckpoint,
     Train,
 )
@@ -47,6 +49,7 @@ from penstock.messages.flow import (
     SampleScored,
     ScoringFailed,
 )
+from penstock.messages.ledger import PauseRecorded, PolicyRecorded
 from penstock.messages.local import (
     BatchTrained,
     CheckpointWritten,
@@ -113,6 +116,10 @@ class StageRecorder:
         self._arrived: _Open[SampleKey, int] = _Open()
         self._generating: _Open[SampleKey, int] = _Open()
         self._buffered: _Open[int, int] = _Open()
+        self._operated: list[tuple[str, int, Attributes]] = []
+        """What an operator has changed since a batch was offered."""
+        self._offered = -1
+        """Version of the newest batch."""
         self._working: _Open[tuple[str, int], int] = _Open()
         self._training: _Open[int, tuple[int, tuple[SampleKey, ...]]] = _Open()
         self._on_event: dict[type[Event], Callable[[Any, int, int], None]] = {
@@ -133,6 +140,7 @@ class StageRecorder:
             WeightsSwapped: self._weights_swapped,
         }
         self._on_command: dict[type[Command], Callable[[Any, int], None]] = {
+            Record: self._recorded,
             Generate: self._generation_begins,
             Train: self._training_begins,
             SaveCheckpoint: self._checkpoint_begins,
@@ -285,14 +293,32 @@ class StageRecorder:
         if not is_evaluation(event.group.group_id):
             self._buffered.begin(event.group.group_id, start_ns)
 
+    def _recorded(self, command: Record, end_ns: int) -> None:
+        for entry in command.entries:
+            if isinstance(entry, PolicyRecorded):
+                attributes: Attributes = (
+                    ("policy", entry.policy),
+                    ("max_staleness", entry.max_staleness),
+                    ("update_mode", entry.update_mode.value),
+                    ("on_stale", entry.on_stale.value),
+                )
+                self._operated.append(("policy", end_ns, attributes))
+            elif isinstance(entry, PauseRecorded):
+                self._operated.append(("pause", end_ns, (("is_paused", entry.is_paused),)))
+
     def _batch_offered(self, sent: BatchReady, _to: str, _start_ns: int, end_ns: int) -> None:
         link = self._ids.step_link(sent.version)
+        if sent.version > self._offered:
+            self._offered, operated, self._operated = sent.version, self._operated, []
+            for name, began_ns, attributes in operated:
+                self._record(link[0], link[1], name, began_ns, end_ns, attributes)
+        attributes = (("version", sent.version), ("max_staleness", sent.max_staleness))
         for group in sent.groups:
             since_ns = self._buffered.end(group.group_id)
             if since_ns is None:  # offered before
                 continue
             for sample in group.samples:
-                self._stage("buffer_wait", sample.key, since_ns, end_ns, (("version", sent.version),), (link,))
+                self._stage("buffer_wait", sample.key, since_ns, end_ns, attributes, (link,))
 
     # --- Learner ----------------------------------------------------------------------------------------------
 

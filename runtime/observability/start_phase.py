@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from penstock.runtime.observability.live_state import PAUSED_TEXT
 from penstock.runtime.observability.texts import short_count
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ def start_phase(state: LiveState) -> str:
         return f"warm start {100 * state.warm_start:.0f} %"
     if state.is_loading and state.warm_start is None:
         return "loading the model"
+    if state.is_paused:
+        return PAUSED_TEXT
     rewards = state.rewards
     num_given = rewards.get("answered", 0.0) - rewards.get("failed", 0.0)
     waits_for_rewards = num_given <= 0 and rewards.get("oldest_s", 0.0) >= SLOW_REWARD_S

@@ -55,6 +55,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     balance: Balance
     tokens_generated: int = 0
     """Since the start of the run."""
+    policy: str = ""
+    """Staleness policy that new grants followed then."""
     training_s: float = 0.0
     """Time in which the run trained, up to here: without starts, and without the time between its drives."""
 
@@ -78,6 +80,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
             response_lengths=report.response_lengths,
             group_ids=report.group_ids,
             balance=report.balance,
+            policy=report.policy,
             tokens_generated=tokens_generated,
             training_s=training_s,
         )

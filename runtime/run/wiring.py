@@ -279,6 +279,7 @@ def _buffer(plan: RunPlan) -> BufferSettings:
         samples_per_group=num_samples,
         engines=engine_names(scenario),
         num_prompts=None if num_epochs is None or is_given else _order(plan).num_prompts(num_epochs),
+        policy_name=staleness.policy,
         publish_every=scenario.weights.publish_every,
         max_requeues=staleness.max_requeues,
         max_rejected_batches=staleness.max_rejected_batches,

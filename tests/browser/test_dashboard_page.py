@@ -9,11 +9,16 @@ import pytest
 from dashboard_runs import MARKUP, crashed_run, finished_run, recorder_of, report_actors, report_step
 from serving import Serving, browser_path
 
+from penstock.runtime.dashboard import server
 from penstock.runtime.dashboard.views import VIEWS
+from penstock.runtime.launch.control import CommandAnswer, StopRun, SwitchPolicy
+from penstock.runtime.launch.runs import open_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from penstock.runtime.dashboard.controls import Told
 
 playwright: Any = pytest.importorskip("playwright.sync_api", reason="playwright is not here; make browser adds it")
 expect: Any = playwright.expect
@@ -135,6 +140,39 @@ def test_a_step_that_is_recorded_is_on_the_page_within_two_seconds(browser: Any,
             report_step(recorder, number)
             expect(tab.page.locator("#head")).to_contain_text(f"step {number} of", timeout=LIVE_MS)
         expect(tab.page.locator("[data-node=learner] dd").first).to_have_text("4", timeout=LIVE_MS)
+        assert tab.complaints == []
+        tab.close()
+    recorder.abandon()
+
+
+def test_a_run_is_told_to_change_its_policy_and_its_answer_is_shown(
+    browser: Any,  # noqa: ANN401
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = recorder_of(tmp_path / "live")
+    open_record(tmp_path / "live", "live")  # this process drives it
+    told: list[object] = []
+
+    def tell(_folder: Path, asked: Told) -> CommandAnswer:
+        told.append(asked.command)
+        return CommandAnswer(accepted=True, text=f"new grants follow it {MARKUP}")
+
+    with Serving([tmp_path / "live"]) as live:
+        tab = Tab(browser, live)
+        said = tab.page.locator("#controls output")
+        tab.page.click("#controls summary")
+        tab.page.click("text=Save")
+        expect(said).to_contain_text("cannot be told anything")  # the real one: no driver listens there
+        monkeypatch.setattr(server, "tell_run", tell)
+        tab.page.select_option("#controls select", "fully_async")
+        tab.page.fill("#controls input", "4")
+        tab.page.click("text=Switch policy")
+        expect(said).to_have_text(f"new grants follow it {MARKUP}")
+        tab.page.click("text=Stop")
+        tab.page.click("text=Stop: sure?")
+        expect(said).to_have_text(f"new grants follow it {MARKUP}")
+        assert told == [SwitchPolicy("fully_async", {"max_staleness": 4}), StopRun()]
         assert tab.complaints == []
         tab.close()
     recorder.abandon()

@@ -23,7 +23,7 @@ from trials.trial import Trial
 
 from penstock.actors.buffer import batching, decisions, pacing, selection
 from penstock.actors.buffer.accounts import Accounts, SettledGroups
-from penstock.actors.buffer.books import recorded
+from penstock.actors.buffer.books import Books, recorded
 from penstock.actors.buffer.goals import Goal
 from penstock.actors.buffer.learner_side import LearnerSide
 from penstock.actors.buffer.machine import Buffer
@@ -318,6 +318,11 @@ def forgets_that_rows_were_chosen() -> AbstractContextManager[Any]:
     return patch.object(fuzz, "has_recorded_rows", lambda _: False)
 
 
+def grants_under_a_pause() -> AbstractContextManager[Any]:
+    """A pause is recorded and answered, and nothing else."""
+    return patch.object(Books, "is_paused", property(lambda _: False, lambda _, value: None), create=True)
+
+
 @contextmanager
 def _both(*plants: AbstractContextManager[Any]) -> Generator[None]:
     """Several plants as one."""
@@ -352,6 +357,7 @@ MUTATIONS = (
     cuts_behind_the_save_point,
     gives_a_source_its_rows_too_often,
     forgets_that_rows_were_chosen,
+    grants_under_a_pause,
 )
 
 

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from trials.faults import Fault, FaultKind, inject
 from trials.fuzz import NeedlessError, TrialRun, run_trial
+from trials.requests import Request
 from trials.trial import Trial
 
 from penstock.actors.buffer import batching, machine, selection
@@ -28,11 +29,11 @@ from penstock.backends.engines.options import LatencyOptions
 from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.messages.commands import Generate, Send
 from penstock.messages.flow import GrantSpan, SampleGenerated, SampleIssued
-from penstock.messages.ledger import GroupRecorded, PolicyRecorded, VersionRecorded
+from penstock.messages.ledger import GroupRecorded, PauseRecorded, PolicyRecorded, VersionRecorded
 from penstock.messages.local import WeightsSwapped
 from penstock.messages.membership import EngineLost, LeasesAsked
 from penstock.messages.names import BUFFER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER, is_engine
-from penstock.messages.operator import PolicyChanged
+from penstock.messages.operator import GrantsPaused, PolicyChanged
 from penstock.messages.samples import Group, SampleKey, TerminalState
 from penstock.messages.training import NoticeGiven, OnStale, UpdateMode
 from penstock.messages.weights import WeightsApplied, WeightsCommitted
@@ -621,6 +622,35 @@ def test_policy_that_is_changed_live_is_recorded_first_and_holds_for_new_grants(
         run.host.say("buffer", PolicyChanged(policy="fully_async", max_staleness=1, update_mode=UpdateMode.INTERRUPT))
         run.run()
         assert any(isinstance(entry, PolicyRecorded) for entry in watch.entries)
+
+
+def operated(seed: int, *requests: Request, at_s: float) -> Trial:
+    """The Buffer dies at this time, within what some turn wants done."""
+    dies = Fault(at_s=at_s, kind=FaultKind.KILL, target="buffer", after_effects=seed % 4)
+    return trial(seed, dies, max_staleness=1, num_steps=8, requests=requests)
+
+
+def test_request_is_carried_out_once_whichever_buffer_is_there() -> None:
+    """The Buffer is killed while it answers, or before, or after."""
+    wider = PolicyChanged(policy="fully_async", max_staleness=4, update_mode=UpdateMode.IN_FLIGHT)
+    for seed in range(12):
+        run = TrialRun(operated(seed, Request(at_s=4.0, event=wider), at_s=3.9 + 0.02 * seed))
+        watch = Watch(run)
+        run.run()
+        assert [answer.accepted for answer in run.operator.answers.values()] == [True]
+        assert sum(isinstance(entry, PolicyRecorded) for entry in watch.entries) == 1
+
+
+def test_pause_outlives_the_buffer_until_it_is_ended() -> None:
+    """The operator's watch asserts that nothing is granted meanwhile."""
+    pause = Request(at_s=3.0, event=GrantsPaused(is_paused=True))
+    for seed in range(8):
+        go_on = Request(at_s=300.0, event=GrantsPaused(is_paused=False))
+        run = TrialRun(operated(seed, pause, go_on, at_s=3.0 + seed))
+        watch = Watch(run)
+        ended_s = run.run().end_s
+        assert ended_s > 300.0, "with two batches' worth of groups at most nobody comes to the eighth"
+        assert [entry.is_paused for entry in watch.entries if isinstance(entry, PauseRecorded)] == [True, False]
 
 
 def test_policy_that_could_never_serve_the_publishing_is_refused() -> None:

@@ -13,7 +13,6 @@ from penstock.messages.ledger import (
     GroupClosed,
     GroupRecorded,
     GroupsGranted,
-    PauseRecorded,
     PayloadsReleased,
     PolicyRecorded,
     RunRecorded,
@@ -156,5 +155,4 @@ def whole_run() -> list[LedgerEntry]:
         trained(2, 3, 4, age=1),
         CheckpointRecorded(version=2, path="simulated/checkpoint-2"),  # 23
         PayloadsReleased(through_version=1),
-        PauseRecorded(is_paused=True),  # 25
     ]

@@ -34,13 +34,15 @@ from penstock.messages.ledger import (
     CheckpointRecorded,
     GroupsGranted,
     LedgerEntry,
+    PauseRecorded,
     PayloadsReleased,
+    PolicyRecorded,
     RowsRecorded,
     StepRecorded,
     VersionRecorded,
 )
 from penstock.messages.samples import TerminalState
-from penstock.messages.training import CauseCount
+from penstock.messages.training import CauseCount, OnStale, UpdateMode
 from penstock.runtime.cli.app import app
 from penstock.runtime.cli.audit import show_audit
 from penstock.runtime.launch.runs import open_record
@@ -356,6 +358,16 @@ WRONG: dict[str, tuple[Edit, int, str]] = {
         lambda entries: entries.append(PayloadsReleased(through_version=0)),
         25,
         "up to 0 are released, those up to 1 had",
+    ),
+    "grants under another bound than the policy's": (
+        inserted(16, PolicyRecorded(policy="y", max_staleness=1, update_mode=UpdateMode.DRAIN, on_stale=OnStale.WAIT)),
+        17,
+        "granted with a bound of 2 under y, which has a max_staleness of 1",
+    ),
+    "grants while they are paused": (
+        inserted(16, PauseRecorded(is_paused=True)),
+        17,
+        "groups are granted while new grants are paused",
     ),
     "versions go down": (inserted(12, VersionRecorded(version=0)), 12, "version 0 is announced after version 1"),
     "announced beyond the receipts": (

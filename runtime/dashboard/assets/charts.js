@@ -64,8 +64,25 @@ export function chartBox(first) {
       series: [{}, ...chart.lines.map((line) => ({ ...seriesOf(line), ...bars, fill: chart.are_bars ? seriesOf(line).stroke : undefined,
         show: !hidden.has(line.label) })), ...edges.flatMap(() => [0, 1].map(() => ({ width: 0, points: { show: false } })))],
       bands: edges.map((line, n) => ({ series: [chart.lines.length + 1 + 2 * n, chart.lines.length + 2 + 2 * n], fill: tint(line) })),
-      hooks: { setCursor: [read] },
+      hooks: { setCursor: [read], draw: [drawMarks] },
     };
+  }
+
+  /** What an operator changed, as a line across with its words. */
+  function drawMarks(drawn) {
+    const { ctx: brush, bbox: box } = drawn, scale = devicePixelRatio || 1;
+    brush.save();
+    brush.fillStyle = brush.strokeStyle = colour("c1");
+    brush.font = `${11 * scale}px system-ui`;
+    for (const [n, mark] of (chart.marks ?? []).entries()) {
+      const x = drawn.valToPos(mark.x, "x", true);
+      if (x < box.left || x > box.left + box.width) continue;
+      const isRight = x > box.left + box.width / 2;
+      brush.textAlign = isRight ? "right" : "left";
+      brush.fillRect(x, box.top, scale, box.height);
+      brush.fillText(mark.label, x + (isRight ? -4 : 4) * scale, box.top + (10 + 12 * (n % 4)) * scale);
+    }
+    brush.restore();
   }
 
   /** The values at the crosshair, the newest without one. */

@@ -40,6 +40,9 @@ export function number(value) {
   return size && size < 1e-3 ? value.toExponential(2).replace(/\.?0+e/, "e") : String(+value.toPrecision(4));
 }
 
+/** A length of time in ms or s, to three digits. */
+export const length = (seconds) => (seconds < 0.1 ? `${+(1000 * seconds).toPrecision(3)} ms` : `${+seconds.toPrecision(3)} s`);
+
 /** Seconds as people say them: 5.2 s, 3 min 5 s, 2 h 10 min. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";

@@ -161,7 +161,7 @@ class Session:
     def _supervise(self, host: ProcessHost, placement: Placement, signals: Signals, plan: bytes) -> Outcome:
         job, runtime = self._job, self._job.scenario.runtime
         links = Links(client_keys=make_keys() if runtime.encrypt else None, host=host.node_host, wakes_on_changes=True)
-        door = OperatorDoor(self._folder, links.poller)
+        door = self._open_door(links)
         launcher = host.launcher(placement)
         settings = SupervisorSettings(
             names=self._names,
@@ -185,8 +185,16 @@ class Session:
         try:
             return supervisor.run()
         finally:
-            door.close()
+            if door is not None:
+                door.close()
             links.close(linger_ms=0)
+
+    def _open_door(self, links: Links) -> OperatorDoor | None:
+        try:
+            return OperatorDoor(self._folder, links.poller)
+        except OSError as error:
+            self.on_notice(SUPERVISOR, f"it can be told nothing while it goes on, as it cannot listen: {error}")
+            return None
 
     def _boots(self, links: Links, host: ProcessHost, plan: bytes) -> Callable[[str, int], Boot]:
         job, runtime, observability = self._job, self._job.scenario.runtime, self._job.scenario.observability

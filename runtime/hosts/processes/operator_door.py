@@ -5,7 +5,8 @@ Invariants:
 * Only processes of the run's own user are heard, and root: the kernel says who connects, and nobody else may open the
   socket's file.
 * A connection brings one request, in one packet of at most ``MAX_BYTES``, and takes one answer. Both have deadlines.
-* A request is said to the Buffer again until it is answered, so it outlives the Buffer that was asked first.
+* A request is said to the Buffer again until it is answered, so it outlives the Buffer that was asked first. Those that
+  come later wait for it, or a repeat of it could undo them.
 
 | waits for | who ends it |
 |---|---|
@@ -80,6 +81,10 @@ class _Connection:
         """When the Buffer is told again."""
         self.interim: OperatorAnswered | None = None
 
+    def order(self) -> int:
+        """Of its request among all."""
+        return 0 if self.event is None else self.event.request
+
     def late(self) -> CommandAnswer:
         """What is said when time is up."""
         if self.interim is not None:
@@ -115,16 +120,19 @@ class OperatorDoor:
             ending: why the run takes no request any more; empty while it does.
         """
         self._accept(now_s)
-        for connection in list(self._open.values()):
+        is_free = True
+        for connection in sorted(self._open.values(), key=_Connection.order):
             if connection.event is None:
                 self._hear(connection, now_s)
             elif ending:
                 self._reply(connection, CommandAnswer(accepted=False, text=f"the run is ending: {ending}"))
             elif now_s >= connection.deadline_s:
                 self._reply(connection, connection.late())
-            elif now_s >= connection.next_s:
-                connection.next_s = now_s + REPEAT_S
-                tell(connection.event)
+            else:
+                if is_free and now_s >= connection.next_s:
+                    connection.next_s = now_s + REPEAT_S
+                    tell(connection.event)
+                is_free = is_free and connection.interim is not None
 
     def answered(self, answer: OperatorAnswered) -> None:
         """The Buffer has; nothing happens where nobody waits any more."""
@@ -145,7 +153,7 @@ class OperatorDoor:
         (self._folder / SOCKET_NAME).unlink(missing_ok=True)
 
     def _accept(self, now_s: float) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # nobody is there any more; or it has hung up, or descriptors have run out
             while True:
                 peer, _ = self._listener.accept()
                 peer.setblocking(False)

@@ -19,11 +19,13 @@ from penstock.backends.engines.teacher_options import TeacherLatencyOptions
 from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.backends.simulated.rewards import JudgingModel
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER
+from penstock.messages.operator import GrantsPaused, PolicyChanged, SaveAsked
 from penstock.messages.rows import ReplayOptions, RowSource
 from penstock.messages.training import OnStale
 from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
 from trials.faults import Fault, FaultKind
+from trials.requests import Request
 from trials.trial import EvaluationTrial, RowChoice, Trial
 
 if TYPE_CHECKING:
@@ -92,7 +94,8 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _go_on_otherwise(trial, random.Random(f"choices {policy} {seed}"))
     trial = _mix(trial, random.Random(f"mixture {policy} {seed}"))
     trial = _play(trial, random.Random(f"episodes {policy} {seed}"))
-    return _evaluate(trial, random.Random(f"evaluation {policy} {seed}"))
+    trial = _evaluate(trial, random.Random(f"evaluation {policy} {seed}"))
+    return _operate(trial, random.Random(f"requests {policy} {seed}"))
 
 
 def _bounded(trial: Trial) -> Trial:
@@ -254,6 +257,43 @@ def _colocate(trial: Trial, rng: random.Random) -> Trial:
     latency = msgspec.structs.replace(trial.latency, sleep_s=rng.choice((0.0, 0.1, 2.0)), wake_s=rng.choice((0.0, 0.5)))
     learner = msgspec.structs.replace(trial.learner, sleep_s=rng.choice((0.0, 0.1, 2.0)), wake_s=rng.choice((0.0, 0.5)))
     return msgspec.structs.replace(trial, colocated=rng.random() < 1 / 3, latency=latency, learner=learner)
+
+
+def _operate(trial: Trial, rng: random.Random) -> Trial:
+    """One of four has an operator, who switches the policy, pauses new grants and ends that, and has checkpoints saved.
+    Learner and engines that share their devices stay with the policy that they need for it."""
+    if rng.random() >= 0.25:
+        return trial
+    span_s = trial.num_steps * (trial.learner.step_s + 2.0)
+    requests: list[Request] = []
+    for _ in range(rng.choice((1, 2, 4))):
+        at_s = rng.uniform(0.0, span_s)
+        match rng.choice(("switch", "switch", "pause", "save")):
+            case "switch" if not trial.colocated:
+                requests.append(Request(at_s=at_s, event=_draw_policy(rng, trial)))
+            case "pause":
+                end_s = at_s + rng.choice((0.1, 5.0, rng.uniform(0.0, 60.0)))
+                requests += [
+                    Request(at_s=at_s, event=GrantsPaused(is_paused=True)),
+                    Request(at_s=end_s, event=GrantsPaused(is_paused=False)),
+                ]
+            case _:
+                requests.append(Request(at_s=at_s, event=SaveAsked()))
+    last = max(requests, key=lambda request: request.at_s)
+    requests.append(Request(at_s=last.at_s, event=GrantsPaused(is_paused=False)))  # pauses may overlap
+    return msgspec.structs.replace(trial, requests=tuple(requests))
+
+
+def _draw_policy(rng: random.Random, trial: Trial) -> PolicyChanged:
+    """Any built-in one, also such as cannot serve the trial's publishing."""
+    policy = rng.choice(list(BUILTIN))
+    defaults = BUILTIN[policy]
+    return PolicyChanged(
+        policy=policy,
+        max_staleness=defaults.max_staleness if defaults.fixed_staleness else rng.randint(0, 8),
+        update_mode=rng.choice(defaults.update_modes),
+        on_stale=trial.on_stale if rng.random() < 0.6 else rng.choice(list(OnStale)),
+    )
 
 
 def _maybe(rng: random.Random, share: float, draw: Any) -> Any:  # noqa: ANN401 - hands on what ``draw`` returns

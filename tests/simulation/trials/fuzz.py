@@ -31,6 +31,7 @@ from trials.draws import draw_trial
 from trials.faults import inject
 from trials.oracle import Oracle
 from trials.oracle_checks import Rules, kept_by
+from trials.requests import OperatorWatch
 from trials.row_watch import RowRules
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class TrialRun:
         self.host.watch(self.oracle)
         if trial.colocated:
             self.host.watch(DeviceWatch(trial.engines, self.host))
+        self.operator = OperatorWatch(trial.requests, self.host)
+        self.host.watch(self.operator, events=False)
         inject(self.host, trial.faults)
 
     def run(self) -> Outcome:

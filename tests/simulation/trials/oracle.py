@@ -32,6 +32,7 @@ from penstock.messages.ledger import (
     GroupClosed,
     GroupRecorded,
     GroupsGranted,
+    PauseRecorded,
     PayloadsReleased,
     PolicyRecorded,
     RowsRecorded,
@@ -256,6 +257,8 @@ class Oracle:
                     assert not self.groups, "the run is named after it began"
                 case PolicyRecorded():
                     self._eta, self._on_stale = entry.max_staleness, entry.on_stale
+                case PauseRecorded():
+                    pass  # the watch of the operator looks at it
                 case FailuresNoted():
                     for end in entry.ends:
                         assert end.reason, f"{end.key} failed, and nobody says why"

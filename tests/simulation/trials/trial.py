@@ -58,6 +58,7 @@ from penstock.runtime.scenario import Scenario
 from penstock.runtime.scenario.run_options import RunOptions, RuntimeOptions
 from trials.episodes import EpisodicEngine
 from trials.faults import Fault, FaultKind
+from trials.requests import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,6 +164,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Share of engine incarnations whose first fetch, or first swap, goes wrong."""
     turn_s: float = 0.0
     faults: tuple[Fault, ...] = ()
+    requests: tuple[Request, ...] = ()
+    """Of an operator."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -360,7 +363,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             if drive and self.row_choices:  # what the ledger has of rows stays as it is for as long as it matters
                 plan = msgspec.structs.replace(self.in_drive(drive).plan, has_recorded_rows=has_recorded_rows())
             machine = build_machine(name, plan, epoch=epoch, records=() if store is None else store.entries())
-            if isinstance(machine, Buffer) and self.rank != "policy":
+            if isinstance(machine, Buffer) and self.rank != "policy" and machine.books.policy_recorded is None:
                 machine.books.policy = self._ranked_policy()
             backend = self._backend(name, plan, epoch, timers, store)
             return Player(machine=machine, hears=hears(name), inbox=inbox_union(name), backend=backend)

@@ -1,0 +1,78 @@
+"""Commands that tell a run something while it goes on. The answer is the run's own; what it refuses exits with 2."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from penstock.messages.errors import UserFault
+from penstock.runtime.cli.program import RunFolder, app, console, run_folder
+from penstock.runtime.safe_text import terminal_text
+
+if TYPE_CHECKING:
+    from penstock.runtime.launch.control import RunCommand
+
+Timeout = Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds to wait for the run's answer.")]
+
+
+@app.command(
+    epilog="[bold]Examples[/]\n\n"
+    "penstock policy sync\n\n"
+    "penstock policy runs/quickstart-20260801-120000 fully_async max_staleness=4\n\n"
+    "penstock policy one_step_off update_mode=interrupt"
+)
+def policy(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[RUN] POLICY [KEY=VALUE]...",
+            help="A run's folder, the newest one under ./runs without it; then sync, one_step_off or fully_async; then "
+            "max_staleness, update_mode, on_stale where they are not to be the policy's own (on_stale: the run's).",
+        ),
+    ],
+    timeout: Timeout = 20.0,
+) -> None:
+    """Switch a run that goes on to another staleness policy. It holds for every group that is granted from then on;
+    what is under way keeps the bound that it was granted under."""
+    from penstock.runtime.launch.control import SwitchPolicy
+
+    names = [word for word in arguments if "=" not in word or Path(word).is_dir()]
+    if len(names) not in (1, 2):
+        raise UserFault(f"expected [RUN] POLICY [KEY=VALUE]..., such as fully_async max_staleness=4; found {arguments}")
+    options: dict[str, int | float | str] = {}
+    for word in arguments:
+        if word not in names:
+            key, _, value = word.partition("=")
+            options[key.strip().removeprefix("staleness.")] = value.strip()
+    _tell(run_folder(Path(names[0]) if len(names) == 2 else None), SwitchPolicy(names[-1], options), timeout)
+
+
+@app.command(epilog="[bold]Examples[/]\n\npenstock pause\n\npenstock pause runs/quickstart-20260801-120000 --off")
+def pause(
+    run: RunFolder = None,
+    off: Annotated[bool, typer.Option("--off", help="Let new groups start again.")] = False,
+    timeout: Timeout = 20.0,
+) -> None:
+    """Start no new groups in a run that goes on. What is under way is generated and trained; then the run waits until
+    [bold]penstock pause --off[/], also after [bold]penstock resume[/]. Evaluations go on."""
+    from penstock.runtime.launch.control import PauseGrants, ResumeGrants
+
+    _tell(run_folder(run), ResumeGrants() if off else PauseGrants(), timeout)
+
+
+@app.command(epilog="[bold]Examples[/]\n\npenstock save\n\npenstock save runs/quickstart-20260801-120000 --timeout 60")
+def save(run: RunFolder = None, timeout: Timeout = 600.0) -> None:
+    """Have a run that goes on write a checkpoint of what is trained by now, and wait until it is written."""
+    from penstock.runtime.launch.control import SaveCheckpoint
+
+    _tell(run_folder(run), SaveCheckpoint(), timeout)
+
+
+def _tell(folder: Path, command: "RunCommand", timeout_s: float) -> None:
+    from penstock.runtime.launch.control import send_command
+
+    answer = send_command(folder, command, timeout_s)
+    if not answer.accepted:
+        raise UserFault(f"{folder}: {answer.text}")
+    console.print(escape(terminal_text(answer.text)), soft_wrap=True)

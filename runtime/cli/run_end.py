@@ -1,0 +1,25 @@
+"""The end of a run's process, for commands that serve something until then."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from penstock.runtime.launch.runs import process_handle
+
+if TYPE_CHECKING:
+    from penstock.runtime.launch.runs import RunRecord
+
+
+async def end_of(record: RunRecord) -> None:
+    """Wait for the end of the run's process, which the kernel tells."""
+    with process_handle(record) as handle:
+        if handle is None:
+            return
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(handle, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(handle)

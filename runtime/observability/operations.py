@@ -1,0 +1,117 @@
+"""What an operator changed while a run went on, as the ledger has it: policies, pauses of new grants.
+
+It reads ``ledger.sqlite`` alone, also of a run that goes on, and of one that was copied from elsewhere.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.messages.errors import UserFault
+from penstock.runtime.observability.charts import STEPS, Mark
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from penstock.runtime.observability.charts import Chart
+
+_AT: Final = "(SELECT coalesce(max(version), 0) FROM steps WHERE steps.sequence < {0}.sequence), {0}.recorded_at"
+_POLICIES: Final = (
+    f"SELECT sequence, {_AT.format('policies')}, policy, max_staleness, update_mode, on_stale FROM policies "
+    "ORDER BY sequence"
+)
+_PAUSES: Final = f"SELECT sequence, {_AT.format('pauses')}, is_paused FROM pauses ORDER BY sequence"
+_HAS_PAUSES: Final = "SELECT count(*) FROM sqlite_master WHERE name = 'pauses'"
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """One change that was recorded."""
+
+    sequence: int
+    """Of its entry in the ledger."""
+    version: int
+    """Batches trained by then."""
+    recorded_at: float
+    """Unix time, seconds."""
+
+
+class PolicySwitch(Operation, frozen=True, kw_only=True):
+    """What is granted from here on follows this policy."""
+
+    policy: str
+    max_staleness: int
+    update_mode: str
+    on_stale: str
+
+    @property
+    def label(self) -> str:
+        """For a chart."""
+        return f"{self.policy}, η = {self.max_staleness}"
+
+
+class Pause(Operation, frozen=True, kw_only=True):
+    """From here on nothing more is granted, or it is again."""
+
+    is_paused: bool
+
+    @property
+    def label(self) -> str:
+        """For a chart."""
+        return "grants paused" if self.is_paused else "grants go on"
+
+
+def read_operations(run_folder: Path) -> list[PolicySwitch | Pause]:
+    """All that are recorded, oldest first; none of a run that has no ledger yet.
+
+    Raises:
+        UserFault: the ledger cannot be read.
+    """
+    path = run_folder / LEDGER_FILE
+    if not path.is_file():
+        return []
+    try:
+        with closing(open_read_only(path)) as database:
+            found: list[PolicySwitch | Pause] = [
+                PolicySwitch(
+                    sequence=sequence,
+                    version=version,
+                    recorded_at=at,
+                    policy=policy,
+                    max_staleness=bound,
+                    update_mode=mode,
+                    on_stale=on_stale,
+                )
+                for sequence, version, at, policy, bound, mode, on_stale in database.execute(_POLICIES)
+            ]
+            if database.execute(_HAS_PAUSES).fetchone()[0]:  # an older ledger has no such table
+                found += [
+                    Pause(sequence=sequence, version=version, recorded_at=at, is_paused=bool(is_paused))
+                    for sequence, version, at, is_paused in database.execute(_PAUSES)
+                ]
+    except sqlite3.Error as error:
+        raise UserFault(f"{path}: the ledger cannot be read: {error}") from None
+    return sorted(found, key=lambda operation: operation.sequence)
+
+
+def policy_in_force(operations: list[PolicySwitch | Pause]) -> PolicySwitch | None:
+    """The last switch; None: the scenario's own policy holds."""
+    return next((each for each in reversed(operations) if isinstance(each, PolicySwitch)), None)
+
+
+def pause_in_force(operations: list[PolicySwitch | Pause]) -> Pause | None:
+    """The pause that has not been ended."""
+    last = next((each for each in reversed(operations) if isinstance(each, Pause)), None)
+    return last if last is not None and last.is_paused else None
+
+
+def marked(charts: Sequence[Chart], operations: Sequence[PolicySwitch | Pause]) -> list[Chart]:
+    """The charts over steps with what an operator changed on the way, each before the step that came after it."""
+    marks = [Mark(x=each.version + 0.5, label=each.label) for each in operations]
+    return [msgspec.structs.replace(chart, marks=marks) if chart.x_label == STEPS else chart for chart in charts]

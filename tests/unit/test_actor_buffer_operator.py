@@ -1,0 +1,142 @@
+"""The Buffer and its operator: what is answered, what is done once, what the next Buffer knows."""
+
+from __future__ import annotations
+
+import actor_driver as drive
+import pytest
+from buffer_bench import Bench, announced
+from test_actor_buffer_recovery import Ledgered
+
+from penstock.actors.buffer.goals import Evaluate
+from penstock.actors.buffer.phases import Phase
+from penstock.messages.commands import Record
+from penstock.messages.ledger import GroupsGranted, PauseRecorded
+from penstock.messages.local import Started
+from penstock.messages.operator import GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
+from penstock.messages.training import CheckpointDemanded, CheckpointSaved, OnStale, StopAsked, UpdateMode
+from penstock.messages.waits import OPERATOR
+
+WIDER = PolicyChanged(policy="fully_async", max_staleness=4, update_mode=UpdateMode.IN_FLIGHT, request=1)
+PAUSE = GrantsPaused(is_paused=True, request=2)
+GO_ON = GrantsPaused(is_paused=False, request=3)
+SAVE = SaveAsked(request=4)
+
+
+def answer(commands: list) -> OperatorAnswered:  # type: ignore[type-arg]
+    return drive.one_sent(commands, OperatorAnswered, to="supervisor")
+
+
+def test_a_switch_is_answered_after_its_record_and_repeated_without_another() -> None:
+    bench = Bench(eta=1, groups_per_batch=1).started()
+    commands = bench.hear(WIDER)
+    given = answer(commands)
+    assert (given.accepted, given.request, given.is_final) == (True, 1, True)
+    assert "fully_async with max_staleness 4" in given.text
+    again = bench.hear(WIDER)
+    assert drive.every(again, Record) == []
+    assert answer(again) == given
+    same = bench.hear(PolicyChanged(policy="fully_async", max_staleness=4, update_mode=UpdateMode.IN_FLIGHT, request=9))
+    assert drive.every(same, Record) == []
+    assert answer(same).text.endswith("holds already")
+
+
+def test_a_refusal_says_why_to_whoever_asked() -> None:
+    bench = Bench(eta=2, publish_every=2).started()
+    asked = PolicyChanged(policy="sync", max_staleness=0, update_mode=UpdateMode.DRAIN, request=5)
+    given = answer(bench.hear(asked))
+    assert not given.accepted
+    assert "publish_every is 2" in given.text
+
+
+@pytest.mark.parametrize("event", [WIDER, PAUSE, GO_ON, SAVE])
+def test_a_run_that_is_ending_or_grants_nothing_refuses(event: PolicyChanged) -> None:
+    bench = Bench().started()
+    bench.admit(0)
+    bench.admit(1)
+    bench.hear(StopAsked(reason="enough"))
+    given = answer(bench.hear(event))
+    assert (given.accepted, "stopping" in given.text) == (False, True)
+    assert not answer(Bench(goal=Evaluate()).started().hear(event)).accepted
+
+
+def test_under_a_pause_nothing_is_granted_and_what_is_out_is_trained() -> None:
+    bench = Bench(eta=1, groups_per_batch=1).started()
+    commands = bench.hear(PAUSE)
+    assert drive.recorded(commands, PauseRecorded) == [PauseRecorded(is_paused=True)]
+    assert "the 2 groups that are out" in answer(commands).text
+    bench.train_in_order()
+    bench.hear(announced(1))
+    bench.train_in_order()
+    bench.hear(announced(2))
+    assert (bench.granted, bench.outstanding, bench.buffer.version) == (2, 0, 2)
+    assert bench.buffer.state == "new grants are paused by the operator"
+    assert [wait.on for wait in bench.buffer.waits()] == [OPERATOR]
+    target = bench.buffer.target.value
+    commands = bench.hear(GO_ON)
+    assert drive.recorded(commands, PauseRecorded) == [PauseRecorded(is_paused=False)]
+    assert drive.recorded(commands, GroupsGranted)
+    assert bench.buffer.target.value == target, "the Learner did not wait for engines"
+    assert bench.buffer.state == "running"
+
+
+def test_what_holds_already_is_accepted_without_a_record() -> None:
+    bench = Bench().started()
+    commands = bench.hear(GO_ON)
+    assert answer(commands).accepted
+    assert drive.every(commands, Record) == []
+
+
+def test_the_next_buffer_knows_policy_and_pause() -> None:
+    run = Ledgered(Bench(eta=1, groups_per_batch=1))
+    run.bench.started()
+    run.bench.hear(WIDER)
+    run.bench.hear(PAUSE)
+    successor = run.restarted()
+    assert successor.policy.max_staleness == 4
+    assert successor.books.policy_name == "fully_async"
+    assert successor.books.is_paused
+    run.bench.driver = drive.Driver(successor)
+    run.bench.hear(Started(epoch=1))
+    commands = run.bench.hear(PAUSE)  # whose answer was lost with the one before
+    assert answer(commands).accepted
+    assert drive.every(commands, Record) == []
+
+
+def test_a_checkpoint_is_asked_for_once_and_answered_when_it_is_recorded() -> None:
+    bench = Bench(groups_per_batch=1).started()
+    assert "nothing to save" in answer(bench.hear(SaveAsked(request=7))).text
+    bench.train_in_order()
+    commands = bench.hear(SAVE)
+    assert drive.one_sent(commands, CheckpointDemanded, to="learner").version == 1
+    assert not answer(commands).is_final
+    again = bench.hear(SAVE)
+    assert drive.sent(again, CheckpointDemanded, to="learner") == []
+    given = answer(bench.hear(CheckpointSaved(version=1, path="c1")))
+    assert (given.accepted, given.is_final, given.text) == (True, True, "version 1 is saved: c1")
+    assert answer(bench.hear(SaveAsked(request=8))).text == "version 1 is saved: c1"
+    assert bench.buffer.run.phase is Phase.RUNNING, "a run that is saved goes on"
+
+
+def test_under_mask_each_group_keeps_the_bound_that_it_was_granted_under() -> None:
+    """A group that was granted under 0 is not trained with older tokens because a later policy allows them."""
+    bench = Bench(eta=0, groups_per_batch=1, on_stale=OnStale.MASK, over_sampling=2.0).started()
+    wider = PolicyChanged(
+        policy="fully_async", max_staleness=3, update_mode=UpdateMode.IN_FLIGHT, on_stale=OnStale.MASK, request=1
+    )
+    bench.hear(wider)
+    bench.train_in_order()
+    bench.admit(1)
+    assert bench.buffer.books.table.get(1) is None, "all its tokens are older than its own bound"
+
+
+def test_under_mask_a_batch_has_the_strictest_bound_of_its_groups() -> None:
+    bench = Bench(eta=0, groups_per_batch=2, on_stale=OnStale.MASK).started()
+    bench.hear(
+        PolicyChanged(policy="fully_async", max_staleness=3, update_mode=UpdateMode.IN_FLIGHT, on_stale=OnStale.MASK)
+    )
+    bench.admit(0)
+    bench.admit(2)
+    assert bench.batch() == (0, 2)
+    lease = bench.buffer.books.open_lease
+    assert lease is not None
+    assert (lease.mask_stale, lease.max_staleness) == (True, 0)

@@ -11,7 +11,7 @@ import pytest
 from dashboard_runs import MARKUP, finished_run
 from sample_runs import EVIL_REASON, small_run
 from serving import Serving, browser_path
-from test_dashboard_page import PHONE, Tab, axe, browser, expect  # noqa: F401 - the browser is a fixture
+from test_dashboard_page import PHONE, Tab, axe, expect
 
 from penstock.backends.ledger.sqlite import SqliteStore
 from penstock.backends.ledger.tables import LEDGER_FILE
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(not browser_path(), reason="no Chromium is installed; PENSTOCK_BROWSER may name one")
 
+Browser = Any
 ROW = ".grid .rows .row"
 LIVE_MS = 5000
 
@@ -48,7 +49,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tab(browser: Any, small: Path) -> Iterator[Tab]:  # noqa: ANN401, F811
+def tab(browser: Browser, small: Path) -> Iterator[Tab]:
     with Serving([small]) as serving:
         opened = Tab(browser, serving)
         yield opened
@@ -67,8 +68,8 @@ def rows(tab: Tab) -> list[list[str]]:
 
 
 def test_a_long_table_is_filtered_sorted_and_walked_without_loading_it(
-    browser: Any, big: Path, num_samples: int
-) -> None:  # noqa: ANN401, F811
+    browser: Browser, big: Path, num_samples: int
+) -> None:
     with Serving([big]) as serving:
         tab = Tab(browser, serving)
         page = tab.page
@@ -167,7 +168,7 @@ def test_the_text_of_models_is_text_in_the_table_and_in_answers(tab: Tab) -> Non
     has_no_markup(tab)
 
 
-def test_a_question_that_is_refused_says_why(browser: Any, small: Path) -> None:  # noqa: ANN401, F811
+def test_a_question_that_is_refused_says_why(browser: Browser, small: Path) -> None:
     with Serving([small]) as serving:
         tab = Tab(browser, serving)
         tab.look("ledger")
@@ -180,7 +181,7 @@ def test_a_question_that_is_refused_says_why(browser: Any, small: Path) -> None:
         tab.close()
 
 
-def test_what_comes_to_the_ledger_comes_to_the_table(browser: Any, tmp_path: Path) -> None:  # noqa: ANN401, F811
+def test_what_comes_to_the_ledger_comes_to_the_table(browser: Browser, tmp_path: Path) -> None:
     folder = finished_run(tmp_path / "live")
     entries = make.whole_run()
     with closing(SqliteStore(folder / LEDGER_FILE)) as store, Serving([folder]) as serving:
@@ -200,8 +201,8 @@ def test_what_comes_to_the_ledger_comes_to_the_table(browser: Any, tmp_path: Pat
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", ["samples", "samples?sample=0%2F0", "ledger"])
 def test_axe_finds_nothing_serious_and_a_phone_scrolls_down_only(
-    browser: Any, small: Path, view: str, scheme: str
-) -> None:  # noqa: ANN401, F811
+    browser: Browser, small: Path, view: str, scheme: str
+) -> None:
     with Serving([small]) as serving:
         tab = Tab(browser, serving, color_scheme=scheme, bypass_csp=True)
         tab.look(view)
@@ -218,7 +219,7 @@ def test_axe_finds_nothing_serious_and_a_phone_scrolls_down_only(
         tab.close()
 
 
-def test_a_copy_without_a_ledger_says_so(browser: Any, small: Path, tmp_path: Path) -> None:  # noqa: ANN401, F811
+def test_a_copy_without_a_ledger_says_so(browser: Browser, small: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(small, tmp_path / "copied")
     for name in (LEDGER_FILE, f"{LEDGER_FILE}-wal", f"{LEDGER_FILE}-shm"):
         (copied / name).unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """A run whose ledger, texts, archive and spans are made up, for the tests of the Samples and Ledger views."""
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import time
@@ -52,9 +53,9 @@ EVIL_REASON = EVIL.replace("\ud800", "")
 
 def keep(folder: Path, *samples: KeptSample) -> None:
     """As the Filter's process keeps them."""
-    with closing(kept_samples._opened(folder / SAMPLES_FILE)) as database, database:  # pyright: ignore[reportPrivateUsage]
-        rows = [kept_samples._row(_sound(one)) for one in samples]  # pyright: ignore[reportPrivateUsage]
-        database.executemany(kept_samples._INSERT, rows)  # pyright: ignore[reportPrivateUsage]
+    with closing(kept_samples._opened(folder / SAMPLES_FILE)) as database, database:
+        rows = [kept_samples._row(_sound(one)) for one in samples]
+        database.executemany(kept_samples._INSERT, rows)
 
 
 def _sound(one: KeptSample) -> KeptSample:

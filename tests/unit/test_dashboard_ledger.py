@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
-from dashboard_runs import served
+from dashboard_runs import Asker, served
 from sample_runs import small_run
 
 from penstock.backends.ledger.sqlite import open_read_only
@@ -227,8 +227,9 @@ def test_one_question_at_a_time(run: Path) -> None:
 
 
 def test_the_routes_answer_and_refuse(run: Path) -> None:
-    async def get(asker: Any, sql: str, status: int = 200) -> Any:
-        return await asker.get(f"/api/ledger/sql?sql={quote(sql)}", status=status)
+    async def get(asker: Asker, sql: str, status: int = 200) -> dict[str, Any]:
+        told: dict[str, Any] = await asker.get(f"/api/ledger/sql?sql={quote(sql)}", status=status)
+        return told
 
     async def look() -> None:
         async with served([run]) as asker:

@@ -1,4 +1,4 @@
-"""The Samples view: an index that says what the ledger says, pages through it, and one sample with its tokens and life."""
+"""The Samples view: an index that says what the ledger says, pages through it, and one sample with its life."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from penstock.runtime.dashboard.sample_page import (
     NOT_KEPT_LEARNER,
     NOT_KEPT_TEXT,
     NOT_KEPT_TOKENS,
+    SamplePage,
     SampleQuery,
     answer_life,
     answer_sample,
@@ -79,7 +80,7 @@ def names(folder: Path, where: str, order: str = "group_id DESC, sample_index DE
     ]
 
 
-def all_pages(folder: Path, **terms: Any) -> list[str]:
+def all_pages(folder: Path, **terms: object) -> list[str]:
     """Names, page after page."""
     found: list[str] = []
     after = ""
@@ -97,8 +98,8 @@ def all_pages(folder: Path, **terms: Any) -> list[str]:
 def test_every_sample_of_the_ledger_is_in_the_index_as_it_is_there(big: Path) -> None:
     with closing(open_index(big)) as index:
         rows = index.execute(
-            "SELECT group_id, sample_index, state, cause, name, step, num_tokens, age FROM samples JOIN fates USING (fate) "
-            "LEFT JOIN engines USING (engine) ORDER BY 1, 2"
+            "SELECT group_id, sample_index, state, cause, name, step, num_tokens, age FROM samples "
+            "JOIN fates USING (fate) LEFT JOIN engines USING (engine) ORDER BY 1, 2"
         ).fetchall()
         rewards = dict(index.execute("SELECT group_id * 100 + sample_index, reward FROM samples").fetchall())
     assert rows == in_ledger(
@@ -161,7 +162,8 @@ def test_it_follows_the_ledger_of_a_run_that_goes_on(tmp_path: Path) -> None:
             assert made(tmp_path).share == 1.0
             with closing(open_index(tmp_path)) as index:
                 found = index.execute(
-                    "SELECT group_id, sample_index, state, cause, step FROM samples JOIN fates USING (fate) ORDER BY 1, 2"
+                    "SELECT group_id, sample_index, state, cause, step FROM samples JOIN fates USING (fate) "
+                    "ORDER BY 1, 2"
                 ).fetchall()
             assert found == in_ledger(
                 tmp_path,
@@ -323,7 +325,7 @@ def test_texts_are_found_and_cannot_hurt(small: Path) -> None:
 # --- one sample ------------------------------------------------------------------------------------------------------
 
 
-def sample(folder: Path, name: str) -> Any:
+def sample(folder: Path, name: str) -> SamplePage:
     return answer_sample(folder, SampleQuery(sample=name))
 
 
@@ -342,6 +344,7 @@ def test_a_sample_that_is_kept_whole_has_texts_and_tokens(small: Path) -> None:
     assert "\\x1b]0;" in page.prompt
     assert page.components == {MARKUP: 1.0}
     tokens = page.tokens
+    assert tokens is not None
     assert tokens.source == "samples/steps-0000001-0000001.parquet"
     assert tokens.logprobs == [-0.5, -1.0, -1.5]
     assert (tokens.versions, tokens.is_made, tokens.starts) == ([0, 0, 0], [True] * 3, [0])
@@ -353,6 +356,7 @@ def test_a_sample_that_is_kept_whole_has_texts_and_tokens(small: Path) -> None:
 
 def test_tokens_of_a_sample_that_is_still_in_the_ledger_are_found_there(small: Path) -> None:
     page = sample(small, "4/0")
+    assert page.tokens is not None
     assert (page.tokens.source, page.tokens.num_tokens) == (LEDGER_FILE, 3)
     assert page.prompt == "2 + 2 ="
     later = answer_sample(small, SampleQuery(sample="4/0", first_token=2)).tokens
@@ -387,8 +391,13 @@ def test_a_life_has_its_attempts_and_the_versions_that_made_it(small: Path) -> N
     life = answer_life(small, SampleQuery(sample="0/0"))
     assert life.is_traced
     told = [(stage.name, stage.attempt) for stage in life.stages]
-    assert [("issue", 0), ("queue", 0), ("issue", 1), ("queue", 1), ("generate", 1), ("score", None)] == [
-        one for one in told if one[0] in ("issue", "queue", "generate", "score")
+    assert [one for one in told if one[0] in ("issue", "queue", "generate", "score")] == [
+        ("issue", 0),
+        ("queue", 0),
+        ("issue", 1),
+        ("queue", 1),
+        ("generate", 1),
+        ("score", None),
     ]
     (generate,) = [stage for stage in life.stages if stage.name == "generate"]
     assert generate.versions == [(0, 1), (1, 2)]

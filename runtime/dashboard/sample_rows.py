@@ -325,7 +325,8 @@ def _numbers(index: sqlite3.Connection, sql: str, *values: str) -> list[int]:
 
 
 def _place(query: TableQuery, row: Sequence[int | float]) -> str:
-    value = row[_COLUMNS.split(", ").index(ORDERS[query.sort])]
+    names: list[str] = [*_COLUMNS.split(", ")]
+    value = row[names.index(ORDERS[query.sort])]
     return msgspec.json.encode((value, row[0], row[1])).decode()
 
 

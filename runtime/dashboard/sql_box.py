@@ -150,7 +150,7 @@ def _fence(database: sqlite3.Connection, ends_s: float) -> None:
         (sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 200),
     ):
         database.setlimit(kind, most)
-    database.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    database.text_factory = _text
     database.set_progress_handler(lambda: time.monotonic() > ends_s, INSTRUCTIONS_A_CHECK)
 
     def allows(action: int, first: str | None, second: str | None, _database: str | None, _trigger: str | None) -> int:
@@ -163,6 +163,10 @@ def _fence(database: sqlite3.Connection, ends_s: float) -> None:
                 return sqlite3.SQLITE_DENY
 
     database.set_authorizer(allows)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
 
 
 def _fence_process(limit_s: float) -> None:

@@ -41,8 +41,11 @@ def small_run(folder: Path) -> Path:
         store.commit([FailuresNoted(ends=(failed,))])
         archive_samples(store.reader(), folder / "samples", 1, 1)
         store.commit([PayloadsReleased(through_version=1)])
-    keep(folder, KeptSample(group_id=0, index=0, kept_at=0.0, row=3, prompt=EVIL, label=EVIL, response=EVIL, reward=0.5,
-                            components={MARKUP: 1.0}, outcome="completed", detail="end_token", num_tokens=3))  # fmt: skip
+    said = KeptSample(
+        group_id=0, index=0, kept_at=0.0, row=3, prompt=EVIL, label=EVIL, response=EVIL, reward=0.5,
+        components={MARKUP: 1.0}, outcome="completed", detail="end_token", num_tokens=3,
+    )  # fmt: skip
+    keep(folder, said)
     _trace(folder, began_ns - 100 * MILLISECOND)
     return folder
 

@@ -195,12 +195,16 @@ def test_who_finds_somebody_else_at_work_tells_how_far_that_one_is(tmp_path: Pat
     assert not made(tmp_path / "run").doing
 
 
+def never(_path: Path, _mode: int) -> bool:
+    return False
+
+
 def test_a_folder_that_cannot_be_written_has_its_index_elsewhere(
     big: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run").mkdir()
     shutil.copy(big / LEDGER_FILE, tmp_path / "run")
-    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "access", never)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     assert Path(made(tmp_path / "run").file).is_relative_to(tmp_path / "user")
     assert not (tmp_path / "run" / "cache").exists()

@@ -12,6 +12,7 @@ from dashboard_runs import MARKUP, finished_run
 from sample_runs import EVIL_REASON, small_run
 from serving import Serving, browser_path
 from test_dashboard_page import PHONE, Tab, axe, expect
+from test_dashboard_page import browser as browser_fixture
 
 from penstock.backends.ledger.sqlite import SqliteStore
 from penstock.backends.ledger.tables import LEDGER_FILE
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(not browser_path(), reason="no Chromium is installed; PENSTOCK_BROWSER may name one")
 
 Browser = Any
+browser = browser_fixture
+"""One for all tests of this file too."""
 ROW = ".grid .rows .row"
 LIVE_MS = 5000
 

@@ -27,7 +27,8 @@ from penstock.messages.flow import GrantSpan
 from penstock.messages.ledger import GroupClosed, GroupRecorded, GroupsGranted, RunRecorded, SampleNote, StepRecorded
 from penstock.messages.samples import SampleEnd, SampleKey, TerminalState
 from penstock.runtime.dashboard.sample_index import advance, index_file
-from penstock.runtime.dashboard.sample_rows import CountQuery, TableQuery, bins, count, table
+from penstock.runtime.dashboard.sample_rows import CountQuery, TableQuery, count, table
+from penstock.runtime.dashboard.sample_sums import bins
 
 if TYPE_CHECKING:
     import sqlite3

@@ -42,19 +42,14 @@ FORM: Final = 1
 INDEX_FILE: Final = Path("cache", "samples.sqlite")
 """In the folder of a run."""
 BUDGET_S: Final = 0.5
-"""Of work for one who asks how far it is; an index of an order is made whole."""
+"""Of work for one who asks how far it is."""
 GROUPS_A_PAGE: Final = 2000
 _NO_SPREAD: Final = "zero_spread"
 """The Filter's cause for groups whose rewards are all the same: each is then the mean that the ledger keeps."""
 
 ORDERS: Final = {
-    "group": "group_id",
-    "step": "step",
-    "reward": "reward",
-    "tokens": "num_tokens",
-    "age": "age",
-    "seconds": "seconds",
-}
+    "group": "group_id", "step": "step", "reward": "reward", "tokens": "num_tokens", "age": "age", "seconds": "seconds",
+}  # fmt: skip
 """What samples can be sorted by, and the column of it."""
 BY_KEY: Final = "sqlite_autoindex_samples_1"
 """SQLite's name for the table itself, which lies in the order of its key."""
@@ -224,7 +219,8 @@ def _copy_page(ledger: sqlite3.Connection, index: sqlite3.Connection) -> bool:
         sequence, first_head = index.execute("SELECT sequence, first_head FROM source").fetchone()
         page = _read_page(ledger, sequence, first_head)
         if page.groups:
-            index.execute("DELETE FROM samples WHERE group_id IN (SELECT value FROM json_each(?))", (_json(page),))
+            groups = msgspec.json.encode(page.groups).decode()
+            index.execute("DELETE FROM samples WHERE group_id IN (SELECT value FROM json_each(?))", (groups,))
             index.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _index_rows(page, index))
         if page.sequence > sequence:
             index.execute("UPDATE source SET sequence = ?", (page.sequence,))
@@ -258,10 +254,6 @@ def _read_page(ledger: sqlite3.Connection, after: int, first_head: int) -> _Page
         ledger.execute("COMMIT")
     covered = entries[-1][0] if len(entries) == GROUPS_A_PAGE else head
     return _Page(covered, head, list(groups), {g: mean for g, mean in groups.items() if mean is not None}, rows)
-
-
-def _json(page: _Page) -> str:
-    return msgspec.json.encode(page.groups).decode()
 
 
 def _index_rows(page: _Page, index: sqlite3.Connection) -> Iterator[tuple[int | float | None, ...]]:

@@ -6,41 +6,32 @@ is named with the key that keeps it.
 
 from __future__ import annotations
 
-import math
 import sqlite3
 from contextlib import closing
-from functools import lru_cache
-from itertools import chain
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
-from penstock.backends.data.problems import DataError
-from penstock.backends.data.tokenizer import TextTokenizer
-from penstock.backends.ledger.archive import archived_steps
-from penstock.backends.ledger.archived_groups import read_archived_group
 from penstock.backends.ledger.evaluation_answers import FOLDER, outcome_words, response_text
 from penstock.backends.ledger.kept_samples import KeptSample, clipped, read_kept_of
-from penstock.backends.ledger.protocol import LedgerStoreError, PayloadGoneError
-from penstock.backends.ledger.sqlite import SqliteReader
-from penstock.backends.ledger.tables import LEDGER_FILE
-from penstock.messages.arrays import floats_view, tokens_view
+from penstock.backends.ledger.sqlite import open_read_only
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import Group, Sample, SampleKey, is_evaluation
 from penstock.runtime.dashboard.routes import Query
-from penstock.runtime.launch.runs import ledger_file, model_folder
+from penstock.runtime.dashboard.sample_tokens import TokenStrip, token_strip, tokenizer_of, whole_group
+from penstock.runtime.launch.runs import ledger_file
 from penstock.runtime.observability.lives import Fate, Stage, read_fates, read_lives, sample_key
 from penstock.runtime.observability.texts import told
 from penstock.runtime.safe_text import terminal_lines, terminal_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-MAX_TOKENS: Final = 3000
-"""Of one answer; the page asks for the next ones."""
+    from penstock.backends.data.tokenizer import TextTokenizer
+
 MAX_GROUP: Final = 256
-SAMPLES_FOLDER: Final = "samples"
 NOT_KEPT_TEXT: Final = (
     "What it was asked and what it wrote was not kept as text. observability.samples keeps the newest so many samples "
     "and the oddest; run.keep_samples=true keeps every sample that is trained."
@@ -61,26 +52,6 @@ class SampleQuery(Query, frozen=True, kw_only=True):
     sample: Annotated[str, msgspec.Meta(max_length=40)]
     """Such as ``12/3`` or ``e4/0``."""
     first_token: Annotated[int, msgspec.Meta(ge=0, le=2**31)] = 0
-
-
-class TokenStrip(msgspec.Struct, frozen=True, kw_only=True):
-    """Some of its tokens in order, with one entry a token in each list."""
-
-    source: str
-    """Where they were found."""
-    num_tokens: int
-    """In all."""
-    first: int
-    texts: list[str]
-    logprobs: list[float | None]
-    """As the engine sampled them; null where nobody has."""
-    teacher_logprobs: list[float | None]
-    """Empty: no teacher was asked."""
-    versions: list[int]
-    is_made: list[bool]
-    """Whether the model made it; others are not trained."""
-    starts: list[int]
-    """Of the parts of an episode, counted from the first token of all."""
 
 
 class Mate(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,50 +128,61 @@ def answer_sample(run_folder: Path, query: SampleQuery) -> SamplePage:
         UserFault: there is no such sample, or a file cannot be read.
     """
     key = sample_key(query.sample)
-    fate = (read_fates(run_folder, sample=key) or [Fate(*key)])[0]
-    try:
-        kept = read_kept_of(run_folder, [key]).get(key)
-    except (sqlite3.Error, msgspec.DecodeError) as error:
-        raise UserFault(f"{run_folder}: its samples cannot be read: {error}") from None
-    rewards = _group_rewards(run_folder, key[0])
-    if not fate.state and fate.attempt is None and kept is None and not rewards:
-        raise UserFault(f"{run_folder}: nothing is known of sample {query.sample}: it has not come to its end, or was "
-                        "never issued")  # fmt: skip
-    source, group = _whole_group(run_folder, fate)
+    fate, kept, mates = _known(run_folder, key)
+    source, group = whole_group(run_folder, fate)
     sample = None if group is None else next((one for one in group.samples if one.key == SampleKey(*key)), None)
-    tokenizer = _tokenizer_of(run_folder) if sample is not None else None
-    kept = kept or (None if sample is None or group is None else _as_kept(group, sample, tokenizer))
-    values = [reward for _, _, reward, _ in rewards if reward is not None]
-    mean = sum(values) / len(values) if len(values) > 1 else None
-    missing = ([] if kept else [_without_text(fate)]) + ([NOT_KEPT_LEARNER] if sample else [NOT_KEPT_TOKENS])
+    tokenizer = tokenizer_of(run_folder) if sample is not None else None
+    if kept is None and sample is not None and group is not None:
+        kept = _as_kept(group, sample, tokenizer)
+    text = kept or KeptSample(group_id=key[0], index=key[1], kept_at=0.0, row=-1, prompt="")
+    average, deviation = _spread([mate.reward for mate in mates])
+    trained = None not in (fate.version, fate.oldest_version)
     return SamplePage(
         name=fate.name,
         fate=terminal_text(fate.text),
         state=fate.state,
         cause=terminal_text(fate.cause),
-        reason=terminal_lines(fate.reason or (kept.reason if kept else "")),
+        reason=terminal_lines(fate.reason or text.reason),
         engine=terminal_text(fate.engine),
         attempt=fate.attempt,
         num_tokens=fate.num_tokens,
         oldest_version=fate.oldest_version,
         newest_version=fate.newest_version,
         step=fate.version,
-        age=None if fate.version is None or fate.oldest_version is None else fate.version - 1 - fate.oldest_version,
-        reward=next((reward for name, _, reward, _ in rewards if name == fate.name), None)
-        if kept is None or kept.reward is None
-        else kept.reward,
-        components={} if kept is None else {terminal_text(k): v for k, v in kept.components.items()},
-        outcome="" if kept is None else terminal_text(f"{kept.outcome} {kept.detail}".strip()),
+        age=(fate.version or 0) - 1 - (fate.oldest_version or 0) if trained else None,
+        reward=next((mate.reward for mate in mates if mate.name == fate.name), text.reward),
+        components={terminal_text(name): value for name, value in text.components.items()},
+        outcome=terminal_text(f"{text.outcome} {text.detail}".strip()),
         row=None if kept is None else kept.row,
-        prompt="" if kept is None else terminal_lines(kept.prompt),
-        label="" if kept is None else terminal_lines(kept.label),
-        response="" if kept is None else terminal_lines(kept.response),
-        mean=mean,
-        deviation=None if mean is None else math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1)),
-        group=[Mate(name=name, fate=fate, reward=reward, num_tokens=size) for name, fate, reward, size in rewards],
-        tokens=None if sample is None else _strip(sample, source, query.first_token, tokenizer),
-        missing=missing,
+        prompt=terminal_lines(text.prompt),
+        label=terminal_lines(text.label),
+        response=terminal_lines(text.response),
+        mean=average,
+        deviation=deviation,
+        group=mates,
+        tokens=None if sample is None else token_strip(sample, source, query.first_token, tokenizer),
+        missing=([] if kept else [_without_text(fate)]) + ([NOT_KEPT_LEARNER] if sample else [NOT_KEPT_TOKENS]),
     )
+
+
+def _known(run_folder: Path, key: tuple[int, int]) -> tuple[Fate, KeptSample | None, list[Mate]]:
+    """What ledger and kept samples say of it and of its group."""
+    fate = (read_fates(run_folder, sample=key) or [Fate(*key)])[0]
+    try:
+        kept, mates = read_kept_of(run_folder, [key]).get(key), _mates(run_folder, key[0])
+    except (sqlite3.Error, msgspec.DecodeError) as error:
+        raise UserFault(f"{run_folder}: its samples cannot be read: {error}") from None
+    if not fate.state and fate.attempt is None and kept is None and not mates:
+        raise UserFault(
+            f"{run_folder}: nothing is known of sample {fate.name}: it has not come so far, or was never issued"
+        )
+    return fate, kept, mates
+
+
+def _spread(rewards: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean and deviation; None with fewer than two."""
+    values = [reward for reward in rewards if reward is not None]
+    return (mean(values), stdev(values)) if len(values) > 1 else (None, None)
 
 
 def answer_life(run_folder: Path, query: SampleQuery) -> LifePage:
@@ -236,32 +218,18 @@ def _stage_row(stage: Stage, start_ns: int) -> StageRow:
     )
 
 
-def _group_rewards(run_folder: Path, group_id: int) -> list[tuple[str, str, float | None, int]]:
-    """Name, fate, reward and tokens of the samples of a group, as far as the ledger or the kept samples have them."""
+def _mates(run_folder: Path, group_id: int) -> list[Mate]:
+    """The samples of a group; rewards are of the ledger, or of the kept samples where it has none."""
     fates = read_fates(run_folder, group_id=group_id)[:MAX_GROUP]
-    with closing(sqlite3.connect(f"{ledger_file(run_folder).absolute().as_uri()}?mode=ro", uri=True)) as database:
+    with closing(open_read_only(ledger_file(run_folder))) as database:
         query = "SELECT sample_index, reward FROM samples WHERE group_id = ?"
         rewards: dict[int, float | None] = dict(database.execute(query, (group_id,)).fetchall())
     kept = read_kept_of(run_folder, [(group_id, fate.index) for fate in fates if rewards.get(fate.index) is None])
     rewards |= {index: one.reward for (_, index), one in kept.items()}
-    return [(fate.name, terminal_text(fate.text), rewards.get(fate.index), fate.num_tokens) for fate in fates]
-
-
-# --- tokens ----------------------------------------------------------------------------------------------------------
-
-
-def _whole_group(run_folder: Path, fate: Fate) -> tuple[str, Group | None]:
-    """The group with its tokens, and where it was found."""
-    file = None if fate.version is None else archived_steps(run_folder / SAMPLES_FOLDER).get(fate.version)
-    if file is not None and (group := read_archived_group(file, fate.group_id)) is not None:
-        return str(file.relative_to(run_folder)), group
-    try:
-        with closing(SqliteReader(run_folder / LEDGER_FILE)) as reader:
-            return LEDGER_FILE, reader.payloads([fate.group_id])[0]
-    except PayloadGoneError:
-        return "", None
-    except LedgerStoreError as error:
-        raise UserFault(str(error)) from None
+    return [
+        Mate(name=fate.name, fate=terminal_text(fate.text), reward=rewards.get(fate.index), num_tokens=fate.num_tokens)
+        for fate in fates
+    ]
 
 
 def _without_text(fate: Fate) -> str:
@@ -286,51 +254,3 @@ def _as_kept(group: Group, sample: Sample, tokenizer: TextTokenizer | None) -> K
         outcome=outcome,
         detail=detail,
     )
-
-
-def _strip(sample: Sample, source: str, first: int, tokenizer: TextTokenizer | None) -> TokenStrip:
-    parts, end = sample.parts, first + MAX_TOKENS
-    ids = list(chain.from_iterable(tokens_view(part.tokens) for part in parts))
-    versions = list(chain.from_iterable([span.version] * span.num_tokens for span in sample.spans))
-    made = b"".join(part.loss_mask or b"\x01" * part.num_tokens for part in parts)
-    has_teacher = any(part.teacher_logprobs for part in parts)
-    nothing = b"\x00\x00\xc0\x7f"  # NaN
-    teacher = b"".join(part.teacher_logprobs or nothing * part.num_tokens for part in parts) if has_teacher else b""
-    return TokenStrip(
-        source=source,
-        num_tokens=len(ids),
-        first=first,
-        texts=[_token_text(token, tokenizer) for token in ids[first:end]],
-        logprobs=_finite(floats_view(b"".join(part.logprobs for part in parts))[first:end]),
-        teacher_logprobs=_finite(floats_view(teacher)[first:end]),
-        versions=versions[first:end],
-        is_made=[bool(one) for one in made[first:end]],
-        starts=_starts([part.num_tokens for part in parts]),
-    )
-
-
-def _starts(lengths: Sequence[int]) -> list[int]:
-    return [sum(lengths[:place]) for place in range(len(lengths))]
-
-
-def _finite(values: Iterable[float]) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values]
-
-
-def _token_text(token: int, tokenizer: TextTokenizer | None) -> str:
-    if tokenizer is None:
-        return f"{token} "
-    return terminal_lines(tokenizer.decode([token]) or tokenizer.token_text(token) or f"{token}")
-
-
-def _tokenizer_of(run_folder: Path) -> TextTokenizer | None:
-    """Of its newest checkpoint; None where the run's folder has none (any more), and tokens are shown as ids."""
-    try:
-        return _opened(model_folder(run_folder, None))
-    except (UserFault, DataError):
-        return None
-
-
-@lru_cache(maxsize=4)
-def _opened(folder: Path) -> TextTokenizer:
-    return TextTokenizer(folder)

@@ -33,11 +33,6 @@ MAX_ROWS: Final = 500
 TEXT_CHARACTERS: Final = 200
 SEARCHED: Final = 20_000
 """Of the samples that are kept as text, the newest so many."""
-MAX_POINTS: Final = 1500
-BINNED: Final = 100_000
-"""Samples that are counted for a chart, at most about so many: of more, one in so many."""
-WIDTH: Final = 60
-HEIGHT: Final = 24
 _COLUMNS: Final = "group_id, sample_index, fate, engine, step, reward, num_tokens, age, seconds, is_flat"
 _RANGES: Final = (
     ("step", "first_step", "last_step"),
@@ -46,6 +41,9 @@ _RANGES: Final = (
     ("age", "min_age", "max_age"),
 )
 
+_FATES: Final = "SELECT fate FROM fates WHERE state = ? AND ? IN (cause, '')"
+
+Value = int | float | str
 Order = Literal["group", "step", "reward", "tokens", "age", "seconds"]
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
@@ -117,55 +115,6 @@ class Counted(msgspec.Struct, frozen=True):
     num_samples: int
 
 
-class FateCount(msgspec.Struct, frozen=True):
-    """Samples of one fate."""
-
-    state: str
-    cause: str
-    num_samples: int
-
-
-class FlatCount(msgspec.Struct, frozen=True):
-    """Groups whose samples all have this reward."""
-
-    reward: float
-    num_groups: int
-
-
-class Choices(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be chosen, and what there is of it."""
-
-    fates: list[FateCount]
-    engines: list[str]
-    num_flat_groups: int
-    flat: list[FlatCount]
-    """The most frequent ones."""
-
-
-class Cell(msgspec.Struct, frozen=True, array_like=True):
-    """Samples of about this length and reward."""
-
-    num_tokens: float
-    reward: float
-    num_samples: int
-
-
-class Bins(msgspec.Struct, frozen=True, kw_only=True):
-    """Reward against length."""
-
-    num_samples: int
-    """That pass and have a reward."""
-    every: int
-    """One in so many is counted in the cells."""
-    lowest: float
-    highest: float
-    most_tokens: int
-    cell_tokens: float
-    """Width of a cell; 0: each cell is one sample."""
-    cell_reward: float
-    cells: list[Cell]
-
-
 def progress(run_folder: Path, _query: Query) -> IndexState:
     """Work on the index for a moment, and tell how far it is."""
     return advance(run_folder)
@@ -201,11 +150,9 @@ def table(run_folder: Path, query: TableQuery) -> TablePage:
     return TablePage(rows=rows, after=_place(query, found[-1]) if len(found) == query.limit else "")
 
 
-def page_statement(
-    run_folder: Path, index: sqlite3.Connection, query: TableQuery
-) -> tuple[str, list[int | float | str]]:
+def page_statement(run_folder: Path, index: sqlite3.Connection, query: TableQuery) -> tuple[str, list[Value]]:
     """What SQLite is asked for a page."""
-    terms, values = _terms(run_folder, index, query)
+    terms, values = conditions(run_folder, index, query)
     columns = list(dict.fromkeys((ORDERS[query.sort], "group_id", "sample_index")))
     if query.after:
         places = ", ".join("?" * len(columns))
@@ -213,7 +160,7 @@ def page_statement(
         values += _decoded_place(query.after)[-len(columns) :]
     way = "ASC" if query.is_ascending else "DESC"
     return (
-        f"SELECT {_COLUMNS} FROM samples {_using(query, terms)} WHERE {' AND '.join(terms)} "
+        f"SELECT {_COLUMNS} FROM samples {index_of(query, terms)} WHERE {' AND '.join(terms)} "
         f"ORDER BY {', '.join(f'{column} {way}' for column in columns)} LIMIT ? OFFSET ?",
         [*values, query.limit, query.skip],
     )
@@ -222,64 +169,14 @@ def page_statement(
 def count(run_folder: Path, query: CountQuery) -> Counted:
     """How many samples pass; as :func:`table`."""
     with closing(open_index(run_folder)) as index:
-        terms, values = _terms(run_folder, index, query)
-        sql = f"SELECT count(*) FROM samples {_using(query, terms)} WHERE {' AND '.join(terms)}"
+        terms, values = conditions(run_folder, index, query)
+        sql = f"SELECT count(*) FROM samples {index_of(query, terms)} WHERE {' AND '.join(terms)}"
         return Counted(index.execute(sql, values).fetchone()[0])
 
 
-def choices(run_folder: Path, _query: Query) -> Choices:
-    """Fates and engines, and the groups without spread; as :func:`table`."""
-    with closing(open_index(run_folder)) as index:
-        fates = index.execute(
-            "SELECT state, cause, num FROM (SELECT fate, count(*) AS num FROM samples INDEXED BY by_fate GROUP BY fate)"
-            " JOIN fates USING (fate) ORDER BY num DESC"
-        ).fetchall()
-        flat = index.execute(
-            "SELECT reward, count(*), sum(count(*)) OVER () FROM (SELECT max(reward) AS reward FROM samples "
-            "INDEXED BY flat WHERE is_flat GROUP BY group_id) GROUP BY reward ORDER BY count(*) DESC LIMIT 12"
-        ).fetchall()
-        engines = [terminal_text(name) for (name,) in index.execute("SELECT name FROM engines ORDER BY name")]
-    return Choices(
-        fates=[FateCount(*row) for row in fates],
-        engines=engines,
-        num_flat_groups=flat[0][2] if flat else 0,
-        flat=[FlatCount(*row[:2]) for row in flat],
-    )
-
-
-def bins(run_folder: Path, query: CountQuery) -> Bins:
-    """Reward against length of the samples that pass: each of them where they are few, otherwise counted in cells; as
-    :func:`table`."""
-    with closing(open_index(run_folder)) as index:
-        terms, values = _terms(run_folder, index, query)
-        where = f"FROM samples {_using(query, terms)} WHERE {' AND '.join(terms)} AND reward IS NOT NULL"
-        number, low, high, most = index.execute(
-            f"SELECT count(*), coalesce(min(reward), 0.0), coalesce(max(reward), 0.0), "
-            f"coalesce(max(num_tokens), 0) {where}",
-            values,
-        ).fetchone()
-        every = max(1, number // BINNED)
-        wide, high_cell = ((most + 1) / WIDTH, (high - low or 1.0) / HEIGHT) if number > MAX_POINTS else (0.0, 0.0)
-        if number <= MAX_POINTS:
-            cells = [
-                Cell(tokens, reward, 1)
-                for tokens, reward in index.execute(f"SELECT num_tokens, reward {where}", values)
-            ]
-        else:
-            found = index.execute(
-                f"SELECT CAST(num_tokens / ? AS INTEGER) AS x, min(CAST((reward - ?) / ? AS INTEGER), ?) AS y, count(*)"
-                f" {where} AND (group_id * 31 + sample_index) % ? = 0 GROUP BY x, y",
-                [wide, low, high_cell, HEIGHT - 1, *values, every],
-            )
-            cells = [Cell(wide * x, low + high_cell * y, num) for x, y, num in found]
-    return Bins(
-        num_samples=number, every=every, lowest=low, highest=high, most_tokens=most, cell_tokens=wide,
-        cell_reward=high_cell, cells=cells,
-    )  # fmt: skip
-
-
-def _terms(run_folder: Path, index: sqlite3.Connection, query: CountQuery) -> tuple[list[str], list[int | float | str]]:
-    terms, values = [f"{ORDERS[query.sort]} IS NOT NULL"], list[int | float | str]()
+def conditions(run_folder: Path, index: sqlite3.Connection, query: CountQuery) -> tuple[list[str], list[Value]]:
+    terms = [f"{ORDERS[query.sort]} IS NOT NULL"]
+    values: list[Value] = []
     for column, low, high in _RANGES:
         for name, sign in ((low, ">="), (high, "<=")):
             if (bound := getattr(query, name)) is not None:
@@ -294,7 +191,7 @@ def _terms(run_folder: Path, index: sqlite3.Connection, query: CountQuery) -> tu
     if query.is_flat:
         terms.append("is_flat")
     if query.state:
-        fates = _numbers(index, "SELECT fate FROM fates WHERE state = ? AND ? IN (cause, '')", query.state, query.cause)
+        fates = _numbers(index, _FATES, query.state, query.cause)
         terms.append(f"fate = {fates[0]}" if len(fates) == 1 else f"fate IN ({', '.join(map(str, fates))})")
     if query.engine:
         engines = _numbers(index, "SELECT engine FROM engines WHERE name = ?", query.engine)
@@ -309,7 +206,7 @@ def _terms(run_folder: Path, index: sqlite3.Connection, query: CountQuery) -> tu
     return terms, values
 
 
-def _using(query: CountQuery, terms: Sequence[str]) -> str:
+def index_of(query: CountQuery, terms: Sequence[str]) -> str:
     """The index that has the rows in the order that is asked for."""
     if query.text or query.group:
         return ""  # few, which are looked up by their key

@@ -13,7 +13,8 @@ from penstock.backends.ledger.kept_samples import SAMPLES_FILE
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.runtime.dashboard.routes import Query, Route, View
 from penstock.runtime.dashboard.sample_page import SampleQuery, answer_life, answer_sample
-from penstock.runtime.dashboard.sample_rows import CountQuery, TableQuery, bins, choices, count, progress, table
+from penstock.runtime.dashboard.sample_rows import CountQuery, TableQuery, count, progress, table
+from penstock.runtime.dashboard.sample_sums import bins, choices
 
 INDEX_S: Final = 60.0
 """An order of very many samples is sorted in one go."""

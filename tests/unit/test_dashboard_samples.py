@@ -33,7 +33,8 @@ from penstock.runtime.dashboard.sample_page import (
     answer_life,
     answer_sample,
 )
-from penstock.runtime.dashboard.sample_rows import CountQuery, TableQuery, bins, choices, count, page_statement, table
+from penstock.runtime.dashboard.sample_rows import CountQuery, TableQuery, count, page_statement, table
+from penstock.runtime.dashboard.sample_sums import bins, choices
 
 if TYPE_CHECKING:
     from penstock.messages.ledger import LedgerEntry

@@ -170,13 +170,7 @@ class Books:
             case PauseRecorded():
                 self.is_paused = entry.is_paused
             case PolicyRecorded():
-                self.policy_recorded = entry
-                self.policy = builtin_policy(
-                    entry.policy,
-                    max_staleness=entry.max_staleness,
-                    update_mode=entry.update_mode,
-                    on_stale=entry.on_stale,
-                )
+                self._switch(entry)
             case RunRecorded():
                 self._identify(entry)
             case BatchesFixed():
@@ -193,6 +187,15 @@ class Books:
                 assert_never(entry)
         if isinstance(entry, self.goal.progress):
             self.rejections.num_since_progress = 0
+
+    def _switch(self, entry: PolicyRecorded) -> None:
+        self.policy_recorded = entry
+        self.policy = builtin_policy(
+            entry.policy,
+            max_staleness=entry.max_staleness,
+            update_mode=entry.update_mode,
+            on_stale=entry.on_stale,
+        )
 
     def _identify(self, entry: RunRecorded) -> None:
         expected = self.settings.identity

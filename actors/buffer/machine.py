@@ -181,6 +181,7 @@ class Buffer:
         return self._keeper.taken()
 
     def _on_started(self) -> None:
+        self._operator.remind()
         if self.books.identity is None and self.settings.identity is not None:
             self._keeper.note(self.settings.identity)
         if rows := rows_by_place(self.books):

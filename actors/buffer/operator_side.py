@@ -43,6 +43,13 @@ class OperatorSide:
         self._saves: dict[int, int] = {}
         """The version that is to be saved, by request."""
 
+    def remind(self) -> None:
+        """This Buffer begins: tell people what an operator has left it with."""
+        if self._books.policy_recorded is not None:
+            self._keeper.notice(f"new grants follow {_named(self._books.policy_recorded)}, as an operator has said")
+        if self._books.is_paused:
+            self._keeper.notice("new grants are paused by an operator until: penstock pause --off")
+
     def asked(self, event: OperatorEvent) -> None:
         """Carry it out, or say why not."""
         if event.request in self._answers:

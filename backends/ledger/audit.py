@@ -368,9 +368,9 @@ def _small_tables(books: AuditBooks) -> dict[str, list[Row]]:
         "versions": [(version,) for version in books.versions],
         "policies": [
             (sequence, policy.policy, policy.max_staleness, policy.update_mode.value, policy.on_stale.value)
-            for sequence, policy in books.policies.items()
+            for sequence, policy in books.operator.policies.items()
         ],
-        "pauses": [(sequence, int(pause.is_paused)) for sequence, pause in books.pauses.items()],
+        "pauses": [(sequence, int(pause.is_paused)) for sequence, pause in books.operator.pauses.items()],
         "evaluations": [audited.row() for audited in books.evaluations.evaluations],
     }  # fmt: skip
 

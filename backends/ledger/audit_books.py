@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from penstock.backends.ledger.audited_evaluations import AuditedEvaluations
 from penstock.backends.ledger.audited_group import AuditedGroup, Finding, digest, granted, listed
+from penstock.backends.ledger.audited_operator import AuditedOperator
 from penstock.backends.ledger.tables import ADMITTED, CLOSED, GRANTED, LEASED, TRAINED
 from penstock.messages.evaluation import EvaluationOpened, GroupEvaluated
 from penstock.messages.ledger import (
@@ -67,9 +68,7 @@ class AuditBooks:
         """Receipts with their sequence."""
         self.versions: list[int] = []
         self.checkpoints: dict[int, str] = {}
-        self.policies: dict[int, PolicyRecorded] = {}
-        self.pauses: dict[int, PauseRecorded] = {}
-        """Both by their sequence."""
+        self.operator = AuditedOperator(self._find)
         self.released_through = 0
         self.max_staleness = 0
         self.issued = 0
@@ -128,10 +127,8 @@ class AuditBooks:
                 self._release(entry)
             case VersionRecorded():
                 self._announce(entry.version)
-            case PolicyRecorded():
-                self.policies[self.sequence] = entry
-            case PauseRecorded():
-                self.pauses[self.sequence] = entry
+            case PolicyRecorded() | PauseRecorded():
+                self.operator.recorded(self.sequence, entry)
             case BatchesFixed():
                 self._fix(entry)
             case EvaluationOpened():
@@ -193,23 +190,11 @@ class AuditBooks:
                 f"groups get the deadline {span.deadline_version}: version {span.min_version} and a bound of "
                 f"{entry.max_staleness} allow {span.min_version + entry.max_staleness}"
             )
-        self._check_operator(entry)
+        self.operator.granted(entry)
         for offset in range(span.num_groups):
             self._take_prompt(span.first_group + offset, span.first_ordinal + offset)
             self.groups.append(granted(span, offset, entry.max_staleness))
         self.issued += span.num_groups * self.size
-
-    def _check_operator(self, entry: GroupsGranted) -> None:
-        """Whether the grant keeps to the policy and to the pause that stand before it."""
-        policy = next(reversed(self.policies.values()), None)
-        if policy is not None and entry.max_staleness != policy.max_staleness:
-            self._find(
-                f"groups are granted with a bound of {entry.max_staleness} under {policy.policy}, which has a "
-                f"max_staleness of {policy.max_staleness}"
-            )
-        pause = next(reversed(self.pauses.values()), None)
-        if pause is not None and pause.is_paused:
-            self._find("groups are granted while new grants are paused")
 
     def _take_prompt(self, group_id: int, ordinal: int) -> None:
         if self._requeued[ordinal]:

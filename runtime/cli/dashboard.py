@@ -58,7 +58,7 @@ async def _serve(folders: Sequence[Path], console: Console, port: int, *, until_
     names = ", ".join(folder.name for folder in folders)
     link = f"http://{HOST}:{listener.port}/#token={dashboard.token}"
     console.print(f"dashboard of {escape(names)}; Ctrl-C ends it\n\n  {link}", soft_wrap=True, highlight=False)
-    ends = [asyncio.create_task(interrupted.wait())]
+    ends: list[asyncio.Task[object]] = [asyncio.create_task(interrupted.wait())]
     if until_end:
         ends.append(asyncio.create_task(end_of(read_record(folders[0]))))
     try:

@@ -32,7 +32,7 @@ def tell_end(ended: Ended) -> int:
 
 def run_and_tell(scenario: Scenario, path: Path, console: Console, *, has_dashboard: bool = False) -> int:
     """Launch a run, follow it to its end, and say what it came to; its exit code."""
-    beside: Callable[[Path], AbstractContextManager[None]] = nullcontext
+    beside: Callable[[Path], AbstractContextManager[object]] = nullcontext
     if has_dashboard:
         from penstock.runtime.cli.dashboard import dashboard_beside
 

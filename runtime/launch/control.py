@@ -26,6 +26,7 @@ from penstock.runtime.hosts.processes.operator_door import (
     socket_address,
 )
 from penstock.runtime.launch.runs import SCENARIO_NAME, is_alive, read_record, stop_run
+from penstock.runtime.observability.operations import policy_in_force, read_operations
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class SwitchPolicy(msgspec.Struct, frozen=True, tag=True):
 
     policy: str
     options: dict[str, int | float | str] = {}
-    """``max_staleness``, ``update_mode``, ``on_stale``; what is missing is the policy's own, ``on_stale`` the run's."""
+    """``max_staleness``, ``update_mode``, ``on_stale``. What is missing: the policy's own, ``on_stale`` as it is."""
 
 
 class PauseGrants(msgspec.Struct, frozen=True, tag=True):
@@ -164,6 +165,8 @@ def _switch(folder: Path, command: SwitchPolicy) -> PolicyChanged:
             hint = f"did you mean {near[0]}? " if near else ""
             raise UserFault(f"a policy is told {', '.join(OPTIONS)}; {hint}given was {key!r}")
     asked = {"max_staleness": "null", "update_mode": "null", **command.options}
+    if before := policy_in_force(read_operations(folder)):
+        asked.setdefault("on_stale", before.on_stale)
     overrides = [f"staleness.policy={command.policy}", *(f"staleness.{key}={value}" for key, value in asked.items())]
     staleness = load_scenario(folder / SCENARIO_NAME, overrides).staleness
     assert staleness.max_staleness is not None

@@ -154,14 +154,19 @@ def drive(
         raise
     except UserFault as error:
         exit_code, has_diverged = 2, isinstance(error, DivergedError)
-        if has_diverged:
-            raise UserFault(f"{error}\n{begin_again(folder, scenario)}") from None
-        if has_entries(folder):
-            raise UserFault(f"{error}\nwhen that is mended: {resume_command(folder)}") from None
-        raise
+        raise _with_remedy(error, folder, scenario) from None
     finally:
         _close_record(folder, record, exit_code, has_diverged=has_diverged)
     return Ended(folder, end.exit_code, end.story)
+
+
+def _with_remedy(error: UserFault, folder: Path, scenario: Scenario) -> UserFault:
+    """How to go on, when what the user has to change is changed."""
+    if isinstance(error, DivergedError):
+        return UserFault(f"{error}\n{begin_again(folder, scenario)}")
+    if has_entries(folder):
+        return UserFault(f"{error}\nwhen that is mended: {resume_command(folder)}")
+    return error
 
 
 def what_is_left(folder: Path) -> str:

@@ -104,7 +104,7 @@ class ActorsFile:
             epoch=report.epoch,
             at_s=now_s,
             state=report.state,
-            activity=report.activities[-1].activity if report.activities else before and before.activity,
+            activity=report.activities[-1].activity if report.activities else before.activity if before else None,
             is_down=False,
             num_restarts=before.num_restarts if before else 0,
             metrics=metrics,

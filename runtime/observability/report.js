@@ -175,11 +175,12 @@
       for (const line of this.shown()) {
         if (this.chart.are_bars) this.bars(inner, line); else this.line(inner, line);
       }
-      for (const mark of this.chart.marks.filter(({ x }) => x >= this.x[0] && x <= this.x[1])) {
+      const marks = this.chart.marks?.filter(({ x }) => x >= this.x[0] && x <= this.x[1]) ?? [];
+      for (const [n, mark] of marks.entries()) {
         const x = this.across(mark.x), isLate = x > this.width / 2;
         add(inner, "line", { class: "mark", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM });
-        const place = { class: "mark", x: isLate ? x - 4 : x + 4, y: TOP + 9, "text-anchor": isLate ? "end" : "start" };
-        add(inner, "text", place, mark.label);
+        const place = { x: isLate ? x - 4 : x + 4, y: TOP + 9 + 11 * (n % 4), "text-anchor": isLate ? "end" : "start" };
+        add(inner, "text", { class: "mark", ...place }, mark.label);
       }
       this.cursor = add(this.svg, "g", { class: "cursor" });
       this.selection = add(this.svg, "rect", { class: "selection", y: TOP, height: HEIGHT - TOP - BOTTOM, width: 0 });

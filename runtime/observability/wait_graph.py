@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.messages.waits import OWN_BACKEND, OverdueWait
+from penstock.messages.waits import OPERATOR, OWN_BACKEND, OverdueWait
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -150,7 +150,7 @@ def _sentence(line: _Line, now_s: float) -> str:
 
 
 def _root(place: str, line: _Line) -> str:
-    idle = "" if line.on == OWN_BACKEND else ", which waits for nothing that is overdue"
+    idle = "" if line.on in (OPERATOR, OWN_BACKEND) else ", which waits for nothing that is overdue"
     return f"at the root: {place} ({_subjects(line)}){idle}"
 
 

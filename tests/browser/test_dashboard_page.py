@@ -57,10 +57,17 @@ class Tab:
         self.page.set_default_timeout(SHOWN_MS)
         self.complaints: list[str] = []
         self.serving = serving
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("console", lambda told: self.complaints.append(told.text) if told.type == "error" else None)
+        self.page.on("pageerror", self._complained)
+        self.page.on("console", self._said)
         self.page.goto(serving.link())
         self.page.wait_for_selector("#tabs a")
+
+    def _complained(self, error: object) -> None:
+        self.complaints.append(str(error))
+
+    def _said(self, told: Any) -> None:  # noqa: ANN401
+        if told.type == "error":
+            self.complaints.append(told.text)
 
     def look(self, view: str) -> None:
         """Open a view, and wait until it has drawn something and asks for nothing more."""

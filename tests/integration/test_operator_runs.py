@@ -28,10 +28,11 @@ from penstock.runtime.observability.trackers import read_steps
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = [pytest.mark.timeout(500), pytest.mark.both_hosts]
 
 CHAOS = Path(__file__).parents[1] / "chaos"
 NUM_STEPS = 26
+SYNC_AT_FIRST = ("staleness.policy=sync", "staleness.max_staleness=null", f"run.num_steps={NUM_STEPS}")
 
 
 class Told(NamedTuple):
@@ -92,9 +93,7 @@ def tell_all(run: LiveRun) -> Told:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     options = (
-        "staleness.policy=sync",
-        "staleness.max_staleness=null",
-        f"run.num_steps={NUM_STEPS}",
+        *SYNC_AT_FIRST,
         "evaluation.datasets=[]",
         "evaluation.every=null",
         "evaluation.before_first=false",
@@ -109,6 +108,20 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
         return found
 
 
+@pytest.mark.long_run
+def test_each_bound_holds_with_engines_and_a_learner_of_torch(tmp_path: Path) -> None:
+    options = (
+        "learner.groups_per_batch=4",
+        "learner.warm_start=null",
+        "sampling.max_response_tokens=64",
+        *SYNC_AT_FIRST,
+    )
+    with LiveRun(CHAOS / "torch.yaml", tmp_path, options) as run:
+        folder = tell_all(run).folder
+        assert run.finish().version == NUM_STEPS
+    assert_bounds_hold(folder)
+
+
 def test_the_run_answers_what_then_holds(told: Told) -> None:
     assert "new grants follow fully_async with max_staleness 4, update_mode in_flight" in told.answers["fully_async"]
     assert told.answers["again"].endswith("holds already"), "the next Buffer knows it from the ledger"
@@ -120,9 +133,13 @@ def test_the_run_answers_what_then_holds(told: Told) -> None:
 
 
 def test_each_bound_holds_from_its_fence_on_and_the_audit_is_clean(told: Told) -> None:
-    assert audit_ledger(told.folder / LEDGER_FILE).is_clean
-    bound_of = bounds(told.folder, first=0)
-    ages = dict(trained_ages(told.folder))
+    assert_bounds_hold(told.folder)
+
+
+def assert_bounds_hold(folder: Path) -> None:
+    assert audit_ledger(folder / LEDGER_FILE).is_clean
+    bound_of = bounds(folder, first=0)
+    ages = dict(trained_ages(folder))
     assert all(age <= bound_of[group] for group, age in ages.items())
     oldest = {bound: max(age for group, age in ages.items() if bound_of[group] == bound) for bound in (0, 4, 1)}
     assert oldest[0] == 0

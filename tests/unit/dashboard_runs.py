@@ -23,7 +23,7 @@ from penstock.runtime.launch.runs import RECORD_NAME, RunRecord
 from penstock.runtime.observability.recorder import RunRecorder
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
 MARKUP = '<img src=x onerror="window.broken=1"><script>window.broken=1</script>'
@@ -109,7 +109,7 @@ class Asker:
 
 
 @asynccontextmanager
-async def served(folders: Sequence[Path]) -> AsyncIterator[Asker]:
+async def served(folders: Sequence[Path]) -> AsyncGenerator[Asker]:
     """Serve these runs within the block."""
     dashboard = Dashboard(folders, VIEWS)
     listener = await dashboard.open(0)

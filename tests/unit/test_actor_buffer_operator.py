@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import actor_driver as drive
 import pytest
 from buffer_bench import Bench, announced
@@ -13,8 +15,19 @@ from penstock.messages.commands import Record
 from penstock.messages.ledger import GroupsGranted, PauseRecorded
 from penstock.messages.local import Started
 from penstock.messages.operator import GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
-from penstock.messages.training import CheckpointDemanded, CheckpointSaved, OnStale, StopAsked, UpdateMode
+from penstock.messages.training import (
+    CheckpointDemanded,
+    CheckpointSaved,
+    NoticeGiven,
+    OnStale,
+    StopAsked,
+    UpdateMode,
+)
 from penstock.messages.waits import OPERATOR
+
+if TYPE_CHECKING:
+    from penstock.messages.commands import AnyCommand
+    from penstock.messages.operator import OperatorEvent
 
 WIDER = PolicyChanged(policy="fully_async", max_staleness=4, update_mode=UpdateMode.IN_FLIGHT, request=1)
 PAUSE = GrantsPaused(is_paused=True, request=2)
@@ -22,7 +35,7 @@ GO_ON = GrantsPaused(is_paused=False, request=3)
 SAVE = SaveAsked(request=4)
 
 
-def answer(commands: list) -> OperatorAnswered:  # type: ignore[type-arg]
+def answer(commands: list[AnyCommand]) -> OperatorAnswered:
     return drive.one_sent(commands, OperatorAnswered, to="supervisor")
 
 
@@ -49,7 +62,7 @@ def test_a_refusal_says_why_to_whoever_asked() -> None:
 
 
 @pytest.mark.parametrize("event", [WIDER, PAUSE, GO_ON, SAVE])
-def test_a_run_that_is_ending_or_grants_nothing_refuses(event: PolicyChanged) -> None:
+def test_a_run_that_is_ending_or_grants_nothing_refuses(event: OperatorEvent) -> None:
     bench = Bench().started()
     bench.admit(0)
     bench.admit(1)
@@ -96,7 +109,8 @@ def test_the_next_buffer_knows_policy_and_pause() -> None:
     assert successor.books.policy_name == "fully_async"
     assert successor.books.is_paused
     run.bench.driver = drive.Driver(successor)
-    run.bench.hear(Started(epoch=1))
+    told = [event.text for event in drive.sent(run.bench.hear(Started(epoch=1)), NoticeGiven, to="supervisor")]
+    assert ["fully_async" in told[0], "paused" in told[1]] == [True, True]
     commands = run.bench.hear(PAUSE)  # whose answer was lost with the one before
     assert answer(commands).accepted
     assert drive.every(commands, Record) == []

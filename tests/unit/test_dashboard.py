@@ -204,7 +204,11 @@ def test_an_answer_that_takes_too_long_is_given_up(finished: Path) -> None:
 
 def test_an_answer_that_is_too_large_is_not_sent(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MAX_ANSWER_BYTES", 1000)
-    status, told = _asked(finished, _view(lambda _folder, _query: Word("x" * 1001)))
+
+    def says(_folder: Path, _query: Query) -> Word:
+        return Word("x" * 1001)
+
+    status, told = _asked(finished, _view(says))
     assert (status, "1,000 bytes" in told["error"]) == (413, True)
 
 

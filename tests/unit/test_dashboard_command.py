@@ -12,7 +12,6 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 from dashboard_runs import finished_run, recorder_of
 from rich.console import Console
@@ -21,7 +20,7 @@ from penstock.messages.base import Metric
 from penstock.messages.training import ActorReported
 from penstock.runtime.cli.dashboard import dashboard_beside
 from penstock.runtime.launch.runs import open_record
-from penstock.runtime.observability.actors_file import ACTORS_FILE, ActorsFile, read_actors
+from penstock.runtime.observability.actors_file import ACTORS_FILE, ActorNow, ActorsFile, Loss, read_actors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,18 +94,24 @@ def report(epoch: int, tokens: float) -> ActorReported:
     return ActorReported(name="engine/0", epoch=epoch, state="serving", metrics=metrics)
 
 
+def only(folder: Path) -> ActorNow:
+    """The one actor that is written down."""
+    told = read_actors(folder)
+    assert told is not None
+    (actor,) = told.actors
+    return actor
+
+
 def test_actors_are_written_at_most_once_a_second_and_at_the_end(tmp_path: Path) -> None:
     clock = [0.0]
     actors = ActorsFile(tmp_path, clock_s=lambda: clock[0])
     for number in range(100):
         clock[0] = number / 10
         actors.actor(report(1, 50.0 * number), 1000.0 + number)
-        (actor,) = told.actors if (told := read_actors(tmp_path)) else ()
-        assert actor.metrics["engine/generated_tokens"] == 50.0 * (number - number % 10)
-    assert actor.rates["engine/generated_tokens"] == pytest.approx(50.0)
+        assert only(tmp_path).metrics["engine/generated_tokens"] == 50.0 * (number - number % 10)
+    assert only(tmp_path).rates["engine/generated_tokens"] == pytest.approx(50.0)
     actors.write()
-    (actor,) = told.actors if (told := read_actors(tmp_path)) else ()
-    assert actor.metrics["engine/generated_tokens"] == 50.0 * 99
+    assert only(tmp_path).metrics["engine/generated_tokens"] == 50.0 * 99
     assert sorted(path.name for path in tmp_path.iterdir()) == [ACTORS_FILE]
 
 
@@ -115,17 +120,15 @@ def test_a_replacement_counts_from_zero_and_its_predecessor_is_not_heard_any_mor
     for second in range(5):
         actors.actor(report(1, 100.0 * second), float(second))
     actors.lost("engine/0", "its process was killed")
-    (actor,) = told.actors if (told := read_actors(tmp_path)) else ()
+    actor = only(tmp_path)
     assert (actor.is_down, actor.num_restarts) == (True, 1)
     for second in range(5, 10):
         actors.actor(report(2, 10.0 * (second - 5)), float(second))
     actors.actor(report(1, 9999.0), 10.0)
     actors.write()
-    told = read_actors(tmp_path)
-    assert told is not None
-    (actor,) = told.actors
+    actor = only(tmp_path)
     assert (actor.is_down, actor.num_restarts, actor.epoch) == (False, 1, 2)
     assert actor.rates["engine/generated_tokens"] == pytest.approx(10.0)
-    assert [msgspec.to_builtins(loss) for loss in told.losses] == [
-        {"at_s": 4.0, "name": "engine/0", "story": "its process was killed"}
-    ]
+    told = read_actors(tmp_path)
+    assert told is not None
+    assert told.losses == [Loss(4.0, "engine/0", "its process was killed")]

@@ -34,7 +34,7 @@ from penstock.messages.training import (
     StepReported,
 )
 from penstock.runtime.observability.live import LiveView
-from penstock.runtime.observability.live_state import LiveState
+from penstock.runtime.observability.live_state import PAUSED_TEXT, LiveState
 from penstock.runtime.observability.live_view import draw
 from penstock.runtime.observability.report import fact_rows
 from penstock.runtime.observability.summary import ActorRestarts, MachineFacts, RunSummary, TokenWaste
@@ -388,6 +388,23 @@ def state(num_engines: int) -> LiveState:
     for name in ("prompt_source", "scorer", "filter", "buffer", "weight_publisher"):
         state.actor(report(name), 40.0)
     return state
+
+
+def test_a_pause_that_is_forgotten_is_on_the_screen_and_in_the_lines_of_a_log() -> None:
+    paused = ActorReported(name="buffer", epoch=1, state="x", metrics=(Metric("buffer/grants_paused", 1.0),))
+    shown = state(2)
+    assert PAUSED_TEXT not in rendered(draw(shown, 41.0, 100, 24))
+    shown.actor(paused, 41.0)
+    assert PAUSED_TEXT in rendered(draw(shown, 41.0, 100, 24))
+    shown.actor(msgspec.structs.replace(paused, metrics=(Metric("buffer/grants_paused", 0.0),)), 42.0)
+    assert PAUSED_TEXT not in rendered(draw(shown, 42.0, 100, 24))
+
+
+def test_the_picture_says_which_policy_holds() -> None:
+    shown = state(2)
+    metrics = (Metric("buffer/max_staleness", 4.0),)
+    shown.step(msgspec.structs.replace(step(41), policy="fully_async", metrics=metrics), 42.0)
+    assert "largest 1 (fully_async, at most 4)" in rendered(draw(shown, 42.0, 100, 24))
 
 
 def test_the_picture_shows_progress_figures_and_actors() -> None:

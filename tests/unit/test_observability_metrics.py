@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -81,6 +82,14 @@ def step(version: int, trained: int) -> StepReported:
 def report(name: str, epoch: int, **figures: float) -> ActorReported:
     metrics = tuple(Metric(f"engine/{key}", value) for key, value in figures.items())
     return ActorReported(name=name, epoch=epoch, state="generating", metrics=metrics)
+
+
+def test_the_policy_that_new_grants_follow_is_the_one_with_a_1(metrics: RunMetrics, url: str) -> None:
+    for version, policy in enumerate(("sync", "sync", "fully_async"), start=1):
+        metrics.step(msgspec.structs.replace(step(version, 8), policy=policy))
+    samples = scrape(url)
+    assert samples["penstock_staleness_policy{policy=sync}"] == 0
+    assert samples["penstock_staleness_policy{policy=fully_async}"] == 1
 
 
 def test_steps_show_as_typed_figures_of_the_run(metrics: RunMetrics, url: str) -> None:

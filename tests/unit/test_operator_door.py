@@ -176,7 +176,10 @@ def test_only_the_run_s_user_may_open_it(house: House) -> None:
 
 
 def test_another_user_is_sent_away(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.runtime.hosts.processes.operator_door._is_own", lambda peer: False)
+    def is_never_own(_: socket.socket) -> bool:
+        return False
+
+    monkeypatch.setattr("penstock.runtime.hosts.processes.operator_door._is_own", is_never_own)
     visitor = house.visitor()
     house.turn(0.0)
     assert visitor.recv(MAX_BYTES) == b""

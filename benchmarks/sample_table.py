@@ -67,8 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
         shown.add_row(what, f"{min(wall):.1f}", f"{statistics.median(wall):.1f}", f"{statistics.median(cpu):.1f}")
     console.print(shown)
     console.print(
-        f"{given.samples:,} samples; the index was made in {made_s[0]:.1f} s, {made_s[1]:.1f} s on a core; ledger {sizes[0]:.0f} MiB, index "
-        f"{sizes[1]:.0f} MiB"
+        f"{given.samples:,} samples; the index was made in {made_s[0]:.1f} s, {made_s[1]:.1f} s on a core; "
+        f"ledger {sizes[0]:.0f} MiB, index {sizes[1]:.0f} MiB"
     )
     slow = [what for what, ask in QUESTIONS.items() if ask in PAGES and _median_ms(took[what]) > _LIMIT_MS]
     for what in slow:

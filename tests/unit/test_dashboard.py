@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import re
 import shutil
 import time
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import msgspec
+import numpy as np
 import pytest
 from dashboard_runs import MARKUP, Asker, crashed_run, finished_run, recorder_of, report_actors, report_step, served
 from test_observability_report import spans
@@ -29,6 +31,8 @@ from penstock.runtime.safe_text import terminal_text
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
 TOLD_S = 2.0
 ROUTES = [route.path for view in VIEWS for route in view.routes]
@@ -401,6 +405,45 @@ def test_the_palette_is_the_reports_in_light_and_dark() -> None:
         assert f"--working: {colour}" in made
     assert made.count("--down:") == 3  # light, dark by the browser, dark by the button
     assert all(f"--{state.value}:" in made for state in LABELS)
+
+
+SEEN = {
+    "as most people": np.eye(3),
+    "without red": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "without green": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "without blue": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
+}
+"""Linear sRGB as people see it who lack a kind of cones (Machado, Oliveira and Fernandes 2009, severity 1)."""
+TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+LEAST_DIFFERENCE = 12.0
+"""In CIELAB; neighbours that differ by 2.3 are just told apart."""
+
+
+def _lab(colour: str, seen: NDArray[np.float64]) -> NDArray[np.float64]:
+    parts = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    x, y, z = np.cbrt(np.maximum(TO_XYZ @ np.clip(seen @ linear, 0, 1) / TO_XYZ.sum(axis=1), 1e-6))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("seen", SEEN)
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_states_of_a_lane_are_told_apart_by_colour_or_by_hatching(scheme: int, seen: str) -> None:
+    hatched = re.search(r"(?s)const HATCHES = \{(.*?)\};", (ASSETS / "views" / "devices.js").read_text())
+    assert hatched is not None
+    plain = [row for row in (*LABELS, "empty") if row not in re.findall(r"(\w+):", hatched[1])]
+    palette = server._LIGHT_AND_DARK.search(server.REPORT_STYLE.read_text())  # pyright: ignore[reportPrivateUsage]
+    assert palette is not None
+    colours = dict(re.findall(r"--(\w+): (#\w{6})", palette[scheme + 1]))
+    for one, other in itertools.combinations(plain, 2):
+        difference = _lab(colours[one], SEEN[seen]) - _lab(colours[other], SEEN[seen])
+        assert np.linalg.norm(difference) > LEAST_DIFFERENCE, f"{one} and {other} look alike"
 
 
 def test_base64_of_a_lane_is_what_the_page_reads(finished: Path) -> None:

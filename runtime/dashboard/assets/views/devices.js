@@ -9,10 +9,14 @@ const STEPS = [0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 90
 
 const bytes = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 
-/** Down and waiting for weights are hatched too: their colours alone are hard to tell apart for some. */
+/** States whose colours alone are hard to tell from another's for some are hatched: from where to where in a tile. */
+const HATCHES = {
+  down: [0, 6, 6, 0], waiting_for_tools: [0, 6, 6, 0], waiting_for_weights: [0, 0, 6, 6], applying_weights: [3, 0, 3, 6], starting: [0, 3, 6, 3],
+};
+
 function inkOf(brush, state) {
-  const ink = colour(state);
-  if (state !== "down" && state !== "waiting_for_weights") return ink;
+  const ink = colour(state), hatch = HATCHES[state];
+  if (!hatch) return ink;
   const tile = document.createElement("canvas");
   tile.width = tile.height = 6;
   const pen = tile.getContext("2d");
@@ -21,8 +25,8 @@ function inkOf(brush, state) {
   pen.strokeStyle = colour("card");
   pen.beginPath();
   for (const shift of [-6, 0, 6]) {
-    pen.moveTo(shift, state === "down" ? 6 : 0);
-    pen.lineTo(shift + 6, state === "down" ? 0 : 6);
+    pen.moveTo(hatch[0] + shift, hatch[1]);
+    pen.lineTo(hatch[2] + shift, hatch[3]);
   }
   pen.stroke();
   return brush.createPattern(tile, "repeat");

@@ -89,7 +89,7 @@ def ask(run_folder: Path, query: SqlQuery, limit_s: float = LIMIT_S) -> SqlAnswe
         raise UserFault("another question is being answered; ask again when it is")
     try:
         done = subprocess.run(
-            [sys.executable, "-m", __spec__.name],
+            [sys.executable, "-P", "-m", __spec__.name],  # -P: no module of the folder where it is started
             input=msgspec.json.encode(job), capture_output=True, timeout=limit_s + START_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

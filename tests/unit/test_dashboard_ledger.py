@@ -214,6 +214,15 @@ def test_nothing_in_the_folder_changes_and_a_ledger_that_nobody_has_open_is_answ
     assert names <= {LEDGER_FILE, f"{LEDGER_FILE}-shm", f"{LEDGER_FILE}-wal", "run.json"}
 
 
+def test_modules_of_the_folder_where_it_is_started_are_not_run(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("resource", "sqlite3", "msgspec"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a module of a project')")
+    monkeypatch.chdir(tmp_path)
+    assert ask(run, SqlQuery(sql="SELECT 1"), 20.0).rows == [["1"]]
+
+
 def test_one_question_at_a_time(run: Path) -> None:
     told: list[str] = []
     first = threading.Thread(target=lambda: told.append(alone(run, ENDLESS + "SELECT max(i) FROM n", 3.0)))

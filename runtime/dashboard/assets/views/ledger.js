@@ -26,7 +26,7 @@ export function mount(root, context) {
       el("button", { type: "button", click: () => { sql.value = text; run(); } }, label)))), answer),
     tables);
   sql.value = context.params.get("sql") ?? "SELECT * FROM balance";
-  let ask = new AbortController(), next = 0, areTablesDrawn = false;
+  let ask = new AbortController(), next = 0, later = 0, areTablesDrawn = false;
 
   async function run() {
     ask.abort();
@@ -94,11 +94,15 @@ export function mount(root, context) {
   }
 
   async function update(files) {
-    if (files && performance.now() < next) return;
+    clearTimeout(later);
+    if (files && performance.now() < next) {
+      later = setTimeout(() => update(files).catch((error) => context.complain(error.message)), next - performance.now());
+      return;
+    }
     const found = await context.fetchJson("ledger/balance");
     next = performance.now() + 1000 * REST * found.took_s;
     draw(found);
   }
 
-  return { update, unmount() { ask.abort(); } };
+  return { update, unmount() { clearTimeout(later); ask.abort(); } };
 }

@@ -8,7 +8,7 @@ import { samplePage, took } from "../sample.js";
 export const title = "Samples";
 
 const PAGE = 100, ROW = 30, MAX_HEIGHT = 8e6, AHEAD = 4, MAX_PAGES = 60;
-const DEBOUNCE_MS = 150, SLOW_MS = 20000, POLL_MS = 200;
+const DEBOUNCE_MS = 150, SLOW_MS = 20000, POLL_MS = 200, REST = 10;
 const COLUMNS = [
   ["sample", "group"], ["fate", ""], ["step", "step"], ["reward", "reward"], ["tokens", "tokens"], ["age", "age"],
   ["time", "seconds"], ["engine", ""], ["text", ""],
@@ -225,7 +225,7 @@ export function mount(root, context) {
   scroller.addEventListener("scroll", draw);
   scroller.addEventListener("click", (event) => {
     const row = event.target.closest(".rows .row");
-    if (row && !getSelection().toString()) row.querySelector("a")?.click();
+    if (row && !event.target.closest("a") && !getSelection().toString()) row.querySelector("a")?.click();
   });
   scroller.addEventListener("keydown", (event) => {
     const by = { ArrowDown: 1, ArrowUp: -1, PageDown: shownRows() - 1, PageUp: 1 - shownRows(), Home: -1e9, End: 1e9 }[event.key];
@@ -245,7 +245,7 @@ export function mount(root, context) {
   resized.observe(scroller);
 
   // --- as the run goes on ----------------------------------------------------------------------------------------
-  let state = { is_ready: false, num_samples: 0 }, lastSlow = -Infinity, isGone = false;
+  let state = { is_ready: false, num_samples: 0 }, lastSlow = -Infinity, isGone = false, next = 0, later = 0;
 
   /** Have the server work on the index until it is complete. */
   async function index() {
@@ -263,6 +263,19 @@ export function mount(root, context) {
     }
   }
 
+  /** Ask again, at most a small share of the time: counting a million rows is work for the run's machine. */
+  async function refillLater() {
+    clearTimeout(later);
+    const wait = next - performance.now();
+    if (wait > 0) {
+      later = setTimeout(refillLater, wait);
+      return;
+    }
+    const began = performance.now();
+    await refill(false);
+    next = performance.now() + REST * (performance.now() - began);
+  }
+
   async function update(files) {
     const sample = context.params.get("sample");
     list.hidden = Boolean(sample);
@@ -277,11 +290,11 @@ export function mount(root, context) {
       drawFilters();
     }
     if (isFirst) begin();
-    else if (files && scroller.scrollTop === 0) await refill(false);
+    else if (files && scroller.scrollTop === 0) refillLater();
     else draw();
   }
 
-  return { update, unmount() { isGone = true; ask.abort(); resized.disconnect(); chart.destroy(); page.destroy(); } };
+  return { update, unmount() { isGone = true; clearTimeout(later); ask.abort(); resized.disconnect(); chart.destroy(); page.destroy(); } };
 }
 
 /** Reward against length: points of few samples, cells of many. A click on a cell filters by it. */

@@ -46,7 +46,6 @@ BUDGET_S: Final = 0.5
 GROUPS_A_PAGE: Final = 2000
 _NO_SPREAD: Final = "zero_spread"
 """The Filter's cause for groups whose rewards are all the same: each is then the mean that the ledger keeps."""
-
 ORDERS: Final = {
     "group": "group_id", "step": "step", "reward": "reward", "tokens": "num_tokens", "age": "age", "seconds": "seconds",
 }  # fmt: skip
@@ -173,6 +172,8 @@ def _opened(file: Path, ledger: sqlite3.Connection) -> sqlite3.Connection:
     row = ledger.execute("SELECT written_at, (SELECT max(sequence) FROM entries) FROM entries WHERE sequence = 1")
     began, head = row.fetchone() or (0.0, 0)
     file.parent.mkdir(parents=True, exist_ok=True)
+    if file.is_symlink():  # a folder that somebody else has made may point anywhere
+        file.unlink()
     index = _connected(file)
     try:
         if not _is_of(index, began, head):

@@ -184,6 +184,14 @@ def test_another_ledger_or_a_damaged_index_is_indexed_anew(big: Path, tmp_path: 
     assert made(tmp_path / "run").num_samples == NUM_SAMPLES
 
 
+def test_an_index_that_leads_elsewhere_is_replaced(tmp_path: Path) -> None:
+    small_run(tmp_path / "run")
+    index_file(tmp_path / "run").parent.mkdir()
+    index_file(tmp_path / "run").symlink_to(tmp_path / "mine.sqlite")
+    assert made(tmp_path / "run").is_ready
+    assert not (tmp_path / "mine.sqlite").exists()
+
+
 def test_who_finds_somebody_else_at_work_tells_how_far_that_one_is(tmp_path: Path) -> None:
     small_run(tmp_path / "run")
     made(tmp_path / "run")
@@ -366,7 +374,7 @@ def test_tokens_of_a_sample_that_is_still_in_the_ledger_are_found_there(small: P
     assert page.prompt == "2 + 2 ="
     later = answer_sample(small, SampleQuery(sample="4/0", first_token=2)).tokens
     assert later is not None
-    assert (later.first, later.logprobs) == (2, [-1.5])
+    assert (later.first, later.logprobs, later.versions, later.is_made) == (2, [-1.5], [1], [True])
 
 
 def test_what_was_not_kept_is_said_with_the_key_that_keeps_it(small: Path) -> None:

@@ -152,6 +152,7 @@ export function mount(root, context) {
     try {
       const first = fetchPage(0, signal);
       const counted = context.fetchJson("samples/count", asked(), { signal });
+      counted.catch(() => {}); // it is awaited below, if the page comes
       await first;
       if (total === null) total = pages.get(0).rows.length + (pages.get(0).after ? PAGE : 0);
       draw();

@@ -72,7 +72,7 @@ export function chartBox(first) {
   function drawMarks(drawn) {
     const { ctx: brush, bbox: box } = drawn, scale = devicePixelRatio || 1;
     brush.save();
-    brush.fillStyle = brush.strokeStyle = colour("c1");
+    brush.fillStyle = colour("muted");
     brush.font = `${11 * scale}px system-ui`;
     for (const [n, mark] of (chart.marks ?? []).entries()) {
       const x = drawn.valToPos(mark.x, "x", true);
@@ -98,7 +98,7 @@ export function chartBox(first) {
 
   function drawLegend() {
     legend.replaceChildren(...chart.lines.map((line) => el("button", {
-      type: "button", class: `key c${(line.colour ?? 0) % NUM_COLOURS}`, "aria-pressed": !hidden.has(line.label),
+      type: "button", class: `key c${(line.colour ?? 0) % NUM_COLOURS} dash${(line.dash ?? 0) % DASHES.length}`, "aria-pressed": !hidden.has(line.label),
       click: () => {
         if (!hidden.delete(line.label)) hidden.add(line.label);
         rebuild();

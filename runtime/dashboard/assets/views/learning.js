@@ -19,8 +19,13 @@ export function mount(root, context) {
       const lines = chart.lines.map((line, n) => (answers.length === 1 ? { ...line, colour: line.colour ?? n } : {
         ...line, label: `${context.runs[run].name}: ${line.label}`, colour: run, dash: n,
       }));
+      const marks = answers.length === 1 ? chart.marks ?? [] : (chart.marks ?? []).map(
+        (mark) => ({ ...mark, label: `${context.runs[run].name}: ${mark.label}` }));
       const there = charts.get(chart.title);
-      if (there) there.lines.push(...lines); else charts.set(chart.title, { ...chart, lines });
+      if (there) {
+        there.lines.push(...lines);
+        there.marks.push(...marks);
+      } else charts.set(chart.title, { ...chart, lines, marks });
     })));
     return groups;
   }

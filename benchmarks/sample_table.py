@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sqlite3
 import statistics
 import sys
 import tempfile
@@ -31,7 +32,6 @@ from penstock.runtime.dashboard.sample_rows import CountQuery, TableQuery, count
 from penstock.runtime.dashboard.sample_sums import bins
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Callable, Iterator
 
     from penstock.messages.ledger import LedgerEntry
@@ -128,12 +128,12 @@ def make_ledger(file: Path, num_samples: int, *, seed: int = 0) -> None:
     some groups without spread, some samples that failed."""
     with closing(SqliteStore(file)) as store:
         store.claim(1)
-        num_groups = num_samples // GROUP_SIZE
         store.commit([RunRecorded(seed=seed, num_rows=1000, shuffle=True, samples_per_group=8, groups_per_batch=32)])
-        database = store._database  # the rows are written as they end, which a store would take minutes for
+    # The rows are written as they end, which a store would take minutes for.
+    with closing(sqlite3.connect(file, isolation_level=None)) as database:
         database.execute("PRAGMA synchronous = OFF")
         database.execute("BEGIN")
-        _write(database, num_groups, random.Random(seed))
+        _write(database, num_samples // GROUP_SIZE, random.Random(seed))
         database.execute("COMMIT")
 
 

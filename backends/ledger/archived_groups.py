@@ -47,6 +47,26 @@ Row = dict[str, Any]
 """As pyarrow gives it: foreign data, with the names of :data:`.archive.COLUMNS`."""
 
 
+def read_archived_group(path: Path, group_id: int) -> Group | None:
+    """One group of a file, without the choices of experts, which are large; None where it is not in it.
+
+    Raises:
+        UserFault: the file cannot be read.
+    """
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    pa, pq = cast("Any", pyarrow), cast("Any", parquet)
+    try:
+        names = [name for name in pq.read_schema(path).names if name != "part_experts"]
+        rows = pq.read_table(path, columns=names, filters=[("group_id", "=", group_id)]).to_pylist()
+        return _group(rows) if rows else None
+    except KeyError as error:
+        raise UserFault(f"{path}: {_UNREADABLE}: it has no column {error}") from error
+    except (OSError, pa.ArrowException) as error:
+        raise UserFault(f"{path}: {_UNREADABLE}: {error}") from error
+
+
 def read_archived(path: Path, versions: Iterable[int] | None = None) -> Iterator[Group]:
     """The groups of a file, in its order; those that made these versions, or all.
 

@@ -30,7 +30,7 @@ from penstock.backends.ledger.evaluation_answers import outcome_words, response_
 from penstock.messages.base import Metric
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from penstock.messages.commands import KeepSamples
@@ -206,6 +206,17 @@ def read_kept(run_folder: Path, limit: int | None = None) -> list[KeptSample]:
         query = "SELECT body FROM samples ORDER BY place DESC LIMIT ?"
         rows = database.execute(query, (-1 if limit is None else limit,)).fetchall()
     return [_DECODER.decode(body) for (body,) in rows]
+
+
+def read_kept_of(run_folder: Path, keys: Sequence[tuple[int, int]]) -> dict[tuple[int, int], KeptSample]:
+    """Those of these samples, by group and index, that the run has kept; as :func:`read_kept`."""
+    file = run_folder / SAMPLES_FILE
+    if not file.is_file():
+        return {}
+    query = "SELECT body FROM samples WHERE group_id = ? AND sample_index = ?"
+    with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S)) as database:
+        found = {key: database.execute(query, key).fetchone() for key in keys}
+    return {key: _DECODER.decode(row[0]) for key, row in found.items() if row is not None}
 
 
 def _opened(file: Path) -> sqlite3.Connection:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -11,7 +10,6 @@ from rich.text import Text
 from rich.tree import Tree
 
 from penstock.messages.errors import UserFault
-from penstock.messages.samples import evaluation_group_id
 from penstock.runtime.launch.runs import read_record
 from penstock.runtime.observability.lives import (
     OF_ATTEMPT,
@@ -19,28 +17,27 @@ from penstock.runtime.observability.lives import (
     failed_or_dropped,
     read_fates,
     read_lives,
+    sample_key,
     slowest,
 )
 from penstock.runtime.observability.spans import step_trace_id, version_trace_id
-from penstock.runtime.observability.texts import duration_text, number_text
+from penstock.runtime.observability.texts import length_text, told
 from penstock.runtime.observability.trace_view import write_view
 from penstock.runtime.observability.traces import run_salt, spans_by_trace
 from penstock.runtime.observability.trackers import read_activity
 from penstock.runtime.safe_text import terminal_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from rich.console import Console
 
     from penstock.runtime.observability.lives import Life, Stage
-    from penstock.runtime.observability.spans import AttributeValue
     from penstock.runtime.observability.traces import SpanRow
 
 MAX_REASON: Final = 500
 _NOT_RECORDED: Final = "not recorded; at most so long"
-_UNTOLD: Final = ("group_id", "index", "min_version", "deadline_version", "tool")
 MAX_STEPS: Final = 100
 """Turns and calls that are shown of one generation."""
 
@@ -104,7 +101,7 @@ def show_trace(folder: Path, console: Console, chosen: Chosen, views: Sequence[P
 def _chosen_fates(folder: Path, chosen: Chosen) -> tuple[list[Fate], list[str]]:
     """Of the samples, and what is said below them."""
     if chosen.sample:
-        group_id, index = _key(chosen.sample)
+        group_id, index = sample_key(chosen.sample)
         return read_fates(folder, sample=(group_id, index)) or [Fate(group_id, index)], []
     if chosen.slowest is not None:
         fates, num_traced = slowest(folder, chosen.slowest)
@@ -115,14 +112,6 @@ def _chosen_fates(folder: Path, chosen: Chosen) -> tuple[list[Fate], list[str]]:
         lines = [f"{count:,} × {cause}" for cause, count in causes.most_common()]
         return fates, [f"{min(len(fates), chosen.limit):,} of {len(fates):,} such samples are shown", *lines]
     return read_fates(folder, step=chosen.step), []
-
-
-def _key(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(e?)(\d{1,18})/(\d{1,9})", text)
-    if not found:
-        raise UserFault(f"--sample {text!r}: a sample is named GROUP/INDEX, such as 12/3, or e4/0 of an evaluation")
-    group_id = int(found[2])
-    return evaluation_group_id(group_id) if found[1] else group_id, int(found[3])
 
 
 def _step_spans(folder: Path, versions: Sequence[int | None]) -> list[SpanRow]:
@@ -140,7 +129,7 @@ def _step_spans(folder: Path, versions: Sequence[int | None]) -> list[SpanRow]:
 def life_tree(life: Life, *, shows_events: bool = False) -> Tree:
     """A life: its stages by their start, below their attempts where there are several."""
     fate = life.fate
-    head = Text.assemble((fate.name, "bold"), "  ", terminal_text(fate.text), (f"  {_length(life.duration_s)}", "cyan"))
+    head = Text.assemble((fate.name, "bold"), "  ", terminal_text(fate.text), (f"  {length_text(life.duration_s)}", "cyan"))
     head.append("" if life.is_traced else "  not traced; the times are the ledger's", style="dim")
     tree = Tree(head)
     if fate.reason:
@@ -196,8 +185,8 @@ def _step_tree(step: int, rows: Sequence[SpanRow], lives: Sequence[Life], chosen
         longest = max(life.stages, key=lambda stage: stage.duration_s)
         branch.add(
             Text.assemble(
-                (life.fate.name, "bold"), (f"  {_length(life.duration_s)}", "cyan"),
-                f"  {longest.name} {_length(longest.duration_s)} at {terminal_text(longest.actor)}",
+                (life.fate.name, "bold"), (f"  {length_text(life.duration_s)}", "cyan"),
+                f"  {longest.name} {length_text(longest.duration_s)} at {terminal_text(longest.actor)}",
                 ("" if life.is_traced else "  not traced", "dim"),
             )
         )  # fmt: skip
@@ -216,38 +205,9 @@ def _add_events(branch: Tree, rows: Sequence[SpanRow], start_ns: int) -> None:
 
 def _line(after_ns: int, one: Stage | SpanRow, *, is_bound: bool) -> Text:
     """When, what, how long, who, and what is known of it."""
-    length = ("≤ " if is_bound else "") + _length(one.duration_s)
-    told = [*_told(one.attributes), *([_NOT_RECORDED] if is_bound else [])]
+    length = ("≤ " if is_bound else "") + length_text(one.duration_s)
+    facts = [*told(one.attributes), *([_NOT_RECORDED] if is_bound else [])]
     return Text.assemble(
         (f"+{after_ns / 1e9:.3f} s", "dim"), f"  {terminal_text(one.name):<11}", (f" {length:>9}", "cyan"),
-        f"  {terminal_text(one.actor)}", ("  " + terminal_text(", ".join(told), max_chars=MAX_REASON), "dim"),
+        f"  {terminal_text(one.actor)}", ("  " + terminal_text(", ".join(facts), max_chars=MAX_REASON), "dim"),
     )  # fmt: skip
-
-
-def _told(attributes: dict[str, AttributeValue]) -> Iterator[str]:
-    if "min_version" in attributes:
-        yield f"weights of version {attributes['min_version']} or newer"
-    if "deadline_version" in attributes:
-        yield f"of use until version {attributes['deadline_version']}"
-    for name, value in attributes.items():
-        if name in _UNTOLD or name.startswith(("gen_ai.", "error.")):
-            continue
-        if isinstance(value, bool):
-            yield name if value else f"not {name}"
-        elif name == "conversation":
-            if value:
-                yield f"conversation {value}"
-        elif name in ("outcome", "cause", "failure", "error", "ending"):
-            yield str(value)
-        elif name == "engine":
-            yield f"to {value}"
-        elif name.startswith("num_") and isinstance(value, int):
-            yield f"{value:,} {name.removeprefix('num_').replace('_', ' ')}"
-        elif name == "tool_s" and isinstance(value, float):
-            yield f"{_length(value)} in tools"
-        else:
-            yield f"{name.replace('_', ' ')} {number_text(value) if isinstance(value, float) else value}"
-
-
-def _length(seconds: float) -> str:
-    return f"{1000 * seconds:.1f} ms" if seconds < 1 else duration_text(seconds)

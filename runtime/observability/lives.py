@@ -14,6 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING, Final
@@ -23,7 +24,7 @@ import msgspec
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
-from penstock.messages.samples import TerminalState, group_name
+from penstock.messages.samples import TerminalState, evaluation_group_id, group_name
 from penstock.runtime.observability.samples import DROPPED, IN_THE_SYSTEM, fate_text
 from penstock.runtime.observability.spans import CHAT, AttributeValue, is_episode_step, trace_id_of
 from penstock.runtime.observability.traces import SpanRow, each_span, run_salt, spans_by_trace
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 STAGES: Final = ("issue", "queue", "generate", "score", "filter", "buffer_wait", "train")
 """In the order in which a sample comes through them."""
 OF_ATTEMPT: Final = STAGES[:3]
+_NAME: Final = re.compile(r"(e?)(\d{1,18})/(\d{1,9})")
 _LAST_STAGE: Final = {
     TerminalState.TRAINED: "train",
     TerminalState.EVALUATED: "filter",
@@ -144,10 +146,24 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
         return (self.end_ns - self.start_ns) / 1e9
 
 
+def sample_key(name: str) -> tuple[int, int]:
+    """Group and index of a sample by its name.
+
+    Raises:
+        UserFault: it is no name of a sample.
+    """
+    found = _NAME.fullmatch(name)
+    if not found:
+        raise UserFault(f"{name!r}: a sample is named GROUP/INDEX, such as 12/3, or e4/0 of an evaluation")
+    group_id = int(found[2])
+    return evaluation_group_id(group_id) if found[1] else group_id, int(found[3])
+
+
 def read_fates(
     run_folder: Path,
     *,
     sample: tuple[int, int] | None = None,
+    group_id: int | None = None,
     step: int | None = None,
     states: Sequence[str] = (),
 ) -> list[Fate]:
@@ -157,9 +173,10 @@ def read_fates(
         UserFault: there is no ledger, or it cannot be read.
     """
     terms = ["s.group_id = ? AND s.sample_index = ?"] if sample is not None else []
+    terms += ["s.group_id = ?"] if group_id is not None else []
     terms += ["s.version = ?"] if step is not None else []
     terms += [f"s.state IN ({', '.join('?' * len(states))})"] if states else []
-    values = (*(sample or ()), *(() if step is None else (step,)), *states)
+    values = (*(sample or ()), *(value for value in (group_id, step) if value is not None), *states)
     where = f"WHERE {' AND '.join(terms)}" if terms else ""
     file = run_folder / LEDGER_FILE
     if not file.is_file():

@@ -12,15 +12,17 @@ from penstock.runtime.observability.figures import END_STEPS, LOSS, REWARD, mean
 from penstock.runtime.observability.summary import generated_tokens, trained_tokens, wasted_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.messages.training import Balance
+    from penstock.runtime.observability.spans import AttributeValue
     from penstock.runtime.observability.summary import RunSummary
     from penstock.runtime.observability.trackers import StepRow
 
 NOTHING: Final = "–"
 MAX_EVALUATED: Final = 3
 """Datasets with a figure at the top."""
+_UNTOLD: Final = ("group_id", "index", "min_version", "deadline_version", "tool")
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 
@@ -178,3 +180,34 @@ def _course(steps: Sequence[StepRow]) -> list[Tile]:
             first, last = fixed(mean(values[:END_STEPS]), 3), fixed(mean(values[-END_STEPS:]), 3)
             return [Tile(label=f"{label}, last {END_STEPS}", value=last, detail=f"first {END_STEPS}: {first}")]
     return []
+
+
+def length_text(seconds: float) -> str:
+    """Of a stage, which may be short: ``12.0 ms``, ``3.4 s``."""
+    return f"{1000 * seconds:.1f} ms" if seconds < 1 else duration_text(seconds)
+
+
+def told(attributes: Mapping[str, AttributeValue]) -> Iterator[str]:
+    """What is known of a stage or an event, in words."""
+    if "min_version" in attributes:
+        yield f"weights of version {attributes['min_version']} or newer"
+    if "deadline_version" in attributes:
+        yield f"of use until version {attributes['deadline_version']}"
+    for name, value in attributes.items():
+        if name in _UNTOLD or name.startswith(("gen_ai.", "error.")):
+            continue
+        if isinstance(value, bool):
+            yield name if value else f"not {name}"
+        elif name == "conversation":
+            if value:
+                yield f"conversation {value}"
+        elif name in ("outcome", "cause", "failure", "error", "ending"):
+            yield str(value)
+        elif name == "engine":
+            yield f"to {value}"
+        elif name.startswith("num_") and isinstance(value, int):
+            yield f"{value:,} {name.removeprefix('num_').replace('_', ' ')}"
+        elif name == "tool_s" and isinstance(value, float):
+            yield f"{length_text(value)} in tools"
+        else:
+            yield f"{name.replace('_', ' ')} {number_text(value) if isinstance(value, float) else value}"

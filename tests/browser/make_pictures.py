@@ -18,6 +18,8 @@ SETTLED_MS = 1500
 PICTURES = (
     ("dashboard_flow.png", "flow", "light", (1280, 860)),
     ("dashboard_devices.png", "devices", "dark", (1280, 620)),
+    ("dashboard_samples.png", "samples", "light", (1180, 840)),
+    ("dashboard_sample.png", "samples", "light", (1180, 1150)),
     ("dashboard_phone.png", "learning", "light", (390, 844)),
 )
 
@@ -38,6 +40,13 @@ def main(run: Path, folder: Path) -> None:
             if view == "devices":
                 page.click("text=last minute")
                 page.wait_for_url(re.compile("from="), wait_until="commit")
+                page.wait_for_timeout(SETTLED_MS)
+            if view == "samples":
+                page.wait_for_selector(".grid .rows .row a")
+                page.wait_for_timeout(SETTLED_MS)
+            if name == "dashboard_sample.png":
+                page.click(".grid .rows .row >> nth=3")
+                page.wait_for_selector(".lanes svg")
                 page.wait_for_timeout(SETTLED_MS)
             page.screenshot(path=folder / name)
             size_bytes = (folder / name).stat().st_size

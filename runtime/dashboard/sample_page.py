@@ -1,0 +1,256 @@
+"""One sample: what it was asked and wrote, its tokens one by one, its group, and its life.
+
+What a run keeps of a sample stands in several places, and of most samples not in all of them. Each part that is missing
+is named with the key that keeps it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+
+from penstock.backends.ledger.evaluation_answers import FOLDER, outcome_words, response_text
+from penstock.backends.ledger.kept_samples import KeptSample, clipped, read_kept_of
+from penstock.backends.ledger.sqlite import open_read_only
+from penstock.messages.errors import UserFault
+from penstock.messages.samples import Group, Sample, SampleKey, is_evaluation
+from penstock.runtime.dashboard.routes import Query
+from penstock.runtime.dashboard.sample_tokens import TokenStrip, token_strip, tokenizer_of, whole_group
+from penstock.runtime.launch.runs import ledger_file
+from penstock.runtime.observability.lives import Fate, Stage, read_fates, read_lives, sample_key
+from penstock.runtime.observability.texts import told
+from penstock.runtime.safe_text import terminal_lines, terminal_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from penstock.backends.data.tokenizer import TextTokenizer
+
+MAX_GROUP: Final = 256
+NOT_KEPT_TEXT: Final = (
+    "What it was asked and what it wrote was not kept as text. observability.samples keeps the newest so many samples "
+    "and the oddest; run.keep_samples=true keeps every sample that is trained."
+)
+NOT_KEPT_TOKENS: Final = (
+    "Its tokens, log-probs, mask and weight versions were not kept. run.keep_samples=true keeps those of every sample "
+    "that is trained; the ledger has them only until its step is in a checkpoint."
+)
+NOT_KEPT_LEARNER: Final = (
+    "The learner's own log-probs, the ratios to the engine's and the advantages of single tokens are written down by "
+    "no run; their means over each step are in the Learning view. So they are not drawn here."
+)
+
+
+class SampleQuery(Query, frozen=True, kw_only=True):
+    """Which sample."""
+
+    sample: Annotated[str, msgspec.Meta(max_length=40)]
+    """Such as ``12/3`` or ``e4/0``."""
+    first_token: Annotated[int, msgspec.Meta(ge=0, le=2**31)] = 0
+
+
+class Mate(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample of the same group."""
+
+    name: str
+    fate: str
+    reward: float | None
+    num_tokens: int
+
+
+class SamplePage(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a sample."""
+
+    name: str
+    fate: str
+    """In words."""
+    state: str
+    cause: str
+    reason: str
+    engine: str
+    attempt: int | None
+    num_tokens: int
+    oldest_version: int | None
+    newest_version: int | None
+    step: int | None
+    age: int | None
+    reward: float | None
+    components: dict[str, float]
+    outcome: str
+    row: int | None
+    prompt: str
+    label: str
+    response: str
+    mean: float | None
+    """Of its group's rewards, as its deviation; None with fewer than two of them."""
+    deviation: float | None
+    group: list[Mate]
+    tokens: TokenStrip | None
+    missing: list[str]
+    """What was not kept, in sentences."""
+
+
+class StageRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage of its life."""
+
+    name: str
+    actor: str
+    attempt: int | None
+    start_s: float
+    """Since its life began."""
+    duration_s: float
+    is_recorded: bool
+    """False: it lies somewhere in this time."""
+    versions: list[tuple[int, int]]
+    """Which weights made how many tokens, of a generation."""
+    facts: str
+
+
+class LifePage(msgspec.Struct, frozen=True, kw_only=True):
+    """Its life."""
+
+    duration_s: float
+    is_traced: bool
+    stages: list[StageRow]
+    missing: str
+    """Why there is nothing to see; empty where there is."""
+
+
+def answer_sample(run_folder: Path, query: SampleQuery) -> SamplePage:
+    """What is known of a sample.
+
+    Raises:
+        UserFault: there is no such sample, or a file cannot be read.
+    """
+    key = sample_key(query.sample)
+    fate, kept, mates = _known(run_folder, key)
+    source, group = whole_group(run_folder, fate)
+    sample = None if group is None else next((one for one in group.samples if one.key == SampleKey(*key)), None)
+    tokenizer = tokenizer_of(run_folder) if sample is not None else None
+    if kept is None and sample is not None and group is not None:
+        kept = _as_kept(group, sample, tokenizer)
+    text = kept or KeptSample(group_id=key[0], index=key[1], kept_at=0.0, row=-1, prompt="")
+    average, deviation = _spread([mate.reward for mate in mates])
+    trained = None not in (fate.version, fate.oldest_version)
+    return SamplePage(
+        name=fate.name,
+        fate=terminal_text(fate.text),
+        state=fate.state,
+        cause=terminal_text(fate.cause),
+        reason=terminal_lines(fate.reason or text.reason),
+        engine=terminal_text(fate.engine),
+        attempt=fate.attempt,
+        num_tokens=fate.num_tokens,
+        oldest_version=fate.oldest_version,
+        newest_version=fate.newest_version,
+        step=fate.version,
+        age=(fate.version or 0) - 1 - (fate.oldest_version or 0) if trained else None,
+        reward=next((mate.reward for mate in mates if mate.name == fate.name), text.reward),
+        components={terminal_text(name): value for name, value in text.components.items()},
+        outcome=terminal_text(f"{text.outcome} {text.detail}".strip()),
+        row=None if kept is None else kept.row,
+        prompt=terminal_lines(text.prompt),
+        label=terminal_lines(text.label),
+        response=terminal_lines(text.response),
+        mean=average,
+        deviation=deviation,
+        group=mates,
+        tokens=None if sample is None else token_strip(sample, source, query.first_token, tokenizer),
+        missing=([] if kept else [_without_text(fate)]) + ([NOT_KEPT_LEARNER] if sample else [NOT_KEPT_TOKENS]),
+    )
+
+
+def _known(run_folder: Path, key: tuple[int, int]) -> tuple[Fate, KeptSample | None, list[Mate]]:
+    """What ledger and kept samples say of it and of its group."""
+    fate = (read_fates(run_folder, sample=key) or [Fate(*key)])[0]
+    try:
+        kept, mates = read_kept_of(run_folder, [key]).get(key), _mates(run_folder, key[0])
+    except (sqlite3.Error, msgspec.DecodeError) as error:
+        raise UserFault(f"{run_folder}: its samples cannot be read: {error}") from None
+    if not fate.state and fate.attempt is None and kept is None and not mates:
+        raise UserFault(
+            f"{run_folder}: nothing is known of sample {fate.name}: it has not come so far, or was never issued"
+        )
+    return fate, kept, mates
+
+
+def _spread(rewards: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean and deviation; None with fewer than two."""
+    values = [reward for reward in rewards if reward is not None]
+    return (mean(values), stdev(values)) if len(values) > 1 else (None, None)
+
+
+def answer_life(run_folder: Path, query: SampleQuery) -> LifePage:
+    """The stages that a sample went through.
+
+    Raises:
+        UserFault: a file of spans is damaged.
+    """
+    key = sample_key(query.sample)
+    fates = read_fates(run_folder, sample=key) or [Fate(*key)]
+    try:
+        (life,) = read_lives(run_folder, fates)
+    except UserFault as error:
+        return LifePage(duration_s=0.0, is_traced=False, stages=[], missing=terminal_lines(str(error)))
+    reason = "" if life.is_traced else (
+        "This sample was not traced: observability.trace_fraction keeps a share of them. The times are the ledger's."
+    )  # fmt: skip
+    stages = [_stage_row(stage, life.start_ns) for stage in life.stages]
+    return LifePage(duration_s=life.duration_s, is_traced=life.is_traced, stages=stages, missing=reason)
+
+
+def _stage_row(stage: Stage, start_ns: int) -> StageRow:
+    spans = (part.split(":") for part in str(stage.attributes.get("versions", "")).split())
+    return StageRow(
+        name=stage.name,
+        actor=terminal_text(stage.actor),
+        attempt=stage.attempt,
+        start_s=(stage.start_ns - start_ns) / 1e9,
+        duration_s=stage.duration_s,
+        is_recorded=stage.is_recorded,
+        versions=[(int(span[0]), int(span[1])) for span in spans if len(span) == 2 and all(map(str.isdecimal, span))],
+        facts=terminal_text(", ".join(told(stage.attributes)), max_chars=500),
+    )
+
+
+def _mates(run_folder: Path, group_id: int) -> list[Mate]:
+    """The samples of a group; rewards are of the ledger, or of the kept samples where it has none."""
+    fates = read_fates(run_folder, group_id=group_id)[:MAX_GROUP]
+    with closing(open_read_only(ledger_file(run_folder))) as database:
+        query = "SELECT sample_index, reward FROM samples WHERE group_id = ?"
+        rewards: dict[int, float | None] = dict(database.execute(query, (group_id,)).fetchall())
+    kept = read_kept_of(run_folder, [(group_id, fate.index) for fate in fates if rewards.get(fate.index) is None])
+    rewards |= {index: one.reward for (_, index), one in kept.items()}
+    return [
+        Mate(name=fate.name, fate=terminal_text(fate.text), reward=rewards.get(fate.index), num_tokens=fate.num_tokens)
+        for fate in fates
+    ]
+
+
+def _without_text(fate: Fate) -> str:
+    if is_evaluation(fate.group_id):
+        return f"{NOT_KEPT_TEXT} The answers of every evaluation stand in the folder {FOLDER}/ of the run."
+    return NOT_KEPT_TEXT
+
+
+def _as_kept(group: Group, sample: Sample, tokenizer: TextTokenizer | None) -> KeptSample:
+    """Its texts, from its tokens."""
+    reward, (outcome, detail) = sample.outcome.reward, outcome_words(sample.outcome)
+    return KeptSample(
+        group_id=group.group_id,
+        index=sample.key.index,
+        kept_at=0.0,
+        row=group.prompt.row,
+        prompt=clipped(group.prompt.text),
+        label=clipped(group.prompt.label),
+        response="" if tokenizer is None else clipped(response_text(sample, tokenizer.decode)),
+        reward=None if reward is None else reward.value,
+        components={} if reward is None else {component.name: component.value for component in reward.components},
+        outcome=outcome,
+        detail=detail,
+    )

@@ -129,7 +129,8 @@ def _step_spans(folder: Path, versions: Sequence[int | None]) -> list[SpanRow]:
 def life_tree(life: Life, *, shows_events: bool = False) -> Tree:
     """A life: its stages by their start, below their attempts where there are several."""
     fate = life.fate
-    head = Text.assemble((fate.name, "bold"), "  ", terminal_text(fate.text), (f"  {length_text(life.duration_s)}", "cyan"))
+    length = (f"  {length_text(life.duration_s)}", "cyan")
+    head = Text.assemble((fate.name, "bold"), "  ", terminal_text(fate.text), length)
     head.append("" if life.is_traced else "  not traced; the times are the ledger's", style="dim")
     tree = Tree(head)
     if fate.reason:

@@ -17,7 +17,7 @@ from penstock.backends.ledger.sqlite import SqliteStore
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.ledger import FailuresNoted, PayloadsReleased
 from penstock.messages.samples import SampleEnd, SampleKey, TerminalState
-from penstock.runtime.observability.span_export import FileSpanExporter, actor_resource, readable_span
+from penstock.runtime.observability.span_file import SpanFile, actor_attributes
 from penstock.runtime.observability.spans import SpanRecorder, trace_id_of
 from penstock.runtime.observability.traces import open_traces, span_file
 
@@ -84,6 +84,6 @@ def _trace(folder: Path, began_ns: int) -> None:
         recorder.record(
             trace_id, parent, name, began_ns + start * MILLISECOND, began_ns + end * MILLISECOND, attributes
         )
-    exporter = FileSpanExporter(span_file(folder, "engine/1", 1))
-    exporter.export([readable_span(one, actor_resource(f"engine/1 {MARKUP}", 1)) for one in recorder.take(100)])
-    exporter.shutdown()
+    written = SpanFile(span_file(folder, "engine/1", 1), actor_attributes(f"engine/1 {MARKUP}", 1))
+    written.write(recorder.take(100))
+    written.close()

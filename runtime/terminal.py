@@ -6,6 +6,7 @@ Styles are given by markup and by renderables, never by escapes within a text.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from penstock.runtime.safe_text import terminal_lines
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import msgspec
     from rich.console import ConsoleOptions, RenderableType
     from rich.text import Text
 
@@ -36,3 +38,11 @@ class TerminalConsole(Console):
         for segment in super().render(renderable, options):
             safe = segment.text if segment.control else terminal_lines(segment.text)
             yield segment if safe == segment.text else Segment(safe, segment.style)
+
+
+def print_json(value: msgspec.Struct, console: Console) -> None:
+    """For programs: in ASCII alone, so that a terminal obeys no text in it; what is no number is null."""
+    import msgspec  # here, as no help of a command has to wait for it
+
+    plain = msgspec.json.decode(msgspec.json.encode(value))
+    console.print(json.dumps(plain, indent=2), markup=False, soft_wrap=True)

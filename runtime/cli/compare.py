@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 from rich import box
 from rich.markup import escape
 from rich.table import Table
@@ -17,6 +15,7 @@ from penstock.runtime.observability.comparison import compare_arms
 from penstock.runtime.observability.comparison_page import write_comparison
 from penstock.runtime.observability.comparison_texts import arms_table, differences_tables, figures_tables
 from penstock.runtime.safe_text import terminal_text
+from penstock.runtime.terminal import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,8 +45,7 @@ def show_comparison(
     if reward is not None and comparison.reached is None:
         raise UserFault("--reward: not every run has a reward; compare those that have, or leave the option out")
     if as_json:
-        # ASCII alone, so that no text of a scenario is obeyed by a terminal.
-        print(json.dumps(msgspec.to_builtins(comparison), indent=2, allow_nan=False))
+        print_json(comparison, console)
     else:
         _show(comparison, console)
     if page is not None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
-import msgspec
 from rich.markup import escape
 
 from penstock.runtime.observability.explain import Explanation, explain
 from penstock.runtime.observability.texts import number_text
 from penstock.runtime.safe_text import terminal_text
+from penstock.runtime.terminal import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +31,7 @@ def show_explanation(folder: Path, console: Console, *, as_json: bool = False) -
     """
     found = explain(folder)
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        print_json(found, console)
         return
     _print(found, console)
 

@@ -120,12 +120,9 @@ class RunMetrics:
 
     def __init__(self, *, scenario: str, policy: str, num_steps: int) -> None:
         self.registry = registry = CollectorRegistry()
-        self._actors = _ActorFigures()
-        registry.register(self._actors)
-        self._steps = _StepFigures()
-        registry.register(self._steps)
-        self._evaluations = _EvaluationFigures()
-        registry.register(self._evaluations)
+        self._actors, self._steps, self._evaluations = _ActorFigures(), _StepFigures(), _EvaluationFigures()
+        for collector in (self._actors, self._steps, self._evaluations):
+            registry.register(collector)
         info = Gauge("penstock_run_info", "Which run this is.", ["scenario", "policy"], registry=registry)
         info.labels(scenario, policy).set(1)
         Gauge("penstock_run_steps_planned", "Batches to train.", registry=registry).set(num_steps)

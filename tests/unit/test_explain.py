@@ -253,7 +253,7 @@ def test_without_ledger_and_traces_it_says_what_is_not_known(folder: Path) -> No
     assert found.typical is None
     assert found.bound is not None
     assert found.bound.tail_s is None
-    assert {lane.name for lane in found.lanes} == {"learner", "engine/0"}
+    assert {lane.name for lane in found.lanes} == {"learner", "engine/0", "scorer"}
     assert all(sum(lane.percentages.values()) == pytest.approx(100) for lane in found.lanes)
 
 

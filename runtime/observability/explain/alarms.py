@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from penstock.backends.learners.spec import is_modelled
 from penstock.backends.ledger.kept_samples import SAMPLES_FILE, read_kept
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
@@ -233,7 +234,7 @@ def _idle_terms(steps: Sequence[StepRow], scenario: Scenario) -> Alarm | None:
     idle = [
         key for key, figure in _TERMS if getattr(objective, key) and not any(row.metrics.get(figure) for row in steps)
     ]
-    if scenario.learner.backend == "simulated" or not idle:
+    if is_modelled(scenario.learner) or not idle:
         return None
     return _alarm(
         "terms without effect",

@@ -18,6 +18,7 @@ from penstock.runtime.observability.explain.critical_path import StepPath, step_
 from penstock.runtime.observability.explain.facts import Facts
 from penstock.runtime.observability.explain.measure import MIN_STEPS, measure, read_scenario
 from penstock.runtime.observability.explain.stories import knob_of
+from penstock.runtime.observability.lanes import lane_order
 from penstock.runtime.observability.shares import LABELS, Shares
 from penstock.runtime.observability.traces import TRACES_FOLDER
 from penstock.runtime.observability.trackers import read_activity, read_steps
@@ -134,7 +135,7 @@ def _paths(
 
 def _lanes(run_folder: Path) -> tuple[LaneTime, ...]:
     lanes = read_activity(run_folder)
-    names = sorted(lanes, key=lambda name: (name != LEARNER, len(name), name))[:MAX_LANES]
+    names = sorted(lanes, key=lane_order)[:MAX_LANES]
     return tuple(_lane(name, Shares(lanes[name])) for name in names)
 
 

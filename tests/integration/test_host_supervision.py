@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import host_echo
@@ -288,12 +289,13 @@ def test_reports_carry_state_time_accounting_and_figures_of_the_backend(host: Pr
             pids.add(run.metric(LEARNER, "echo/pid"))
 
     run.play(act)
-    learner, engine, scorer = (run.witness.reports[name] for name in (LEARNER, ENGINE, SCORER))
+    learner, engine, scorer, keeper = (run.witness.reports[name] for name in (LEARNER, ENGINE, SCORER, FILTER))
     assert learner.state == engine.state == "echoing"
     assert len(pids) == 1
-    assert engine.activities
-    assert all(a.end_s == b.start_s for a, b in zip(engine.activities, engine.activities[1:], strict=False))
-    assert scorer.activities == ()
+    for lane in (engine.activities, scorer.activities):
+        assert lane
+        assert all(a.end_s == b.start_s for a, b in pairwise(lane))
+    assert keeper.activities == ()
 
 
 @pytest.mark.both_hosts

@@ -19,10 +19,12 @@ from penstock.backends.ledger.sqlite import SqliteReader
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.messages.ledger import GroupsGranted, PolicyRecorded
+from penstock.messages.training import UpdateMode
 from penstock.runtime.cli.app import app
 from penstock.runtime.hosts.processes.operator_door import SOCKET_NAME
 from penstock.runtime.launch.control import PauseGrants, SaveCheckpoint, SwitchPolicy, send_command
-from penstock.runtime.observability.operations import Pause, PolicySwitch, read_operations
+from penstock.runtime.observability.explain import explain
+from penstock.runtime.observability.operations import Pause, PolicySwitch, policy_in_force, read_operations
 from penstock.runtime.observability.trackers import read_steps
 
 if TYPE_CHECKING:
@@ -145,6 +147,15 @@ def assert_bounds_hold(folder: Path) -> None:
     assert oldest[0] == 0
     assert oldest[4] > 1, "it made use of the wider bound, so the bounds of the others mean something"
     assert oldest[1] <= 1
+
+
+def test_what_binds_is_asked_of_the_steps_since_the_last_switch(told: Told) -> None:
+    last = policy_in_force(read_operations(told.folder))
+    facts = explain(told.folder).facts
+    assert last is not None
+    assert facts is not None
+    assert (facts.policy, facts.max_staleness, facts.update_mode) == ("one_step_off", 1, UpdateMode.DRAIN)
+    assert facts.first_step > last.version
 
 
 def test_it_is_in_ledger_metrics_traces_and_report(told: Told) -> None:

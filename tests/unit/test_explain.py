@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from penstock.backends.ledger.kept_samples import KeptSample
 from penstock.messages.errors import UserFault
-from penstock.messages.training import Activity, Balance, CauseCount
+from penstock.messages.training import Activity, Balance, CauseCount, UpdateMode
 from penstock.runtime.cli.app import app
 from penstock.runtime.hosts.virtual.simulate import simulated as played
 from penstock.runtime.observability.explain import explain
@@ -57,7 +57,8 @@ def learner(training: float, *, publishing: float = 0.0, checkpointing: float = 
 def facts(**changes: Any) -> Facts:  # noqa: ANN401 - any field
     """Of a balanced run with two engines, but for the changes."""
     balanced = Facts(
-        first_step=5, last_step=20, step_s=1.0, policy="fully_async", max_staleness=2, groups_per_batch=8,
+        first_step=5, last_step=20, step_s=1.0, policy="fully_async", max_staleness=2,
+        update_mode=UpdateMode.IN_FLIGHT, groups_per_batch=8,
         samples_per_group=4, max_concurrent=None, target_outstanding=None, num_slots=32, is_colocated=False,
         learner=learner(0.95), engines=(engine("engine/0", 0.95), engine("engine/1", 0.95)), samples=SAMPLES,
         waits=Waits(full=1.0), outstanding=20.0, in_generation=10.0, rejected=0.0, evaluated=0.0,
@@ -125,16 +126,16 @@ def test_a_cause_below_the_floor_is_told_and_does_not_bind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "eta", "least", "most", "active"),
+    ("mode", "eta", "least", "most", "active"),
     [
-        ("sync", 0, 0.5 + 0.3 + 0.1, 0.5 + 0.3 + 0.1 + 0.6, "both, one after the other"),
-        ("one_step_off", 1, 0.5, 0.5 + 0.6, "generation"),
-        ("fully_async", 2, 0.5, 0.5 + 0.2, "generation"),
+        (UpdateMode.DRAIN, 0, 0.5 + 0.3 + 0.1, 0.5 + 0.3 + 0.1 + 0.6, "both, one after the other"),
+        (UpdateMode.DRAIN, 1, 0.5, 0.5 + 0.6, "generation"),
+        (UpdateMode.IN_FLIGHT, 2, 0.5, 0.5 + 0.2, "generation"),
     ],
 )
-def test_the_bound_of_each_schedule(policy: str, eta: int, least: float, most: float, active: str) -> None:
+def test_the_bound_of_each_schedule(mode: UpdateMode, eta: int, least: float, most: float, active: str) -> None:
     engines = (engine("engine/0", 0.5), engine("engine/1", 0.5))
-    bound = bound_of(facts(policy=policy, max_staleness=eta, learner=learner(0.3, publishing=0.1), engines=engines))
+    bound = bound_of(facts(update_mode=mode, max_staleness=eta, learner=learner(0.3, publishing=0.1), engines=engines))
     assert bound.least_s == pytest.approx(least)
     assert bound.most_s == pytest.approx(most)
     assert bound.active == active

@@ -7,7 +7,7 @@ the longest response of a batch, ``t`` the training, ``s`` the export of weights
 schedule        step
 ==============  ===========================
 η = 0           ``g + L + t + s``
-one step off    ``max(g + L, t + s)``
+η ≥ 1, drained  ``max(g + L, t + s)``
 η ≥ 1           ``max(g + L / (η + 1), t + s)``
 ==============  ===========================
 
@@ -21,6 +21,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
+
+from penstock.messages.training import UpdateMode
 
 if TYPE_CHECKING:
     from penstock.runtime.observability.explain.facts import Facts
@@ -59,9 +61,9 @@ def bound_of(facts: Facts) -> Bound:
         least_s = generation_s + training_s + exposed_s
         most_s = None if tail_s is None else least_s + tail_s
     else:
-        is_one_off = facts.policy == "one_step_off"
-        formula = "max(g + L, t + s)" if is_one_off else "max(g + L/(η + 1), t + s)"
-        counted = 1 if is_one_off else facts.max_staleness + 1
+        drains = facts.update_mode is UpdateMode.DRAIN  # engines are empty before each swap, so the tail counts whole
+        formula = "max(g + L, t + s)" if drains else "max(g + L/(η + 1), t + s)"
+        counted = 1 if drains else facts.max_staleness + 1
         tail_s = None if longest_s is None else longest_s / counted
         least_s = max(generation_s, training_s + exposed_s)
         most_s = None if tail_s is None else max(generation_s + tail_s, training_s + exposed_s)

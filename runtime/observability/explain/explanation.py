@@ -24,10 +24,11 @@ from penstock.runtime.observability.traces import TRACES_FOLDER
 from penstock.runtime.observability.trackers import read_activity, read_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from penstock.messages.training import Activity
-    from penstock.runtime.observability.trackers import StepRow
+    from penstock.runtime.observability.trackers import ActivityRow, StepRow
 
 MAX_KNOBS: Final = 3
 MAX_LANES: Final = 16
@@ -86,8 +87,8 @@ def explain(run_folder: Path) -> Explanation:
         UserFault: the folder holds no run, or a file of it is damaged.
     """
     scenario = read_scenario(run_folder)
-    steps = read_steps(run_folder)
-    facts = measure(run_folder, scenario, steps)
+    steps, lanes = read_steps(run_folder), read_activity(run_folder)
+    facts = measure(run_folder, scenario, steps, lanes)
     alarms = alarms_of(run_folder, scenario, steps)
     found = () if facts is None else bindings_of(facts)
     missing = _missing(facts, len(steps))
@@ -97,7 +98,7 @@ def explain(run_folder: Path) -> Explanation:
         facts=facts,
         bindings=found,
         bound=None if facts is None else bound_of(facts),
-        lanes=_lanes(run_folder),
+        lanes=_lanes(lanes),
         typical=typical,
         slowest=slowest,
         alarms=alarms,
@@ -120,7 +121,7 @@ def _missing(facts: Facts | None, num_steps: int) -> tuple[str, ...]:
         return facts.missing
     return (
         f"{MIN_STEPS} steps in which engines generated and the learner trained, of {num_steps} that there are: the "
-        "first fifth and those after the last grant do not count",
+        "first fifth, those after the last grant and those before the last switch of the policy do not count",
     )
 
 
@@ -133,8 +134,7 @@ def _paths(
     return step_paths(run_folder, rows, trace_fraction)
 
 
-def _lanes(run_folder: Path) -> tuple[LaneTime, ...]:
-    lanes = read_activity(run_folder)
+def _lanes(lanes: Mapping[str, Sequence[ActivityRow]]) -> tuple[LaneTime, ...]:
     names = sorted(lanes, key=lane_order)[:MAX_LANES]
     return tuple(_lane(name, Shares(lanes[name])) for name in names)
 

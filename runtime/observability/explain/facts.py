@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.messages.training import UpdateMode
+
 
 class LearnerTime(msgspec.Struct, frozen=True, kw_only=True):
     """Shares of the Learner's time; they add up to 1."""
@@ -94,7 +96,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float
     """Wall time from one step to the next, a mean."""
     policy: str
+    """The one that new grants follow, as are the two below."""
     max_staleness: int
+    update_mode: UpdateMode
     groups_per_batch: int
     samples_per_group: int
     max_concurrent: int | None

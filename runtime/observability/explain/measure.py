@@ -22,13 +22,13 @@ from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER, is_engine
 from penstock.messages.samples import TerminalState
-from penstock.messages.training import Activity
+from penstock.messages.training import Activity, UpdateMode
 from penstock.runtime.observability.explain.facts import EngineTime, Facts, LearnerTime, SampleTimes, Waits
 from penstock.runtime.observability.explain.waits import Moments, waits_of
 from penstock.runtime.observability.facts import SCENARIO_FILE
+from penstock.runtime.observability.operations import policy_in_force, read_operations
 from penstock.runtime.observability.shares import Shares
 from penstock.runtime.observability.traces import TRACES_FOLDER, spans_between
-from penstock.runtime.observability.trackers import ActivityRow, read_activity
 from penstock.runtime.scenario.source import read_source
 from penstock.runtime.scenario.structure import Scenario
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.runtime.observability.traces import SpanRow
-    from penstock.runtime.observability.trackers import StepRow
+    from penstock.runtime.observability.trackers import ActivityRow, StepRow
 
 MIN_STEPS: Final = 4
 """Fewer say nothing about a steady state."""
@@ -89,18 +89,25 @@ def read_scenario(run_folder: Path) -> Scenario:
         raise UserFault(f"{path}: {error}") from None
 
 
-def measure(run_folder: Path, scenario: Scenario, steps: Sequence[StepRow]) -> Facts | None:
-    """The facts of a run; None before it has made :data:`MIN_STEPS` steps.
+def measure(
+    run_folder: Path,
+    scenario: Scenario,
+    steps: Sequence[StepRow],
+    lanes: Mapping[str, Sequence[ActivityRow]],
+) -> Facts | None:
+    """The facts of a run; None before it has made :data:`MIN_STEPS` steps under the policy that holds now.
 
     Raises:
         UserFault: a file of the run is damaged.
     """
     missing: list[str] = []
     groups, recorded = _ledger(run_folder, missing)
+    switch = policy_in_force(read_operations(run_folder))
+    if switch is not None:
+        steps = [row for row in steps if row.version > switch.version]
     stretch = _stretch(steps, groups, recorded)
     if stretch is None:
         return None
-    lanes = read_activity(run_folder)
     engines = {name: rows for name, rows in lanes.items() if is_engine(name)}
     if not engines or LEARNER not in lanes:
         return None
@@ -110,13 +117,16 @@ def measure(run_folder: Path, scenario: Scenario, steps: Sequence[StepRow]) -> F
     speeds = _speeds(spans)
     staleness, first, last = scenario.staleness, stretch.rows[0], stretch.rows[-1]
     target = staleness.target_outstanding
+    update_mode = staleness.update_mode if switch is None else UpdateMode(switch.update_mode)
+    assert update_mode is not None, "the scenario of a run is resolved"
     outstanding, generating = _outstanding(stretch, groups)
     return Facts(
         first_step=first.version + 1,
         last_step=last.version,
         step_s=(last.at_s - first.at_s) / (len(stretch.rows) - 1),
-        policy=staleness.policy,
-        max_staleness=staleness.max_staleness or 0,
+        policy=staleness.policy if switch is None else switch.policy,
+        max_staleness=(staleness if switch is None else switch).max_staleness or 0,
+        update_mode=update_mode,
         groups_per_batch=scenario.learner.groups_per_batch,
         samples_per_group=scenario.sampling.samples_per_group,
         max_concurrent=staleness.max_concurrent,

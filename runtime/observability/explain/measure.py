@@ -29,6 +29,7 @@ from penstock.runtime.observability.facts import SCENARIO_FILE
 from penstock.runtime.observability.operations import policy_in_force, read_operations
 from penstock.runtime.observability.shares import Shares
 from penstock.runtime.observability.traces import TRACES_FOLDER, spans_between
+from penstock.runtime.scenario.resolve import resolve
 from penstock.runtime.scenario.source import read_source
 from penstock.runtime.scenario.structure import Scenario
 
@@ -83,9 +84,10 @@ def read_scenario(run_folder: Path) -> Scenario:
         UserFault: it is missing or damaged.
     """
     path = run_folder / SCENARIO_FILE
+    source = read_source(path)
     try:
-        return msgspec.convert(read_source(path).data, Scenario)
-    except msgspec.ValidationError as error:
+        return resolve(msgspec.convert(source.data, Scenario))
+    except (msgspec.ValidationError, UserFault) as error:
         raise UserFault(f"{path}: {error}") from None
 
 
@@ -118,7 +120,7 @@ def measure(
     staleness, first, last = scenario.staleness, stretch.rows[0], stretch.rows[-1]
     target = staleness.target_outstanding
     update_mode = staleness.update_mode if switch is None else UpdateMode(switch.update_mode)
-    assert update_mode is not None, "the scenario of a run is resolved"
+    assert update_mode is not None, "read_scenario() resolves it"
     outstanding, generating = _outstanding(stretch, groups)
     return Facts(
         first_step=first.version + 1,

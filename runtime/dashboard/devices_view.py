@@ -176,5 +176,5 @@ DEVICES: Final = View(
     name="devices",
     title="Devices",
     files=(ACTIVITY_FILE, GPU_FILE, METRICS_FILE, ACTORS_FILE),
-    routes=(Route(path="devices", query=Window, answer=answer_devices),),
+    routes=(Route(path="devices", query=Window, answer=answer_devices, is_shared=True),),
 )

@@ -30,6 +30,7 @@ from penstock.backends.learners.batch.sequences import demonstration_sequence, o
 from penstock.backends.learners.checkpoints.record import CheckpointError as CheckpointError
 from penstock.backends.learners.objectives.logprobs import other_logprobs, token_entropy, token_logprobs
 from penstock.backends.learners.torch.attention import PACKED_ATTENTION, PackedRows
+from penstock.backends.learners.training.freezing import frozen_weights
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from penstock.backends.learners.batch.sequences import TrainSequence
-    from penstock.backends.learners.options import LoraOptions
+    from penstock.backends.learners.options import LearnerOptions, LoraOptions
     from penstock.backends.learners.torch.lora import Adapters
 
 ADAPTER_PREFIX: Final = "adapter/"
@@ -169,6 +170,21 @@ class PackedModel:
 
         self.freeze_facts(self.dtype)
         self.adapters = Adapters(self.model, options)
+
+    def freeze(self, options: LearnerOptions) -> None:
+        """Leave the weights as they are that ``learner.freeze`` names. Before the model is divided over ranks.
+
+        Raises:
+            UserFault: see :func:`.frozen_weights`.
+        """
+        names = self.checkpoint_names
+        has_names = names.can_rename_one_by_one
+        weights = {
+            name: list(names.rename({name: parameter.detach()})) if has_names else [name]
+            for name, parameter in self.model.named_parameters()
+        }
+        for name in frozen_weights(options, weights):
+            self.model.get_parameter(name).requires_grad_(False)
 
     def weights(self, read: Callable[[Tensor], Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
         """Every parameter and persistent buffer by its name in memory, one after the other; one that has several names

@@ -93,6 +93,7 @@ class DecoderConfig(HfConfig, frozen=True, kw_only=True):
     attention_bias: bool = False
     mlp_bias: bool = False
     use_sliding_window: bool = False
+    use_qk_norm: bool = False
     quantization_config: dict[str, object] | None = None
 
     rope_theta: float | None = None

@@ -174,8 +174,8 @@ def test_a_checkpoint_goes_to_fp8_and_back_and_there_again(bfloat16: Path, tmp_p
             assert same({"": tensor}, {"": fp8[name]})
     left = {name for name, tensor in original.items() if tensor.ndim == 2} - matrices
     assert left == {
-        "model.embed_tokens.weight", "lm_head.weight", f"{OF_PREDICTION}eh_proj.weight", "model.layers.1.mlp.gate.weight",
-        f"{OF_PREDICTION}mlp.gate.weight",
+        "model.embed_tokens.weight", "lm_head.weight", "model.layers.1.mlp.gate.weight",
+        f"{OF_PREDICTION}eh_proj.weight", f"{OF_PREDICTION}mlp.gate.weight",
     }  # fmt: skip
     config = json.loads((tmp_path / "fp8" / "config.json").read_bytes())
     assert config["quantization_config"] == {
@@ -197,7 +197,7 @@ def test_a_checkpoint_goes_to_fp8_and_back_and_there_again(bfloat16: Path, tmp_p
 
 def test_who_would_train_or_serve_it_says_what_to_convert(bfloat16: Path, tmp_path: Path) -> None:
     written(bfloat16, tmp_path / "fp8", "fp8")
-    with pytest.raises(CheckpointError, match="quantized, .* penstock convert MODEL COPY --dtype bfloat16"):
+    with pytest.raises(CheckpointError, match=r"quantized, .* penstock convert MODEL COPY --dtype bfloat16"):
         PackedModel.load(tmp_path / "fp8", dtype="float32", device=torch.device("cpu"))
     with pytest.raises(UserFault, match=r"quantized \(fp8\), .* penstock convert MODEL COPY --dtype bfloat16"):
         read_architecture(tmp_path / "fp8")

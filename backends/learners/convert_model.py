@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.checkpoint.fp8 import recoded
 from penstock.backends.checkpoint.huggingface_format import HuggingFaceFormat
+from penstock.backends.checkpoint.layers_beyond import with_layers_beyond
 from penstock.backends.checkpoint.model_format import FP8, ConversionPlan, Converted, ModelFormat, planned_weights
 from penstock.backends.durable import publish
 from penstock.backends.learners.megatron.checkpoint.conversion import MegatronFormat
@@ -75,8 +76,12 @@ def convert_model(
         raise UserFault(
             "--dtype fp8 is for Hugging Face format; megatron-core's checkpoints are in float32 or bfloat16"
         )
-    with reader.open(source) as opened, _written_beside(target) as partial:
-        model = recoded(opened, source, plan.dtype)
+    with (
+        reader.open(source) as opened,
+        with_layers_beyond(opened, source) as whole,
+        _written_beside(target) as partial,
+    ):
+        model = recoded(whole, source, plan.dtype)
         size_bytes = sum(tensor.nbytes for tensor in planned_weights(model, plan).values())
         _check_room(target.parent, size_bytes)
         return writer.write(source, model, partial, plan, begun(size_bytes))

@@ -13,19 +13,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def write_config(source: Path, target: Path, dtype: str | None) -> None:
+def write_config(source: Path, target: Path, dtype: str | None, quantization: dict[str, Any] | None = None) -> None:
     """Copy ``config.json``, and the generation config where there is one, from one folder to another.
 
     Args:
         source: the one.
         target: the other.
         dtype: that the model has there; None leaves what is said.
+        quantization: how its weights are quantized there, if they are; what is said of that already stays.
 
     Raises:
         OSError: the disk refuses.
     """
     config = cast("dict[str, Any]", msgspec.json.decode((source / CONFIG_FILE).read_bytes()))
-    if dtype is not None:
+    if quantization is not None:
+        config.setdefault("quantization_config", quantization)
+    elif dtype is not None:
+        config.pop("quantization_config", None)
         _set_dtype(config, dtype)
     (target / CONFIG_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(config)) + b"\n")
     generation = source / GENERATION_FILE

@@ -21,6 +21,8 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from penstock.backends.checkpoint.fp8 import SCALE, find_blocks, problems_of
+from penstock.backends.checkpoint.open_config import open_config
 from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.messages.errors import UserFault
@@ -64,6 +66,8 @@ def _examined(folder: Path, tensors: CheckpointTensors) -> Examined:
     dtypes = tensors.dtypes()
     architecture = ""
     try:
+        blocks = find_blocks(folder)
+        problems += problems_of(tensors.shapes(), dtypes, blocks) if blocks else []
         model, found = _load_without_memory(folder)
     except (OSError, ValueError, KeyError, SafetensorError, StrictDataclassError) as error:
         problems.append(f"{folder}: transformers cannot open it as a causal model: {error}")
@@ -90,8 +94,11 @@ def _examined(folder: Path, tensors: CheckpointTensors) -> Examined:
 
 def _load_without_memory(folder: Path) -> tuple[PreTrainedModel, Mapping[str, Any]]:
     with quiet_transformers():
+        config = open_config(folder)
+        if hasattr(config, "quantization_config"):  # else transformers asks for the GPU that computes in it
+            del config.quantization_config
         loaded = AutoModelForCausalLM.from_pretrained(
-            folder, device_map="meta", local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
+            folder, config=config, device_map="meta", output_loading_info=True, ignore_mismatched_sizes=True
         )
     return cast("tuple[PreTrainedModel, Mapping[str, Any]]", loaded)
 
@@ -123,7 +130,8 @@ def _ties(model: PreTrainedModel) -> Mapping[str, str]:
 
 def _unknown(model: PreTrainedModel, found: Mapping[str, Any]) -> list[str]:
     """Weights that belong nowhere; a tied one that is stored as well belongs to the other."""
-    return sorted(cast("set[str]", found["unexpected_keys"]) - set(_ties(model)))
+    unknown = cast("set[str]", found["unexpected_keys"]) - set(_ties(model))
+    return sorted(name for name in unknown if not name.endswith(SCALE))
 
 
 def tokenizer_problems(folder: Path) -> Iterator[str]:

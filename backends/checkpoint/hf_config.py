@@ -28,6 +28,12 @@ GENERATION_FILE: Final = "generation_config.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 INDEX_FILE: Final = "model.safetensors.index.json"
 
+BUILT_AS: Final = {"kimi_k2": "deepseek_v3"}
+"""``model_type`` of models that are another one in all but name → ``model_type`` of that one."""
+UNQUANTIZED: Final = (
+    "expected bfloat16 or float32; penstock convert MODEL COPY --dtype bfloat16 writes such a copy of FP8"
+)
+
 Size = Annotated[int, Meta(ge=0)]
 """0 is what the file does not say."""
 
@@ -87,6 +93,7 @@ class DecoderConfig(HfConfig, frozen=True, kw_only=True):
     attention_bias: bool = False
     mlp_bias: bool = False
     use_sliding_window: bool = False
+    use_qk_norm: bool = False
     quantization_config: dict[str, object] | None = None
 
     rope_theta: float | None = None

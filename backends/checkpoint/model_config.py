@@ -17,6 +17,7 @@ from penstock.backends.checkpoint.hf_config import (
     CONFIG_FILE,
     GENERATION_FILE,
     SIZES,
+    UNQUANTIZED,
     DecoderConfig,
     HfConfig,
     find_config,
@@ -186,6 +187,8 @@ def _family(path: Path, raw: DecoderConfig) -> str:
 
 
 def _refuse_unsupported(path: Path, raw: DecoderConfig) -> None:
+    if raw.quantization_config is not None:
+        raise UserFault(f"{path}: its weights are quantized, {UNQUANTIZED}")
     if raw.hidden_act != "silu":
         raise UserFault(f"{path}: hidden_act must be silu, found {raw.hidden_act}")
     if raw.use_sliding_window:

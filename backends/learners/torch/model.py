@@ -24,6 +24,8 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
+from penstock.backends.checkpoint.hf_config import UNQUANTIZED
+from penstock.backends.checkpoint.open_config import open_config
 from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.learners.batch.packing import PackedTokens, pack
 from penstock.backends.learners.batch.sequences import demonstration_sequence, open_ended_sequence
@@ -309,12 +311,15 @@ def _load(folder: Path, dtype: str, device_map: str | None = None) -> PreTrained
         raise CheckpointError(f"{folder}: no config.json there; expected a folder that save_pretrained wrote")
     with quiet_transformers():
         try:
+            config = open_config(folder)
+            if getattr(config, "quantization_config", None) is not None:
+                raise CheckpointError(f"{folder}: its weights are quantized, {UNQUANTIZED}")
             loaded = AutoModelForCausalLM.from_pretrained(
                 folder,
+                config=config,
                 dtype=DTYPES[dtype],
                 device_map=device_map,
                 attn_implementation=PACKED_ATTENTION,
-                local_files_only=True,
                 output_loading_info=True,
                 # Reported below; transformers' own error points to a table that it prints.
                 ignore_mismatched_sizes=True,

@@ -113,6 +113,7 @@ class Architecture:
     norm_epsilon: float
     has_tied_embeddings: bool
     has_qkv_bias: bool
+    has_qk_norm: bool
     rope: Rope
     experts: Experts | None = None
     latent: LatentAttention | None = None
@@ -174,6 +175,7 @@ def architecture_of(config: DecoderConfig, origin: str) -> Architecture:
         norm_epsilon=config.rms_norm_eps,
         has_tied_embeddings=config.tie_word_embeddings,
         has_qkv_bias=family.qkv_bias == "always" or (family.qkv_bias == "as said" and config.attention_bias),
+        has_qk_norm=family.qk_norm == "always" or (family.qk_norm == "as said" and config.use_qk_norm),
         rope=_rope(config, family),
         experts=_experts(config, family, origin),
         latent=latent,

@@ -18,7 +18,6 @@ from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES, ArrayLengthErro
 from penstock.messages.base import Metric, Value
 from penstock.messages.top_logprobs import TopLogprobs
 
-
 MAX_ANSWER_CHARACTERS: Final = 200
 """Of an extracted answer that travels and is written down."""
 

@@ -79,8 +79,8 @@ def maj_at_k(votes: Sequence[tuple[str, bool]], k: int) -> float:
     """The chance that the answer which most of ``k`` answers give passes, over all choices of ``k`` of these ``votes``
     (an extracted answer, and whether it passes): so without bias, as pass@k is.
 
-    Answers that tie share the chance equally. One that is empty is no vote; where nobody votes, nothing passes. An answer
-    passes as often as those that give it do.
+    Answers that tie share the chance equally. One that is empty is no vote; where nobody votes, nothing passes. It
+    passes as often as the answers do that give it.
 
     For each number of votes that may win, one pass over the answers counts the choices in which this is the highest
     number, by how many answers tie at it, and with them the sum of how often these pass.

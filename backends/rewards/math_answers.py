@@ -127,12 +127,12 @@ def math_answer(response: str, truncated: bool) -> str | None:
     return vote_form(numbers[-1]) if numbers else None
 
 
-def boxed_answer(response: str, truncated: bool) -> str | None:  # noqa: ARG001 - as others are asked
+def boxed_answer(response: str, truncated: bool) -> str | None:
     """As ``math``, and an answer outside of a box is none."""
     return math_answer(response, truncated=True)
 
 
-def thought_answer(response: str, truncated: bool) -> str | None:  # noqa: ARG001 - as others are asked
+def thought_answer(response: str, truncated: bool) -> str | None:
     """What is in the last box behind the thinking, for votes."""
     _, ended, solution = response.rpartition(THOUGHT_END)
     return math_answer(solution, truncated=True) if ended else None

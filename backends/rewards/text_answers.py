@@ -108,7 +108,7 @@ def _several(label: str, name: str) -> Sequence[str]:
     return [label]
 
 
-def words_answer(response: str, truncated: bool) -> str:  # noqa: ARG001 - as others are asked
+def words_answer(response: str, truncated: bool) -> str:
     """The response as it is compared, for votes."""
     return " ".join(_words(response))
 
@@ -143,7 +143,7 @@ def _letter(response: str) -> str | None:
     return whole[1].upper() if whole else None
 
 
-def letter_answer(response: str, truncated: bool) -> str | None:  # noqa: ARG001 - as others are asked
+def letter_answer(response: str, truncated: bool) -> str | None:
     """The letter that was chosen, for votes."""
     return _letter(response)
 
@@ -179,7 +179,7 @@ def dapo_reward(response: str, label: str) -> dict[str, float]:
     return {"score": DAPO_RIGHT if right else DAPO_WRONG, "acc": float(right)}
 
 
-def dapo_answer(response: str, truncated: bool) -> str | None:  # noqa: ARG001 - as others are asked
+def dapo_answer(response: str, truncated: bool) -> str | None:
     """What is behind the last ``Answer:`` at the end, for votes."""
     found = _ANSWER_LINE.findall(response[-DAPO_TAIL_CHARACTERS:])
     return vote_form(found[-1]) if found else None

@@ -12,11 +12,14 @@ Invariants:
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES, ArrayLengthError
 from penstock.messages.base import Metric, Value
 from penstock.messages.top_logprobs import TopLogprobs
+
+MAX_ANSWER_CHARACTERS: Final = 200
+"""Of an extracted answer that travels and is written down."""
 
 
 class Purpose(StrEnum):
@@ -227,6 +230,9 @@ class Reward(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     value: float
     components: tuple[Metric, ...] = ()
+    answer: str = ""
+    """What the reward function took for the final answer, in a form in which equal answers are equal texts; empty: it
+    found none, or tells none. It is the model's text, of at most :data:`MAX_ANSWER_CHARACTERS` characters."""
 
 
 class Completed(Value, frozen=True, kw_only=True, tag="completed", omit_defaults=True):

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
+from penstock.backends.checkpoint.huggingface_classes import auto_class
 from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.messages.errors import UserFault
@@ -90,7 +91,7 @@ def _examined(folder: Path, tensors: CheckpointTensors) -> Examined:
 
 def _load_without_memory(folder: Path) -> tuple[PreTrainedModel, Mapping[str, Any]]:
     with quiet_transformers():
-        loaded = AutoModelForCausalLM.from_pretrained(
+        loaded = auto_class(folder).from_pretrained(
             folder, device_map="meta", local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
         )
     return cast("tuple[PreTrainedModel, Mapping[str, Any]]", loaded)

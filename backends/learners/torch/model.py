@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
+from penstock.backends.checkpoint.huggingface_classes import auto_class
 from penstock.backends.checkpoint.terminal import quiet_transformers
+from penstock.backends.checkpoint.vision_config import find_vision_part
 from penstock.backends.learners.batch.packing import PackedTokens, pack
 from penstock.backends.learners.batch.sequences import demonstration_sequence, open_ended_sequence
 from penstock.backends.learners.checkpoints.record import CheckpointError as CheckpointError
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.options import LoraOptions
     from penstock.backends.learners.torch.lora import Adapters
+    from penstock.backends.learners.torch.vision import LearnerEyes
 
 ADAPTER_PREFIX: Final = "adapter/"
 """How names of adapters begin in the state of a trainer."""
@@ -73,6 +76,8 @@ class PackedModel:
         self.checkpoint_names = CheckpointNames(model)
         self.adapters: Adapters | None = None
         """What is trained in place of the weights; None: the weights are."""
+        self.eyes: LearnerEyes | None = None
+        """None: it takes text only."""
         self._dtype: torch.dtype | None = None
 
     @classmethod
@@ -85,6 +90,10 @@ class PackedModel:
         model = _load(folder, dtype)
         _leave_files(model)
         packed = cls(model.to(device).eval(), device)  # type: ignore[arg-type]  # to() is decorated without types
+        if (part := find_vision_part(folder)) is not None:
+            from penstock.backends.learners.torch.vision import LearnerEyes  # brings image processing
+
+            packed.eyes = LearnerEyes(model, part)
         packed.check_isolation()
         return packed
 
@@ -254,11 +263,23 @@ class PackedModel:
         finally:
             handle.remove()
 
+    def _inputs(self, packed: PackedTokens) -> dict[str, Tensor]:
+        if packed.looks:
+            if self.eyes is None:
+                raise CheckpointError(
+                    f"{type(self.model).__name__} takes text only, and a prompt has images; train a model that sees "
+                    "(model.path), or remove data.multimodal_keys"
+                )
+            return self.eyes.inputs(packed, self.device)
+        return {
+            "input_ids": self.tensor(packed.input_ids)[None],
+            "position_ids": self.tensor(packed.position_ids)[None],
+        }
+
     def _logits(self, packed: PackedTokens) -> Tensor:
         """``[T, V]`` in the dtype of the model."""
         output = self.model(
-            input_ids=self.tensor(packed.input_ids)[None],
-            position_ids=self.tensor(packed.position_ids)[None],
+            **self._inputs(packed),
             logits_to_keep=self.tensor(packed.predicted_at),
             use_cache=False,
             packed_rows=PackedRows.of(packed, self.device, self.dtype),
@@ -293,11 +314,11 @@ def _load(folder: Path, dtype: str, device_map: str | None = None) -> PreTrained
         raise CheckpointError(f"{folder}: no config.json there; expected a folder that save_pretrained wrote")
     with quiet_transformers():
         try:
-            loaded = AutoModelForCausalLM.from_pretrained(
+            loaded = auto_class(folder).from_pretrained(
                 folder,
                 dtype=DTYPES[dtype],
                 device_map=device_map,
-                attn_implementation=PACKED_ATTENTION,
+                attn_implementation={"": PACKED_ATTENTION, "text_config": PACKED_ATTENTION, "vision_config": "sdpa"},
                 local_files_only=True,
                 output_loading_info=True,
                 # Reported below; transformers' own error points to a table that it prints.

@@ -75,6 +75,8 @@ class Media(Value, frozen=True, array_like=True):
     kind: Literal["image", "video", "audio"]
     reference: str
     """An http(s) address, an absolute path, or ``data:…;base64,…``."""
+    digest: str = ""
+    """SHA-256 of the bytes of an image that engine and learner compute; empty: a server fetches it."""
 
 
 class Prompt(Value, frozen=True, kw_only=True, omit_defaults=True):

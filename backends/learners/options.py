@@ -307,6 +307,8 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     """A function of yours that adds figures of each batch after it was trained (docs/hooks.md)."""
     warm_start: WarmStartOptions | None = None
     """Supervised steps before the run, for a model that earns nothing yet. null: none."""
+    freeze_vision: bool = False
+    """Leave the weights of the part that sees as they are, of a model that has one, and train the language model alone."""
     lora: LoraOptions | None = None
     """null: all weights are trained. A warm start always trains all of them; the adapters come after it."""
     freeze: NamePatterns = ()

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
 from penstock.backends.checkpoint.hf_config import UNQUANTIZED
+from penstock.backends.checkpoint.huggingface_classes import auto_class
 from penstock.backends.checkpoint.open_config import open_config
 from penstock.backends.checkpoint.terminal import quiet_transformers
+from penstock.backends.checkpoint.vision_config import find_vision_part
 from penstock.backends.learners.batch.packing import PackedTokens, pack
 from penstock.backends.learners.batch.sequences import demonstration_sequence, open_ended_sequence
 from penstock.backends.learners.checkpoints.record import CheckpointError as CheckpointError
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.options import LearnerOptions, LoraOptions
     from penstock.backends.learners.torch.lora import Adapters
+    from penstock.backends.learners.torch.vision import LearnerEyes
 
 ADAPTER_PREFIX: Final = "adapter/"
 """How names of adapters begin in the state of a trainer."""
@@ -76,6 +79,8 @@ class PackedModel:
         self.checkpoint_names = CheckpointNames(model)
         self.adapters: Adapters | None = None
         """What is trained in place of the weights; None: the weights are."""
+        self.eyes: LearnerEyes | None = None
+        """None: it takes text only."""
         self._dtype: torch.dtype | None = None
 
     @classmethod
@@ -88,6 +93,10 @@ class PackedModel:
         model = _load(folder, dtype)
         _leave_files(model)
         packed = cls(model.to(device).eval(), device)  # type: ignore[arg-type]  # to() is decorated without types
+        if (part := find_vision_part(folder)) is not None:
+            from penstock.backends.learners.torch.vision import LearnerEyes  # brings image processing
+
+            packed.eyes = LearnerEyes(model, part)
         packed.check_isolation()
         return packed
 
@@ -272,11 +281,23 @@ class PackedModel:
         finally:
             handle.remove()
 
+    def _inputs(self, packed: PackedTokens) -> dict[str, Tensor]:
+        if packed.looks:
+            if self.eyes is None:
+                raise CheckpointError(
+                    f"{type(self.model).__name__} takes text only, and a prompt has images; train a model that sees "
+                    "(model.path), or remove data.multimodal_keys"
+                )
+            return self.eyes.inputs(packed, self.device)
+        return {
+            "input_ids": self.tensor(packed.input_ids)[None],
+            "position_ids": self.tensor(packed.position_ids)[None],
+        }
+
     def _logits(self, packed: PackedTokens) -> Tensor:
         """``[T, V]`` in the dtype of the model."""
         output = self.model(
-            input_ids=self.tensor(packed.input_ids)[None],
-            position_ids=self.tensor(packed.position_ids)[None],
+            **self._inputs(packed),
             logits_to_keep=self.tensor(packed.predicted_at),
             use_cache=False,
             packed_rows=PackedRows.of(packed, self.device, self.dtype),
@@ -314,12 +335,12 @@ def _load(folder: Path, dtype: str, device_map: str | None = None) -> PreTrained
             config = open_config(folder)
             if getattr(config, "quantization_config", None) is not None:
                 raise CheckpointError(f"{folder}: its weights are quantized, {UNQUANTIZED}")
-            loaded = AutoModelForCausalLM.from_pretrained(
+            loaded = auto_class(folder).from_pretrained(
                 folder,
                 config=config,
                 dtype=DTYPES[dtype],
                 device_map=device_map,
-                attn_implementation=PACKED_ATTENTION,
+                attn_implementation={"": PACKED_ATTENTION, "text_config": PACKED_ATTENTION, "vision_config": "sdpa"},
                 output_loading_info=True,
                 # Reported below; transformers' own error points to a table that it prints.
                 ignore_mismatched_sizes=True,

@@ -255,6 +255,10 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     """How often each batch is gone through, divided anew each time."""
     objective: ObjectiveOptions = ObjectiveOptions()
     """What is minimised; a word such as `dapo`, or a block."""
+    true_on_policy: bool = False
+    """Engine and learner compute the log-prob of every trained token with the same bits, and each step asserts it: a
+    run in which one differs stops, and names the token. For `staleness.policy: sync`, one update a batch, and embedded
+    engines on a CPU in float32, or SGLang servers that infer deterministically (docs/learner.md)."""
     learning_rate: Positive = 1e-6
     """Of AdamW, after the warm-up. 1e-6 for whole models of billions of parameters, 1e-5 with `lora`."""
     warmup_steps: Annotated[int, Meta(ge=0)] = 0

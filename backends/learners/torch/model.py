@@ -34,6 +34,7 @@ from penstock.backends.learners.batch.sequences import demonstration_sequence, o
 from penstock.backends.learners.checkpoints.record import CheckpointError as CheckpointError
 from penstock.backends.learners.objectives.logprobs import other_logprobs, token_entropy, token_logprobs
 from penstock.backends.learners.torch.attention import PACKED_ATTENTION, PackedRows
+from penstock.backends.learners.torch.row_products import BLOCK, filled_up, multiply_in_tiles
 from penstock.backends.learners.training.freezing import frozen_weights
 from penstock.messages.errors import UserFault
 
@@ -82,6 +83,7 @@ class PackedModel:
         self.eyes: LearnerEyes | None = None
         """None: it takes text only."""
         self._dtype: torch.dtype | None = None
+        self._num_places: int | None = None
 
     @classmethod
     def load(cls, folder: Path, *, dtype: str, device: torch.device) -> PackedModel:
@@ -174,6 +176,18 @@ class PackedModel:
     def next_token_logits(self, tokens: Sequence[int]) -> Tensor:
         """What the model says after each of ``tokens [T]``: float32 ``[T, V]`` on the CPU, for the caller to keep."""
         return self._logits(pack([open_ended_sequence(tokens)])).float().cpu()
+
+    def compute_as_engine(self, max_context: int) -> None:
+        """Compute every row by products of one shape from here on, as the engine does with ``learner.true_on_policy``.
+
+        Args:
+            max_context: ``model.max_context``, which the engine's cache is made for.
+
+        Raises:
+            UserFault: see :func:`.multiply_in_tiles`.
+        """
+        multiply_in_tiles(self.model)
+        self._num_places = -(-max_context // BLOCK) * BLOCK
 
     def adapt(self, options: LoraOptions) -> None:
         """Train low-rank adapters from here on; see :class:`.Adapters`. Before the model is divided over ranks."""
@@ -289,10 +303,10 @@ class PackedModel:
                     "(model.path), or remove data.multimodal_keys"
                 )
             return self.eyes.inputs(packed, self.device)
-        return {
-            "input_ids": self.tensor(packed.input_ids)[None],
-            "position_ids": self.tensor(packed.position_ids)[None],
-        }
+        tokens, positions = self.tensor(packed.input_ids), self.tensor(packed.position_ids)
+        if self._num_places is not None:
+            tokens, positions = filled_up(tokens), filled_up(positions)
+        return {"input_ids": tokens[None], "position_ids": positions[None]}
 
     def _logits(self, packed: PackedTokens) -> Tensor:
         """``[T, V]`` in the dtype of the model."""
@@ -300,7 +314,7 @@ class PackedModel:
             **self._inputs(packed),
             logits_to_keep=self.tensor(packed.predicted_at),
             use_cache=False,
-            packed_rows=PackedRows.of(packed, self.device, self.dtype),
+            packed_rows=PackedRows.of(packed, self.device, self.dtype, self._num_places),
         )
         return cast("Tensor", output.logits)[0]
 

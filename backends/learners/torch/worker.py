@@ -179,6 +179,8 @@ class TorchWorker(CommandWorker[OpenedLearner]):
 
     def _trainer(self, model: PackedModel, reference: PackedModel | None) -> PolicyTrainer:
         plan = self._plan
+        if plan.options.true_on_policy and self._workers.device.type == "cpu":  # on GPUs engines have other kernels
+            model.compute_as_engine(plan.max_context)
         return PolicyTrainer(
             model,
             plan.options,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from penstock.backends.checkpoint.hf_config import CONFIG_FILE, GENERATION_FILE
+from penstock.backends.checkpoint.hf_config import BUILT_AS, CONFIG_FILE, GENERATION_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +26,10 @@ def write_config(source: Path, target: Path, dtype: str | None, quantization: di
         OSError: the disk refuses.
     """
     config = cast("dict[str, Any]", msgspec.json.decode((source / CONFIG_FILE).read_bytes()))
+    # No code goes with it, and none is needed: what transformers does not have was refused.
+    config.pop("auto_map", None)
+    if (model_type := config.get("model_type")) in BUILT_AS:
+        config["model_type"] = BUILT_AS[model_type]
     if quantization is not None:
         config.setdefault("quantization_config", quantization)
     elif dtype is not None:

@@ -26,6 +26,8 @@ from penstock.backends.checkpoint.huggingface_classes import auto_class
 from penstock.backends.checkpoint.open_config import open_config
 from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.checkpoint.terminal import quiet_transformers
+from penstock.backends.checkpoint.tiktoken_file import tiktoken_problem
+from penstock.backends.checkpoint.tokenizer_files import CONVERT, has_tiktoken_only
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ def _examined(folder: Path, tensors: CheckpointTensors) -> Examined:
                 f"{folder}: has {named(unknown)} that {architecture} does not know, which transformers leaves aside"
             )
     problems += tokenizer_problems(folder)
+    remarks += [f"{folder}: {CONVERT}"] if has_tiktoken_only(folder) else []
     shapes = tensors.shapes()
     return Examined(
         problems=tuple(problems),
@@ -136,10 +139,14 @@ def _unknown(model: PreTrainedModel, found: Mapping[str, Any]) -> list[str]:
 
 
 def tokenizer_problems(folder: Path) -> Iterator[str]:
-    """Why transformers cannot load the tokenizer of a folder."""
+    """Why transformers cannot load the tokenizer of a folder; nothing of one that only has to be written anew."""
+    if has_tiktoken_only(folder):
+        if problem := tiktoken_problem(folder):
+            yield problem
+        return
     try:
         with quiet_transformers():
-            AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, ImportError, StrictDataclassError) as error:
         first_line = str(error).partition("\n")[0]
         yield f"{folder}: its tokenizer cannot be loaded: {first_line}; copy the tokenizer's files beside the weights"

@@ -120,6 +120,8 @@ class DecoderConfig(HfConfig, frozen=True, kw_only=True):
     decoder_sparse_step: int = 1
     mlp_only_layers: tuple[int, ...] = ()
     first_k_dense_replace: int | None = None
+    mlp_layer_types: tuple[str, ...] = ()
+    """``dense`` or ``sparse``, of each layer."""
     moe_layer_freq: int | tuple[int, ...] = 1
     n_shared_experts: int | None = None
     n_group: int | None = None

@@ -16,6 +16,7 @@ from penstock.backends.checkpoint.model_format import (
     planned_weights,
 )
 from penstock.backends.checkpoint.tensors import CheckpointTensors
+from penstock.backends.checkpoint.tiktoken_file import complete_tokenizer
 from penstock.backends.checkpoint.tokenizer_files import copy_tokenizer
 from penstock.backends.checkpoint.weight_files import WeightFiles
 from penstock.messages.errors import UserFault
@@ -55,6 +56,7 @@ class HuggingFaceFormat:
             files.finish()
         write_config(source, target, plan.dtype, quantization_config(planned) if plan.dtype == FP8 else None)
         copy_tokenizer(source, target)
+        complete_tokenizer(source, target)
         _read_back(target, planned, digests)
         return Converted(
             num_tensors=len(planned),

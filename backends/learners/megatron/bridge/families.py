@@ -191,6 +191,8 @@ class Family:
     """What experts are scored by; sigmoids come with a bias, groups and shared experts."""
     renormalizes: bool = False
     """Whether the weights of a token's experts add up to one, where the config says nothing."""
+    num_dense_first: int = 0
+    """Layers in front that have no experts, where the config says nothing."""
     has_latent_attention: bool = False
     latent_norm_epsilon: float = 1e-6
     """Of the norms inside of latent attention: no config has it, and it is not that of the other norms."""
@@ -242,6 +244,7 @@ FAMILIES: Final[dict[str, Family]] = {
             renormalizes=True,
         ),
         _DEEPSEEK_V3,
+        replace(_DEEPSEEK_V3, model_type="glm4_moe_lite", num_dense_first=1),
         *(replace(_DEEPSEEK_V3, model_type=name) for name, built_as in BUILT_AS.items() if built_as == "deepseek_v3"),
     )
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from penstock.backends.data.media import media_columns, media_of, with_places
+from penstock.backends.data.media import media_columns, media_of, taken_out, with_places
 from penstock.backends.data.problems import LONG_PROMPT
 from penstock.backends.data.row import (
     BadColumnError,
@@ -24,6 +24,7 @@ from penstock.backends.data.sources import parse_source
 
 if TYPE_CHECKING:
     from penstock.backends.data.chat import ChatTemplate
+    from penstock.backends.data.images import ImageIntake
     from penstock.backends.data.mixture import NamedSource
     from penstock.backends.data.options import DataOptions
     from penstock.backends.data.row import RawRow
@@ -54,6 +55,8 @@ class CheckedRow(NamedTuple):
     media: tuple[Media, ...] = ()
     num_retries: int | None = None
     """None: the row says nothing of it."""
+    image_tokens: tuple[int, ...] = ()
+    """How many each of its images has, where engine and learner compute them."""
 
 
 class TokenLimit(NamedTuple):
@@ -89,12 +92,21 @@ class TokenLimit(NamedTuple):
 class RowReader:
     """Reads the rows of one source."""
 
-    def __init__(self, source: NamedSource, template: ChatTemplate | None, *, keeps_messages: bool = False) -> None:
-        """``template``: the checkpoint's, where there is one; whether it is used is the source's to say."""
+    def __init__(
+        self,
+        source: NamedSource,
+        template: ChatTemplate | None,
+        *,
+        keeps_messages: bool = False,
+        images: ImageIntake | None = None,
+    ) -> None:
+        """``template``: the checkpoint's, where there is one; whether it is used is the source's to say. ``images``:
+        looks at those that engine and learner compute; None: a server does."""
         self.options = source.options
         self.name = source.name
         self._folder = _folder_of(source.path)
         self._template = template if source.options.chat_template else None
+        self._images = images
         self._keeps_messages = keeps_messages and self._template is not None
 
     @property
@@ -110,7 +122,11 @@ class RowReader:
         """
         options = self.options
         prompt = prompt_of(row, options.prompt_key, chat_template=options.chat_template, block="data")
-        media = media_of(row, options.multimodal_keys, folder=self._folder, max_bytes=options.max_media_bytes)
+        prompt, inline = taken_out(prompt, options.multimodal_keys, options.prompt_key)
+        media = media_of(
+            row, options.multimodal_keys, folder=self._folder, max_bytes=options.max_media_bytes,
+            inline={options.prompt_key: inline},
+        )  # fmt: skip
         if options.chat_template:
             messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             prompt = with_system(messages, options.system_prompt)
@@ -139,7 +155,22 @@ class RowReader:
             arguments = self.options.template_arguments
             text = self._template.render_messages(parsed.prompt, parsed.tools, arguments=arguments)
             messages = _as_json(parsed.prompt, self.options.prompt_key) if self._keeps_messages else b""
-        return CheckedRow(row.place, text, parsed.label, parsed.metadata, messages, parsed.media, parsed.num_retries)
+        media, counts = parsed.media, ()
+        if self._images is not None:
+            media, counts = self._images.taken(media, self.options.max_image_pixels)
+        return CheckedRow(
+            row.place, text, parsed.label, parsed.metadata, messages, media, parsed.num_retries, image_tokens=counts
+        )
+
+    def tokens(self, row: CheckedRow, ids: list[int] | str) -> list[int] | str:
+        """The ids of a prompt as the model sees them; those that the tokenizer gave, where a server looks at images.
+
+        Raises:
+            BadColumnError: the template has not written one place for each image.
+        """
+        if self._images is None or isinstance(ids, str):
+            return ids
+        return self._images.tokens(ids, row.image_tokens)
 
 
 def _as_json(messages: list[Message], key: str) -> bytes:

@@ -24,6 +24,7 @@ from transformers import (
 
 from penstock.backends.checkpoint.characters import (
     CHARACTERS,
+    CHAT_TEMPLATE,
     CONTEXT_TOKENS,
     END_ID,
     END_TOKEN,
@@ -32,12 +33,7 @@ from penstock.backends.checkpoint.characters import (
     SYMBOLS,
     character_tokenizer,
 )
-from penstock.backends.checkpoint.make_vision import (
-    CHAT_TEMPLATE,
-    IMAGE_SYMBOLS,
-    random_vision_model,
-    write_image_processor,
-)
+from penstock.backends.checkpoint.make_vision import random_vision_model, write_image_processor
 from penstock.backends.checkpoint.terminal import quiet_transformers
 
 if TYPE_CHECKING:
@@ -107,17 +103,16 @@ def make_model(size: ModelSize, folder: Path, seed: int) -> None:
         model = random_vision_model() if size == "vlm_xs" else _random_model(SHAPES[size])
     with quiet_transformers():
         model.save_pretrained(folder)
-    tokenizer = _fast_tokenizer()
+    tokenizer = _fast_tokenizer(sees=size == "vlm_xs")
     if size == "vlm_xs":
-        tokenizer.add_special_tokens({"additional_special_tokens": list(IMAGE_SYMBOLS)})
         tokenizer.chat_template = CHAT_TEMPLATE
         write_image_processor(folder)
     tokenizer.save_pretrained(str(folder))
 
 
-def _fast_tokenizer() -> PreTrainedTokenizerFast:
+def _fast_tokenizer(*, sees: bool) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=character_tokenizer(),
+        tokenizer_object=character_tokenizer(sees=sees),
         pad_token=PAD_TOKEN,
         eos_token=END_TOKEN,
         model_max_length=CONTEXT_TOKENS,

@@ -11,22 +11,14 @@ from typing import TYPE_CHECKING, Final
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from penstock.backends.checkpoint.characters import CONTEXT_TOKENS, END_ID, PAD_ID, SYMBOLS
+from penstock.backends.checkpoint.characters import CONTEXT_TOKENS, END_ID, IMAGE_SYMBOLS, PAD_ID, SYMBOLS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-IMAGE_SYMBOLS: Final = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-"""Their ids follow those of the characters."""
 PATCH_SIZE: Final = 4
 MERGE_SIZE: Final = 2
 MAX_IMAGE_TOKENS: Final = 64
-CHAT_TEMPLATE: Final = (
-    "{% for message in messages %}{{ message.role }}: "
-    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
-    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
-    "{% endfor %}{% endif %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
-)
 
 
 def random_vision_model() -> Qwen2_5_VLForConditionalGeneration:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock.backends.data.chat import ChatTemplate
+    from penstock.backends.data.images import ImageIntake
     from penstock.backends.data.mixture import NamedSource
     from penstock.backends.data.options import DataOptions
     from penstock.backends.data.recorded_rows import RecordedSettings
@@ -192,6 +193,7 @@ def load_dataset(
     keeps_messages: bool = False,
     recorded: RecordedSettings | None = None,
     keeps_responses: bool = False,
+    images: ImageIntake | None = None,
 ) -> Dataset:
     """Read the dataset of the scenario.
 
@@ -203,6 +205,7 @@ def load_dataset(
         keeps_messages: prompts carry the chat messages that they were rendered from.
         recorded: of a run with engines that answer with responses of rows; None where there are none.
         keeps_responses: these responses are wanted, and not only the prompts.
+        images: looks at those that engine and learner compute; None: a server does.
 
     Raises:
         DataError: the source, the tokenizer, or (unless the scenario skips them) any row cannot be used.
@@ -219,7 +222,7 @@ def load_dataset(
             skip_key="data.skip_bad_rows",
             skip_long=source.options.skip_long_prompts,
         )
-        reader = RowReader(source, template, keeps_messages=keeps_messages)
+        reader = RowReader(source, template, keeps_messages=keeps_messages, images=images)
         loader = _Loader(dataset, reader, tokenizer, problems, TokenLimit.of(source.options, max_context))
         if recorded is not None:
             special = read_special_tokens(tokenizer_folder)
@@ -305,7 +308,7 @@ class _Loader:
         for row, ids in zip(rows, encoded, strict=True):
             try:
                 teacher = teacher_tokens(row, self._tokenizer, self._limit, special=special)
-                self.dataset.append(row, self._limit.checked(ids), teacher=teacher)
+                self.dataset.append(row, self._limit.checked(self._reader.tokens(row, ids)), teacher=teacher)
             except BadColumnError as error:
                 self._problems.add(error.at(row.place))
 

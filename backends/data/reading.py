@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from penstock.backends.data.media import media_columns, media_of, with_places
+from penstock.backends.data.media import media_columns, media_of, taken_out, with_places
 from penstock.backends.data.problems import LONG_PROMPT
 from penstock.backends.data.row import (
     BadColumnError,
@@ -25,6 +25,7 @@ from penstock.messages.arrays import pack_tokens
 
 if TYPE_CHECKING:
     from penstock.backends.data.chat import ChatTemplate
+    from penstock.backends.data.images import ImageIntake
     from penstock.backends.data.mixture import NamedSource
     from penstock.backends.data.options import DataOptions
     from penstock.backends.data.row import RawRow
@@ -60,6 +61,8 @@ class CheckedRow(NamedTuple):
     """None: the row says nothing of it."""
     teacher_text: str = ""
     """What a teacher reads in place of the text; empty: the text."""
+    image_tokens: tuple[int, ...] = ()
+    """How many each of its images has, where engine and learner compute them."""
 
 
 class TokenLimit(NamedTuple):
@@ -95,12 +98,21 @@ class TokenLimit(NamedTuple):
 class RowReader:
     """Reads the rows of one source."""
 
-    def __init__(self, source: NamedSource, template: ChatTemplate | None, *, keeps_messages: bool = False) -> None:
-        """``template``: the checkpoint's, where there is one; whether it is used is the source's to say."""
+    def __init__(
+        self,
+        source: NamedSource,
+        template: ChatTemplate | None,
+        *,
+        keeps_messages: bool = False,
+        images: ImageIntake | None = None,
+    ) -> None:
+        """``template``: the checkpoint's, where there is one; whether it is used is the source's to say. ``images``:
+        looks at those that engine and learner compute; None: a server does."""
         self.options = source.options
         self.name = source.name
         self._folder = _folder_of(source.path)
         self._template = template if source.options.chat_template else None
+        self._images = images
         self._keeps_messages = keeps_messages and self._template is not None
 
     @property
@@ -115,8 +127,13 @@ class RowReader:
             BadColumnError: a column is missing or not what it should be.
         """
         options = self.options
-        prompt = self._prompt(row, options.prompt_key, "prompt_key")
-        media = media_of(row, options.multimodal_keys, folder=self._folder, max_bytes=options.max_media_bytes)
+        prompt, inline = taken_out(
+            self._prompt(row, options.prompt_key, "prompt_key"), options.multimodal_keys, options.prompt_key
+        )
+        media = media_of(
+            row, options.multimodal_keys, folder=self._folder, max_bytes=options.max_media_bytes,
+            inline={options.prompt_key: inline},
+        )  # fmt: skip
         if not isinstance(prompt, str) and media_columns(options.multimodal_keys):
             prompt = with_places(prompt, media)
         key = options.teacher_prompt_key
@@ -147,16 +164,31 @@ class RowReader:
         """
         parsed = self.parsed(row)
         of_chat = None if isinstance(parsed.prompt, str) or not self._keeps_messages else parsed.prompt
+        media: tuple[Media, ...] = parsed.media
+        counts: tuple[int, ...] = ()
+        if self._images is not None:
+            media, counts = self._images.taken(media, self.options.max_image_pixels)
         return CheckedRow(
             row.place,
             self._text(parsed.prompt, parsed.tools),
             parsed.label,
             parsed.metadata,
             b"" if of_chat is None else _as_json(of_chat, self.options.prompt_key),
-            parsed.media,
+            media,
             parsed.num_retries,
             self._text(parsed.teacher_prompt, parsed.tools),
+            counts,
         )
+
+    def tokens(self, row: CheckedRow, ids: list[int] | str) -> list[int] | str:
+        """The ids of a prompt as the model sees them; those that the tokenizer gave, where a server looks at images.
+
+        Raises:
+            BadColumnError: the template has not written one place for each image.
+        """
+        if self._images is None or isinstance(ids, str):
+            return ids
+        return self._images.tokens(ids, row.image_tokens)
 
     def _text(self, prompt: str | list[Message], tools: list[Message]) -> str:
         if isinstance(prompt, str):

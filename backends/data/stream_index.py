@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 FORMAT: Final = 1
 INDEX_FILE: Final = "index.json"
 ROWS_FILE: Final = "rows.bin"
-TOKENIZER_FILES: Final = ("tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
+TOKENIZER_FILES: Final = (
+    "tokenizer.json", "chat_template.jinja", "tokenizer_config.json", "preprocessor_config.json"
+)  # fmt: skip
 READ_BYTES: Final = 1 << 20
 
 ROW: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("number", "<u8"), ("hash", "<u8"), ("tokens", "<u4")])
@@ -236,7 +238,7 @@ def _records(
     records = list[tuple[int, int, int, int, int]]()
     for (each, row), ids in zip(good, encoded, strict=True):
         try:
-            tokens = pack_tokens(indexing.limit.checked(ids))
+            tokens = pack_tokens(indexing.limit.checked(indexing.reader.tokens(row, ids)))
             teacher_tokens(row, indexing.tokenizer, indexing.limit, special=indexing.reader.adds_special)
         except BadColumnError as error:
             problems.add(error.at(row.place))

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from penstock.backends.data.images import ImageIntake
     from penstock.backends.data.options import DataOptions
     from penstock.backends.data.reading import CheckedRow
     from penstock.backends.data.stream_index import Index
@@ -97,6 +98,7 @@ class StreamedRows:
         keeps_messages: bool = False,
         folder: Path | None = None,
         tell: Callable[[str], None] | None = None,
+        images: ImageIntake | None = None,
     ) -> None:
         """``folder``: where the index is kept; None: in one that goes when the rows are closed.
 
@@ -117,7 +119,7 @@ class StreamedRows:
             indexing = Indexing(
                 source,
                 open_row_file(parse_source(source.path).path, must, may),
-                RowReader(source, template, keeps_messages=keeps_messages),
+                RowReader(source, template, keeps_messages=keeps_messages, images=images),
                 self._tokenizer,
                 TokenLimit.of(source.options, max_context),
                 settings_digest(source, tokenizer_folder, max_context),
@@ -243,6 +245,7 @@ class StreamedRows:
         prompts = list[Prompt]()
         for row, (stretch, number), each in zip(rows, found, checked, strict=True):
             (ids,) = self._tokenizer.encode([each.text], special=stretch.indexing.reader.adds_special)
+            ids = stretch.indexing.reader.tokens(each, ids)
             tokens = b"" if isinstance(ids, str) else pack_tokens(ids)
             if prompt_hash(tokens, each.media) != int(stretch.index.rows[number]["hash"]):
                 raise DataError(f"{each.place}: the prompt is not the one that was indexed. {_CHANGED}")

@@ -93,6 +93,8 @@ class TorchEngine:
         self.num_generated = 0
         """Tokens drawn since the start."""
         device, dtype = settings.device, settings.dtype
+        self._weights: FusedWeights | LearnerWeights
+        self._model: DecoderModel | LearnerModel
         with torch.inference_mode():
             num_slots = max(settings.num_slots, MIN_ROWS)
             self._cache = KeyValueCache(config, num_slots, settings.max_context, dtype, device)

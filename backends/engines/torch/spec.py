@@ -79,6 +79,7 @@ TORCH: Final = EngineSpec(
             Capability.RECORDS_EXPERTS,
             Capability.ANSWERS_JUDGES,
             Capability.EMBEDDED,
+            Capability.SEES,
         }
     ),
     longest_context=_longest_context,

@@ -26,6 +26,8 @@ def _open(context: EngineContext) -> Backend[EngineCommand]:
         dtype=context.dtype,
         fetcher=open_fetcher(),
         by_dataset=context.by_dataset,
+        run_folder=context.run_folder,
+        name=context.name,
     )
 
 
@@ -61,6 +63,7 @@ TORCH: Final = EngineSpec(
             Capability.RECORDS_EXPERTS,
             Capability.ANSWERS_JUDGES,
             Capability.EMBEDDED,
+            Capability.PROFILED,
         }
     ),
     longest_context=_longest_context,

@@ -22,6 +22,7 @@ from penstock.backends.learners.objective_names import (
     PolicyLoss,
     Reduction,
 )
+from penstock.backends.learners.recording_options import DumpOptions, ProfileOptions
 from penstock.messages.base import Options, OptionValue
 from penstock.messages.option_keys import ObjectiveKey, RowsKey, TrainingHookKey
 
@@ -326,6 +327,10 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     the device is in our table (bfloat16 on NVIDIA GPUs), and no MFU where it is not."""
     step_timeout_s: Positive = 3600.0
     """A step that lasts longer ends the learner; another one takes its place."""
+    dump: DumpOptions | None = None
+    """null: no step is written down."""
+    profile: ProfileOptions | None = None
+    """null: no step is profiled."""
     megatron: MegatronOptions = MegatronOptions()
     """Of the backend `megatron`."""
     options: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])

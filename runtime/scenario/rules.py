@@ -35,6 +35,7 @@ from penstock.runtime.scenario.megatron_rules import megatron_rules
 from penstock.runtime.scenario.objective import OBJECTIVE
 from penstock.runtime.scenario.part_names import engine_keys, part_rules_of
 from penstock.runtime.scenario.part_rules import part_rules
+from penstock.runtime.scenario.profiling_rules import profiling_rules
 from penstock.runtime.scenario.rank_rules import rank_rules
 from penstock.runtime.scenario.recorded_rules import recorded_rules
 from penstock.runtime.scenario.reward_rules import reward_rules
@@ -316,5 +317,6 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     part_rules,
     teacher_rules,
     evaluation_rules,
+    profiling_rules,
     _without_effect,
 )

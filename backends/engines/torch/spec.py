@@ -30,6 +30,8 @@ def _open(context: EngineContext) -> Backend[EngineCommand]:
         fetcher=open_fetcher(),
         by_dataset=context.by_dataset,
         true_on_policy=context.true_on_policy,
+        run_folder=context.run_folder,
+        name=context.name,
     )
 
 
@@ -80,6 +82,7 @@ TORCH: Final = EngineSpec(
             Capability.ANSWERS_JUDGES,
             Capability.EMBEDDED,
             Capability.SEES,
+            Capability.PROFILED,
         }
     ),
     longest_context=_longest_context,

@@ -190,6 +190,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             check_stop=self._host.check_stop,
             seed=plan.seed,
             workers=self._workers,
+            run_folder=plan.run_folder,
         )
 
     def _warm_start(self, model: PackedModel) -> None:

@@ -78,7 +78,7 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     metadata: Metadata | None = None
 
 
-class InOut(msgspec.Struct, frozen=True):
+class TurnUsage(msgspec.Struct, frozen=True):
     """Tokens of a turn."""
 
     input_tokens: int
@@ -93,7 +93,7 @@ class OutMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: list[JsonObject]
     stop_reason: StopReason | None
     stop_sequence: str | None
-    usage: InOut
+    usage: TurnUsage
     type: str = "message"
     role: str = "assistant"
     penstock: PenstockFields | msgspec.UnsetType = msgspec.UNSET
@@ -243,7 +243,7 @@ class MessageReplies:
             content=content,
             stop_reason=reason,
             stop_sequence=sequence,
-            usage=InOut(self._run.num_prompt_tokens, 0 if reply is None else reply.usage.completion_tokens),
+            usage=TurnUsage(self._run.num_prompt_tokens, 0 if reply is None else reply.usage.completion_tokens),
             penstock=msgspec.UNSET if fields is None else fields,
         )
 

@@ -22,6 +22,7 @@ from penstock.backends.learners.objective_names import (
     PolicyLoss,
     Reduction,
 )
+from penstock.backends.learners.recording_options import DumpOptions, ProfileOptions
 from penstock.messages.base import Options, OptionValue
 from penstock.messages.option_keys import ObjectiveKey, RowsKey, TrainingHookKey
 
@@ -255,6 +256,10 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     """How often each batch is gone through, divided anew each time."""
     objective: ObjectiveOptions = ObjectiveOptions()
     """What is minimised; a word such as `dapo`, or a block."""
+    true_on_policy: bool = False
+    """Engine and learner compute the log-prob of every trained token with the same bits, and each step asserts it: a
+    run in which one differs stops, and names the token. For `staleness.policy: sync`, one update a batch, and embedded
+    engines on a CPU in float32, or SGLang servers that infer deterministically (docs/learner.md)."""
     learning_rate: Positive = 1e-6
     """Of AdamW, after the warm-up. 1e-6 for whole models of billions of parameters, 1e-5 with `lora`."""
     warmup_steps: Annotated[int, Meta(ge=0)] = 0
@@ -307,6 +312,8 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     """A function of yours that adds figures of each batch after it was trained (docs/hooks.md)."""
     warm_start: WarmStartOptions | None = None
     """Supervised steps before the run, for a model that earns nothing yet. null: none."""
+    freeze_vision: bool = False
+    """Leave the weights of the part that sees as they are, of a model that has one, and train the language model alone."""
     lora: LoraOptions | None = None
     """null: all weights are trained. A warm start always trains all of them; the adapters come after it."""
     freeze: NamePatterns = ()
@@ -320,6 +327,10 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     the device is in our table (bfloat16 on NVIDIA GPUs), and no MFU where it is not."""
     step_timeout_s: Positive = 3600.0
     """A step that lasts longer ends the learner; another one takes its place."""
+    dump: DumpOptions | None = None
+    """null: no step is written down."""
+    profile: ProfileOptions | None = None
+    """null: no step is profiled."""
     megatron: MegatronOptions = MegatronOptions()
     """Of the backend `megatron`."""
     options: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])

@@ -187,6 +187,7 @@ class LearnerOpener:
             workers=self._workers,
             critic=critic,
             folder=Path(self._plan.checkpoints_folder),
+            run_folder=self._plan.run_folder,
         )
         publisher = WeightPublisher(trainable, self._exporter, rank=self._workers.rank, device=self._workers.device)
         return OpenedLearner(

@@ -77,6 +77,7 @@ class MegatronTrainer(BatchTrainer):
         workers: WorkerGroup,
         critic: MegatronCritic | None = None,
         folder: Path | None = None,
+        run_folder: Path | None = None,
     ) -> None:
         """
         Args:
@@ -90,6 +91,7 @@ class MegatronTrainer(BatchTrainer):
             worker group: all ranks; each has such a trainer, and they are called alike.
             critic: as the objective has one.
             folder: of the run's checkpoints, where what is known of memory lies; None: it is not kept.
+            run_folder: for dumps and profiles of steps.
 
         Raises:
             UserFault: the objective makes no sense.
@@ -109,11 +111,14 @@ class MegatronTrainer(BatchTrainer):
                 num_ranks=workers.num_ranks,
             ),
             workers=workers,
+            run_folder=run_folder,
         )
         self._trainable = trainable
         self._sources = SourceRanks(workers, model.layout)
         self._critic = critic
-        self._objective = open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
+        self._objective = self._recorder.around(
+            open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
+        )
         self._reference: MicroBatchRunner | None = None
         if reference is not None:
             self._reference = MicroBatchRunner(

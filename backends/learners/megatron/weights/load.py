@@ -9,11 +9,11 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
+from penstock.backends.checkpoint.layers_beyond import layers_beyond
 from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.learners.checkpoints.record import CheckpointError
 from penstock.backends.learners.megatron.bridge.families import EMBEDDING, EXPERT_BIAS, HEAD
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.model.build import ParallelModel
     from penstock.backends.learners.options import LearnerOptions
 
-_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 _log = logging.getLogger(__name__)
 
 
@@ -69,17 +68,11 @@ def load_weights(model: ParallelModel, folder: Path, *, rank: int) -> None:
             own.zero_()
             for block in weights.blocks(parameter, shard):
                 _read_block(reader, parameter, block, own)
-        if rank == 0 and (left := _layers_beyond(reader, model.architecture.num_layers)):
+        if rank == 0 and (left := sorted(set(layers_beyond(reader, model.architecture.num_layers).values()))):
             _log.warning(
                 "%s: layers %s, beyond the model's %d, are left out: they predict several tokens at once, and are "
-                "neither trained nor published", folder, ", ".join(map(str, left)), model.architecture.num_layers,
+                "neither trained nor published; what is saved keeps them as they are", folder, ", ".join(map(str, left)), model.architecture.num_layers,
             )  # fmt: skip
-
-
-def _layers_beyond(reader: CheckpointTensors, num_layers: int) -> list[int]:
-    """Of a checkpoint that has more layers than its ``config.json`` says."""
-    found = {int(match[1]) for match in map(_LAYER.match, reader) if match}
-    return sorted(layer for layer in found if layer >= num_layers)
 
 
 def freeze(model: ParallelModel, options: LearnerOptions, *, rank: int) -> None:

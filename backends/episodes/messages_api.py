@@ -258,7 +258,7 @@ class MessageReplies:
 
 
 def _tool_use(call: ToolCall, *, with_input: bool) -> dict[str, Any]:
-    given = msgspec.Raw(call.function.arguments.encode()) if with_input else {}
+    given = msgspec.Raw(call.function.arguments.encode() if with_input else b"{}")
     return {"type": "tool_use", "id": call.id, "name": call.function.name, "input": given}
 
 

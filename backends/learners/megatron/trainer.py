@@ -113,9 +113,8 @@ class MegatronTrainer(BatchTrainer):
             workers=workers,
             run_folder=run_folder,
         )
-        self._trainable = trainable
+        self._trainable, self._critic = trainable, critic
         self._sources = SourceRanks(workers, model.layout)
-        self._critic = critic
         self._objective = self._recorder.around(
             open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
         )
@@ -124,12 +123,13 @@ class MegatronTrainer(BatchTrainer):
             self._reference = MicroBatchRunner(
                 reference, reference.chunks, device=workers.device, temperature=temperature, check_stop=check_stop
             )
-        self._folder, self._can_be_finer = folder, False
-        self._size = known_size(options, folder, is_speaker=workers.is_first)
-        if can_try_anew(model.layout, options.megatron):
-            self._fail_together()
+        self._size_micro_batches(folder)
 
-    def _fail_together(self) -> None:
+    def _size_micro_batches(self, folder: Path | None) -> None:
+        self._folder, self._can_be_finer = folder, False
+        self._size = known_size(self._options, folder, is_speaker=self._workers.is_first)
+        if not can_try_anew(self._trainable.model.layout, self._options.megatron):
+            return
         own = self._critic.runner if isinstance(self._critic, OwnCritic) else None
         for runner in (self._trainable.runner, self._reference, own):
             if runner is not None:

@@ -147,13 +147,10 @@ def _counts(file: Path) -> LedgerCounts | None:
 
 def _rows(counts: LedgerCounts) -> list[BalanceRow]:
     """Those of the ledger's view ``balance``, which would read all samples twice more."""
-    fates: dict[tuple[str, str], tuple[int, int]] = {}
-    for count in counts.samples:
-        fate = (IN_SYSTEM, "admitted") if count.state is None else (count.state, count.cause)
-        number, tokens = fates.pop(fate, (0, 0))
-        fates[fate] = (number + count.num_samples, tokens + count.num_tokens)
-    rows = [BalanceRow(state, terminal_text(cause), *both) for (state, cause), both in fates.items()]
-    rows.sort(key=lambda row: (row.state == IN_SYSTEM, row.state, row.cause))
+    ended = [count for count in counts.samples if count.state is not None]
+    come = [count for count in counts.samples if count.state is None]
+    rows = [BalanceRow(one.state or "", terminal_text(one.cause), one.num_samples, one.num_tokens) for one in ended]
+    rows += [BalanceRow(IN_SYSTEM, "admitted", one.num_samples, one.num_tokens) for one in come]
     rows.append(BalanceRow(IN_SYSTEM, "granted", counts.num_granted, 0))
     rows.append(BalanceRow(IN_SYSTEM, "evaluation", counts.num_evaluating, 0))
     return [row for row in rows if row.num_samples]

@@ -1,4 +1,4 @@
-"""Every sample of a ledger, counted by what became of it, in one reading: of a million samples it takes seconds."""
+"""Every sample of a ledger, counted by what became of it, in one scan: of a million samples it takes half a second."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from penstock.messages.training import Balance, CauseCount
 if TYPE_CHECKING:
     import sqlite3
 
-_SAMPLES: Final = """
-SELECT coalesce(g.state, ''), s.state, s.cause, count(*), sum(s.num_tokens), sum(s.num_given_tokens) FROM samples s
-    LEFT JOIN groups g USING (group_id) GROUP BY 1, 2, 3 ORDER BY 2, 3
+_COUNTS: Final = "SELECT s.state, s.cause, count(*), sum(s.num_tokens), sum(s.num_given_tokens)"
+_SAMPLES: Final = f"{_COUNTS} FROM samples s GROUP BY 1, 2 ORDER BY 1, 2"
+_OPEN: Final = f"""
+{_COUNTS} FROM groups g CROSS JOIN samples s USING (group_id) WHERE g.state IN ('admitted', 'leased') GROUP BY 1, 2
 """
 _COMING: Final = """
 SELECT coalesce((SELECT samples_per_group FROM run), 0) * (SELECT count(*) FROM groups WHERE state = 'granted'),
@@ -19,14 +20,11 @@ SELECT coalesce((SELECT samples_per_group FROM run), 0) * (SELECT count(*) FROM 
         * (SELECT count(*) FROM groups WHERE state IN ('admitted', 'leased')),
     (SELECT coalesce(sum(num_samples), 0) FROM evaluation_groups WHERE state = 'granted')
 """
-_OPEN: Final = ("admitted", "leased")
 
 
-class SampleCount(NamedTuple):
-    """Samples that have come, of one fate, in groups of one state."""
+class FateCount(NamedTuple):
+    """Samples that have come, of one fate."""
 
-    group_state: str
-    """Empty of evaluations."""
     state: str | None
     """None: they have not ended."""
     cause: str
@@ -36,35 +34,37 @@ class SampleCount(NamedTuple):
 
 
 class LedgerCounts(NamedTuple):
-    """Every sample of a ledger, counted in one reading of it."""
+    """What the tables of a ledger say at one moment."""
 
-    samples: list[SampleCount]
+    samples: list[FateCount]
+    """All that have come."""
+    open: list[FateCount]
+    """Those among them whose groups have come and not ended."""
     num_granted: int
     """Samples of groups that have not come."""
     num_open: int
-    """Of groups that came and did not end, as a whole."""
+    """Of groups that have come and not ended, as they were granted."""
     num_evaluating: int
     """Of evaluations, that have not come."""
 
     def balance(self) -> Balance:
         """A group ends as a whole: what failed of one that waits to be trained is in the system with it, as for the
         Buffer."""
-        ended: dict[tuple[str | None, str], list[SampleCount]] = {}
-        for count in self.samples:
-            if count.group_state not in _OPEN:
-                ended.setdefault((count.state, count.cause), []).append(count)
+        waiting = {(count.state, count.cause): count for count in self.open}
+        nothing = FateCount(None, "", 0, 0, 0)
+        ended = [(count, waiting.get((count.state, count.cause), nothing)) for count in self.samples]
         causes = tuple(
             CauseCount(
-                state=state or "",
-                cause=cause,
-                num_samples=sum(count.num_samples for count in counts),
-                num_tokens=sum(count.num_tokens for count in counts),
-                num_given_tokens=sum(count.num_given_tokens for count in counts),
+                state=count.state or "",
+                cause=count.cause,
+                num_samples=count.num_samples - still.num_samples,
+                num_tokens=count.num_tokens - still.num_tokens,
+                num_given_tokens=count.num_given_tokens - still.num_given_tokens,
             )
-            for (state, cause), counts in ended.items()
+            for count, still in ended
+            if count.num_samples > still.num_samples
         )
-        waiting = [count for count in self.samples if count.group_state in _OPEN]
-        in_system_tokens = sum(count.num_tokens - count.num_given_tokens for count in waiting)
+        in_system_tokens = sum(count.num_tokens - count.num_given_tokens for count in self.open)
         in_system = self.num_granted + self.num_open + self.num_evaluating
         return Balance(
             issued=in_system + sum(count.num_samples for count in causes),
@@ -76,14 +76,14 @@ class LedgerCounts(NamedTuple):
 
 
 def ledger_counts(database: sqlite3.Connection) -> LedgerCounts:
-    """What the tables of a ledger have, at one moment.
+    """Count the samples of a ledger.
 
     Raises:
         sqlite3.Error: it cannot be read.
     """
     database.execute("BEGIN")
     try:
-        samples = [SampleCount(*row) for row in database.execute(_SAMPLES)]
-        return LedgerCounts(samples, *database.execute(_COMING).fetchone())
+        samples, still = ([FateCount(*row) for row in database.execute(query)] for query in (_SAMPLES, _OPEN))
+        return LedgerCounts(samples, still, *database.execute(_COMING).fetchone())
     finally:
         database.execute("ROLLBACK")

@@ -191,6 +191,10 @@ def test_a_run_that_goes_on_is_told_to_change_its_policy_to_save_and_to_stop(bro
     assert done.exit_code == 0, done.output
 
 
+def says_markup(_folder: Path, _told: controls.Told) -> CommandAnswer:
+    return CommandAnswer(accepted=True, text=f"yes {MARKUP}")
+
+
 def test_what_a_run_answers_is_shown_as_text(
     browser: Any,  # noqa: ANN401
     tmp_path: Path,
@@ -204,7 +208,7 @@ def test_what_a_run_answers_is_shown_as_text(
         tab.page.click("#controls summary")
         tab.page.click("text=Save")
         expect(said).to_contain_text("cannot be told anything")  # no driver listens there
-        monkeypatch.setattr(controls, "tell_run", lambda *_: CommandAnswer(accepted=True, text=f"yes {MARKUP}"))
+        monkeypatch.setattr(controls, "tell_run", says_markup)
         tab.page.click("text=Save")
         expect(said).to_have_text(f"yes {MARKUP}")
         assert tab.complaints == []

@@ -45,7 +45,7 @@ from penstock.runtime.observability import page, trackers
 from penstock.runtime.observability.charts import MAX_POINTS, Chart, line_of
 from penstock.runtime.observability.facts import Package, RunFacts, read_starts
 from penstock.runtime.observability.figures import RunFigures, RunningTotal
-from penstock.runtime.observability.jsonl import JsonLinesWriter
+from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows
 from penstock.runtime.observability.metrics import RunMetrics
 from penstock.runtime.observability.nvml import GPU_FILE, GpuRow
 from penstock.runtime.observability.recorder import RunRecorder
@@ -640,7 +640,6 @@ def test_the_states_of_every_lane_add_up_to_a_hundred(completed: Path) -> None:
 
 def test_activity_is_read_once(completed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
-    read_rows = trackers.read_rows
 
     def counted(path: Path, row_type: type[Any], **options: Any) -> Iterator[Any]:  # noqa: ANN401
         read.append(path)

@@ -64,6 +64,28 @@ def compare(
 
 
 @app.command(
+    "diff-steps",
+    epilog="[bold]Examples[/]\n\npenstock diff-steps runs/before-20260801-120000 runs/after-20260801-130000\n\n"
+    "penstock diff-steps runs/one runs/other --step 3 --tolerance 1e-5 --json",
+)
+def diff_steps(
+    first: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    second: Annotated[Path, typer.Argument(metavar="RUN", help="The other's.")],
+    step: Annotated[int | None, typer.Option(min=1, help="Look at this step only.")] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="By which log-probs and other figures may differ; ids may not.")
+    ] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Find where two runs part: the first step, column and token that differs, in the order of cause and effect.
+
+    Both need steps that are written down (learner.dump). The exit code is 1 where they differ, 0 where they do not."""
+    from penstock.runtime.cli.diff_steps import show_difference
+
+    raise typer.Exit(show_difference(first, second, console, step=step, tolerance=tolerance, as_json=as_json))
+
+
+@app.command(
     epilog="[bold]Examples[/]\n\npenstock dashboard\n\npenstock dashboard runs/math-20260801-120000 --port 0\n\n"
     "penstock dashboard runs/math-20260801-120000 runs/math-20260802-120000"
 )

@@ -152,8 +152,8 @@ def _observer(fraction: float) -> TraceObserver:
 
 
 def _watch(num_calls: int, observer: TraceObserver | None, *, is_empty: bool = False) -> None:
-    """What the Scorer hears and sends for one sample after another, with the three calls that a shell makes for each
-    event. Three events are three calls."""
+    """What the Scorer hears and sends for one sample after another, as a shell hands them over. Three events
+    are three calls."""
     prompt = Prompt(row=0, epoch=0, tokens=pack_tokens(range(16)))
     part = Part(tokens=pack_tokens([1]), logprobs=pack_floats([-1.0]), spans=(VersionSpan(1, 1),))
     header = Header("engine/0", 1, 1, 1, 0, bytes(24))
@@ -171,8 +171,6 @@ def _watch(num_calls: int, observer: TraceObserver | None, *, is_empty: bool = F
             observer.handled(generated, header, observer.clock_ns(), observer.clock_ns(), [])
         if observer is not None:
             observer.handled(judged, None, observer.clock_ns(), observer.clock_ns(), [*sends])
-        if observer is not None:
-            observer.trace_of(scored, b"")
         if observer is not None:
             observer.handled(settled, header, observer.clock_ns(), observer.clock_ns(), [])
 

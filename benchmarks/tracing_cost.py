@@ -45,7 +45,7 @@ NUM_CALLS: Final = 20_000
 REPETITIONS: Final = 7
 SPANS_A_BATCH: Final = 512
 GROUPS_A_REPETITION: Final = 640
-FRACTIONS: Final = {"with every sample traced": 1.0, "with one in ten": 0.1, "with none": 0.0}
+FRACTIONS: Final = {"with every group traced": 1.0, "with one in ten": 0.1, "with none": 0.0}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
 RECORDED: Final = "a span recorded as a tuple"
 DERIVED: Final = "the trace id of a sample, derived"
 HANDLED_ON: Final = "an event watched: its span, its stage, its context"
-HANDLED_OUT: Final = "the same, sample not among those traced"
+HANDLED_OUT: Final = "the same, group not among those traced"
 HANDLED_OFF: Final = "the same, tracing switched off (a check for None)"
 CONVERTED: Final = "a tuple made an OpenTelemetry span, where there is a collector"
 EXPORTED: Final = "a tuple written to the run's folder as OTLP/JSON"

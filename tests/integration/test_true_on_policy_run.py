@@ -1,5 +1,5 @@
-"""Whole runs with ``learner.true_on_policy``: engine and learner differ by 0 in every step, and a kernel that is planted
-in the learner's process ends the run at its first step."""
+"""Whole runs with ``learner.true_on_policy``: engine and learner differ by 0 in every step, and a kernel that is
+planted in the learner's process ends the run at its first step."""
 
 from __future__ import annotations
 

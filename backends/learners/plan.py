@@ -3,6 +3,7 @@ told at its start. Nothing here needs torch."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import field
@@ -64,6 +65,11 @@ class LearnerPlan(Value, frozen=True, kw_only=True):
     """For the warm start; None: there is none."""
     rank: str = ""
     """Opens what works in a rank (:class:`.RankOpener`): ``module:function``. Empty for a learner without ranks."""
+
+    @property
+    def run_folder(self) -> Path:
+        """Where dumps and profiles of steps are written."""
+        return Path(self.checkpoints_folder).parent
 
     def check(self) -> None:
         """Demonstrations are given exactly when there is a warm start.

@@ -55,6 +55,8 @@ class LearnerSpec:
     """Ranks that say much to each other, and so have to be on one node."""
     has_layout: bool = False
     """Its block says how the model is divided over its ranks, which is checked and planned before the run."""
+    can_record_steps: bool = False
+    """It heeds ``learner.dump`` and ``learner.profile``."""
     modules: tuple[str, ...] = ()
     """What its process imports first with one rank, so that a host can have it ready."""
 

@@ -283,7 +283,9 @@ def _with_evaluation(plan: RunPlan, prompts: Backend[Any], *, keeps_messages: bo
     from penstock.backends.evaluation.prompts import PromptsWithEvaluation
     from penstock.runtime.run.rows import read_evaluation
 
-    datasets = read_evaluation(plan.scenario, Path(plan.model_folder), keeps_messages=keeps_messages)
+    datasets = read_evaluation(
+        plan.scenario, Path(plan.model_folder), keeps_messages=keeps_messages, run_folder=Path(plan.run_folder)
+    )
     return PromptsWithEvaluation(prompts, datasets)
 
 

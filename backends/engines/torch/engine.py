@@ -49,6 +49,7 @@ from penstock.backends.engines.torch.slots import MIN_ROWS, PromptIndex, Running
 from penstock.backends.engines.torch.stopping import EndReason, StopStringWatch
 from penstock.backends.engines.torch.weights import FusedWeights
 from penstock.messages.arrays import floats_view, tokens_view
+from penstock.messages.errors import UserFault
 from penstock.messages.parts import join
 from penstock.messages.samples import Part
 
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.attention import Attention
     from penstock.backends.engines.torch.engine_settings import EngineSettings
     from penstock.backends.engines.torch.learner_model import LearnerModel, LearnerWeights
+    from penstock.backends.engines.torch.sight import Sight
 
 MAX_SCORED_ROWS: Final = 512
 """Rows of logits that ``score`` holds at once; so many tokens can be scored whatever ``max_context`` is, if the model
@@ -91,6 +93,8 @@ class TorchEngine:
         self.num_generated = 0
         """Tokens drawn since the start."""
         device, dtype = settings.device, settings.dtype
+        self._weights: FusedWeights | LearnerWeights
+        self._model: DecoderModel | LearnerModel
         with torch.inference_mode():
             num_slots = max(settings.num_slots, MIN_ROWS)
             self._cache = KeyValueCache(config, num_slots, settings.max_context, dtype, device)
@@ -280,7 +284,17 @@ class TorchEngine:
             raise RequestError(f"max_new_tokens must be at most {room} after this prompt, got {request.max_new_tokens}")
         stop_strings = self.settings.stop_strings_of(request.sampling_index)
         watch = None if stop_strings is None else StopStringWatch(stop_strings)
-        return Running(request, prompt, prefix, watch)
+        return Running(request, prompt, prefix, watch, self._sight_of(request, prompt))
+
+    def _sight_of(self, request: GenerationRequest, prompt: list[int]) -> Sight | None:
+        if not request.media:
+            return None
+        if self._weights.eyes is None:
+            raise RequestError("its prompt has images, and the model takes text only; name one that sees (model.path)")
+        try:
+            return self._weights.eyes.sight(prompt, request.media)
+        except UserFault as error:
+            raise RequestError(str(error)) from error
 
     def _already_over(self, running: Running) -> EndReason | None:
         prefix = running.prefix_tokens
@@ -299,7 +313,8 @@ class TorchEngine:
             ranges = [SlotRange(0, num_rows, self._whole_length)]
         decoding = self._attention.prepare(ranges, state.mask.scatter_(1, state.at, 0.0))
         attention: Attention = decoding
-        rows = Rows(state.fed, state.position, (state.first_address + state.at).view(-1), num_rows, num_rows - n)
+        turned = state.position if self._weights.eyes is None else state.position + state.shift
+        rows = Rows(state.fed, turned, (state.first_address + state.at).view(-1), num_rows, num_rows - n)
         if prefill is not None:
             rows = _with_prefill(rows, prefill.rows)
             attention = Segments([(num_rows, decoding), *prefill.parts])
@@ -414,12 +429,18 @@ def _stop_table(stop_token_ids: frozenset[int], config: ModelConfig, device: tor
 def _with_prefill(decode: Rows, prefill: Rows) -> Rows:
     assert decode.addresses is not None
     assert prefill.addresses is not None
+    before, seen = decode.positions, prefill.seen
+    if prefill.positions.ndim == 2:
+        before = before[:, None].expand(-1, 3)
+    if seen is not None:
+        seen = (seen[0] + len(before), seen[1])
     return Rows(
         torch.cat((decode.tokens, prefill.tokens)),
-        torch.cat((decode.positions, prefill.positions)),
+        torch.cat((before, prefill.positions)),
         torch.cat((decode.addresses, prefill.addresses)),
         decode.num_kept,
         decode.num_idle,
+        seen,
     )
 
 

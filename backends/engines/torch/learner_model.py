@@ -24,6 +24,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.engines.torch.weights import check_parameters, shapes_of
 from penstock.backends.learners.torch.row_products import filled_up, multiply_in_tiles
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.attention import Attention
     from penstock.backends.engines.torch.cache import KeyValueCache
     from penstock.backends.engines.torch.model import Rows
+    from penstock.backends.engines.torch.vision import EngineEyes
 
 CACHED_ATTENTION: Final = "penstock_cached"
 """Name under which transformers finds the attention over an engine's cache."""
@@ -46,9 +48,13 @@ class LearnerWeights:
     def __init__(self, config: ModelConfig, folder: Path) -> None:
         """
         Raises:
-            UserFault: the model has experts.
+            UserFault: the model has experts, or sees.
         """
+        if config.vision is not None:
+            raise UserFault(f"learner.true_on_policy: {folder} is a model that sees, whose images it does not cover")
         self.config = config
+        self.eyes: EngineEyes | None = None
+        """As :class:`.FusedWeights` has them; never here."""
         self.dtype, self.device, self.fold = torch.float32, torch.device("cpu"), False
         with quiet_transformers():
             own = AutoConfig.from_pretrained(folder, local_files_only=True)

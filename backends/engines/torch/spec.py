@@ -30,6 +30,8 @@ def _open(context: EngineContext) -> Backend[EngineCommand]:
         fetcher=open_fetcher(),
         by_dataset=context.by_dataset,
         true_on_policy=context.true_on_policy,
+        run_folder=context.run_folder,
+        name=context.name,
     )
 
 
@@ -79,6 +81,8 @@ TORCH: Final = EngineSpec(
             Capability.RECORDS_EXPERTS,
             Capability.ANSWERS_JUDGES,
             Capability.EMBEDDED,
+            Capability.SEES,
+            Capability.PROFILED,
         }
     ),
     longest_context=_longest_context,

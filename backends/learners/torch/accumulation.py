@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.rounds import MicroBatch
     from penstock.backends.learners.training.batch_trainer import UpdateWork
+    from penstock.backends.learners.training.token_records import TokenRecorder
     from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 
@@ -57,8 +58,9 @@ class Accumulation:
         temperature: float,
         check_stop: Callable[[], None],
         workers: WorkerGroup,
+        recorder: TokenRecorder,
     ) -> None:
-        """Arguments as for :class:`.PolicyTrainer`."""
+        """Arguments as for :class:`.PolicyTrainer`; ``recorder`` is told what the loss is computed from."""
         objective = options.objective
         self._policy = policy
         self._reference = reference
@@ -66,7 +68,7 @@ class Accumulation:
         self._options = options
         self._temperature = temperature
         self._workers = workers
-        self._objective = open_objective(objective, num_steps=options.num_updates * options.num_passes)
+        self._objective = recorder.around(open_objective(objective, num_steps=options.num_updates * options.num_passes))
         self._trains_entropy = objective.entropy_coef != 0.0 or loss_of(objective).is_function
         own_reference = [] if reference is None or reference.model is policy.model else [reference.model]
         roots = [policy.model, *own_reference, *([] if critic is None else critic.roots)]

@@ -155,6 +155,7 @@ SGLANG: Final = EngineSpec(
             Capability.RECORDS_EXPERTS,
             Capability.MEDIA,
             Capability.ANSWERS_JUDGES,
+            Capability.PROFILED,
         }
     ),
     keys=("sglang", "addresses", "router"),

@@ -101,8 +101,6 @@ class TorchEngine:
             if settings.records_experts:
                 self._cache.record_experts(config)
             self._max_scored = min(config.max_positions, max(settings.max_context, MAX_SCORED_ROWS))
-            self._weights: FusedWeights | LearnerWeights
-            self._model: DecoderModel | LearnerModel
             self._weights, self._model = _opened_model(config, settings, self._cache, self._max_scored)
             self._slots = SlotState(num_slots, self._cache, dtype, device)
             self._stops = _stop_table(settings.stop_token_ids, config, device)

@@ -64,7 +64,7 @@ class PolicyTrainer(BatchTrainer):
             reference: the policy that the KL term pulls to; None where ``kl_coef`` is 0.
             check_stop: called before each micro-batch; raises to end the step.
             seed: of the order in which a batch is gone through, where it is divided.
-            worker group: all ranks; each has such a trainer, and they are called alike.
+            workers: all ranks; each has such a trainer, and they are called alike.
             run_folder: for dumps and profiles of steps.
 
         Raises:
@@ -81,8 +81,7 @@ class PolicyTrainer(BatchTrainer):
             workers=workers,
             run_folder=run_folder,
         )
-        has_critic = options.objective.critic != "none"
-        self._policy = model
+        self._policy, has_critic = model, options.objective.critic != "none"
         self._critic = Critic(model, options, num_steps=num_steps, workers=workers) if has_critic else None
         self._optimizer = MasterAdamW(
             model.model,
@@ -92,9 +91,7 @@ class PolicyTrainer(BatchTrainer):
             compute_dtype=model.dtype,
             workers=workers,
         )
-        self._optimizers: list[MasterAdamW | Critic] = [self._optimizer]
-        if self._critic is not None:
-            self._optimizers.append(self._critic)
+        self._optimizers = [one for one in (self._optimizer, self._critic) if one is not None]
         self._accumulation = Accumulation(
             model,
             reference,

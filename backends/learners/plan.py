@@ -55,6 +55,8 @@ class LearnerPlan(Value, frozen=True, kw_only=True):
     """Of the run."""
     num_steps: int
     """Batches of the run, for the schedule of the learning rate."""
+    max_context: int = 0
+    """Tokens of prompt and response together, for ``options.true_on_policy``."""
     epoch: int
     """Of this incarnation of the learner; no two of one run have the same."""
     export: ExportPlan

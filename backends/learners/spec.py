@@ -47,6 +47,8 @@ class LearnerSpec:
     """What ``learner.options`` holds; None: there is no such block."""
     is_modelled: bool = False
     """It says how long things take and trains nothing; on the virtual clock too."""
+    has_engine_bits: bool = False
+    """With ``true_on_policy`` its log-probs can have the bits of an engine's."""
     shares_gpu: bool = False
     """With one rank it works in its actor's process, and can share a GPU with engines that do so."""
     together: Callable[[LearnerOptions], int] = lambda options: 1

@@ -6,12 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from penstock.runtime.cli.program import (
-    RunFolder,
-    app,
-    console,
-    run_folder,
-)
+from penstock.runtime.cli.program import OWN_PROCESS, RunFolder, app, console, give_way, run_folder
 
 
 @app.command()
@@ -95,6 +90,7 @@ def diff_steps(
     "penstock dashboard runs/math-20260801-120000 runs/math-20260802-120000"
 )
 def dashboard(
+    context: typer.Context,
     runs: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[RUN]...", help="A run's folder, the newest one under ./runs without it; or several."),
@@ -106,7 +102,8 @@ def dashboard(
     ledger. The page is for this machine alone, and for who has the link; several runs share its charts."""
     from penstock.runtime.cli.dashboard import show_dashboard
 
-    raise typer.Exit(show_dashboard(runs or [run_folder(None)], console, port=port, until_end=until_end))
+    folders, served = runs or [run_folder(None)], give_way if context.obj is OWN_PROCESS else None
+    raise typer.Exit(show_dashboard(folders, console, port=port, until_end=until_end, served=served))
 
 
 @app.command(

@@ -210,7 +210,7 @@ DEVICES: Final = View(
     title="Devices",
     files=(ACTIVITY_FILE, GPU_FILE, METRICS_FILE, ACTORS_FILE),
     routes=(
-        Route(path="devices", query=Window, answer=answer_devices),
+        Route(path="devices", query=Window, answer=answer_devices, is_shared=True),
         Route(path="devices/profile", query=ProfileQuery, answer=answer_profile),
     ),
 )

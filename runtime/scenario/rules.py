@@ -27,6 +27,8 @@ from penstock.runtime.scenario.capabilities import lacking
 from penstock.runtime.scenario.data_rules import data_rules
 from penstock.runtime.scenario.episode_rules import episode_rules
 from penstock.runtime.scenario.evaluation_rules import evaluation_rules
+from penstock.runtime.scenario.exact_rules import exact_rules
+from penstock.runtime.scenario.freeze_rules import freeze_rules
 from penstock.runtime.scenario.function_rules import function_rules
 from penstock.runtime.scenario.lora_rules import lora_rules
 from penstock.runtime.scenario.megatron_rules import megatron_rules
@@ -300,7 +302,9 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _staleness,
     _objective,
     megatron_rules,
+    freeze_rules,
     lora_rules,
+    exact_rules,
     rank_rules,
     _engines,
     part_rules_of,

@@ -269,6 +269,7 @@ class TorchEngineBackend:
             seed=command.seed,
             max_new_tokens=min(limit, room),
             sampling_index=sampling_index,
+            media=command.prompt.media,
             prefix=prefix,
         )
 

@@ -36,12 +36,14 @@ def open_torch_engine(
     dtype: str,
     fetcher: WeightFetcher,
     by_dataset: Sequence[SamplingOptions] = (),
+    true_on_policy: bool = False,
     run_folder: Path | None = None,
     name: str = "engine",
 ) -> Backend[EngineCommand]:
     """An embedded engine for the model in this folder. Of the folder only the configuration and the tokenizer are
     read: the weights come with the first ``ApplyWeights``. It draws as ``sampling`` says, and for prompts of a dataset
-    of an evaluation as ``by_dataset`` does. Its profiles are written to ``run_folder`` under its name.
+    of an evaluation as ``by_dataset`` does. With ``true_on_policy`` it computes with the learner's own
+    products. Its profiles are written to ``run_folder`` under its name.
 
     Raises:
         UserFault: a model, a device, a dtype or a limit that this engine cannot serve; the message says which.
@@ -66,6 +68,7 @@ def open_torch_engine(
         ),
         progress_tokens=options.progress_tokens,
         records_experts=options.record_experts,
+        learner_model=model_folder if true_on_policy else None,
     )
     settings.check(config)
     profile = None

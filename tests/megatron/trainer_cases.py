@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -47,16 +48,17 @@ def workers_of(rank: int, num_ranks: int) -> WorkerGroup:
 
 
 def trained(
-    rank: int, folder: str, options: bytes, num_ranks: int, batches: bytes
+    rank: int, folder: str, options: bytes, num_ranks: int, batches: bytes, run_folder: str = ""
 ) -> tuple[list[dict[str, float]], dict[str, Any]]:
     """The figures of every batch, and on the first rank the weights after the last.
 
     Args:
         options: the ``learner:`` block, as msgpack.
         batches: groups of each batch, as msgpack.
+        run_folder: for dumps of steps.
     """
     learner = msgspec.msgpack.decode(options, type=LearnerOptions)
-    model, trainable, trainer = made(rank, folder, learner, num_ranks)
+    model, trainable, trainer = made(rank, folder, learner, num_ranks, Path(run_folder) if run_folder else None)
     figures: list[dict[str, float]] = []
     for number, groups in enumerate(msgspec.msgpack.decode(batches, type=list[tuple[Group, ...]]), start=1):
         result = trainer.train(groups, version=number, min_token_version=0)
@@ -122,7 +124,7 @@ def named_weights(model: ParallelModel, rank: int) -> dict[str, Any]:
 
 
 def made(
-    rank: int, folder: str, options: LearnerOptions, num_ranks: int
+    rank: int, folder: str, options: LearnerOptions, num_ranks: int, run_folder: Path | None = None
 ) -> tuple[ParallelModel, TrainableModel, MegatronTrainer]:
     """A policy with its optimizer, and its trainer."""
     objective = options.objective
@@ -144,5 +146,6 @@ def made(
         trainable, reference, options, temperature=plan.TEMPERATURE, num_steps=plan.NUM_STEPS,
         check_stop=lambda: None, seed=plan.SEED, workers=workers_of(rank, num_ranks),
         critic=open_critic(trainable, options, num_steps=plan.NUM_STEPS, workers=workers_of(rank, num_ranks)),
+        run_folder=run_folder,
     )  # fmt: skip
     return model, trainable, trainer

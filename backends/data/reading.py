@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 
@@ -155,7 +155,7 @@ class RowReader:
             arguments = self.options.template_arguments
             text = self._template.render_messages(parsed.prompt, parsed.tools, arguments=arguments)
             messages = _as_json(parsed.prompt, self.options.prompt_key) if self._keeps_messages else b""
-        media, counts = parsed.media, ()
+        media, counts = parsed.media, cast("tuple[int, ...]", ())
         if self._images is not None:
             media, counts = self._images.taken(media, self.options.max_image_pixels)
         return CheckedRow(

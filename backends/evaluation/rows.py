@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.data.dataset import Dataset
+    from penstock.backends.data.images import ImageIntake
     from penstock.backends.evaluation.sets import EvaluationSet
     from penstock.messages.samples import Prompt
 

@@ -56,9 +56,12 @@ def test_logprobs_are_those_of_the_learner(folder: Path, tmp_path: Path) -> None
     prompts: list[tuple[str, tuple[Media, ...]]] = [(text, many), (text, other), ("user: hm\nassistant: ", ())]
     requests = [
         GenerationRequest(
-            tag=(number, index), prompt=pack_tokens(prompt_ids(folder, shown, media)), media=media,
-            seed=10 * number + index, max_new_tokens=12 + index,
-        )  # fmt: skip
+            tag=(number, index),
+            prompt=pack_tokens(prompt_ids(folder, shown, media)),
+            media=media,
+            seed=10 * number + index,
+            max_new_tokens=12 + index,
+        )
         for number, (shown, media) in enumerate(prompts)
         for index in range(3)
     ]

@@ -10,11 +10,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from penstock.backends.checkpoint.make import make_model
+from penstock.backends.checkpoint.vision_config import read_vision_part
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.learners.batch.sequences import TrainSequence
 from penstock.backends.vision.places import expanded
 from penstock.backends.vision.processor import ImageProcessor
-from penstock.backends.checkpoint.vision_config import read_vision_part
 from penstock.messages.samples import Media
 
 if TYPE_CHECKING:

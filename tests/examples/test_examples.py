@@ -106,6 +106,13 @@ def finds(shown: Shown) -> None:
     assert sum(hits) / len(hits) > 0.5  # who finds it knows it, and most others guess wrong
 
 
+def sees_colours(shown: Shown) -> None:
+    assert len(list((shown.folder / "images").iterdir())) > 1000, "each image is kept once, and no pixels travel"
+    rewards = shown.of("rollout/raw_reward")
+    assert sum(rewards[-5:]) > 2 * sum(rewards[:5]), rewards
+    assert [row.version for row in read_evaluations(shown.folder)] == [20]
+
+
 def argues_before_a_judge(shown: Shown) -> None:
     for sample in shown.samples():
         num_claim_and_reply, num_objection, num_verdict = sample["part_lengths"]
@@ -189,6 +196,13 @@ EXAMPLES: tuple[Example, ...] = (
         2,
         argues_before_a_judge,
         marks=(pytest.mark.slow,),
+    ),
+    Example(
+        "examples/vlm.yaml",
+        ("learner.groups_per_batch=16", "learner.learning_rate=3e-3"),
+        25,
+        sees_colours,
+        marks=(pytest.mark.long_run,),
     ),
     Example(
         "examples/multi_task_evaluation.yaml",

@@ -42,7 +42,6 @@ class GenerationRequest:
     prefix: Part = field(default_factory=Part)
     """Tokens of the response that are there already; generation goes on after them."""
 
-
     @property
     def prompt_key(self) -> bytes:
         """The same for requests whose prompts have the same keys and values: the same tokens and images."""

@@ -159,9 +159,7 @@ class PolicyTrainer(BatchTrainer):
         """See :class:`.BatchTrainer`. With smaller micro-batches if memory does not suffice, and then the opening anew
         as well, as it has to be of the same ones."""
         if self._policy.eyes is not None and not self._has_sight and work.known is None:
-            self._has_sight = check_sight(
-                self._policy, work.batch, version=work.version, temperature=self._temperature
-            )
+            self._has_sight = check_sight(self._policy, work.batch, version=work.version, temperature=self._temperature)
         pairs = mismatched(work.update) if loss_of(self._options.objective).needs_reference_point else None
         while True:
             try:

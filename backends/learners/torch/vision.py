@@ -62,9 +62,7 @@ class LearnerEyes:
             grids += [each.grid for each in patches]
             end = look.start + look.num_tokens
             prompt = packed.input_ids[look.start : end].astype("int32")
-            where = placed(
-                prompt, self._part.image_token_id, [each.grid for each in patches], self._part.merge_size
-            )
+            where = placed(prompt, self._part.image_token_id, [each.grid for each in patches], self._part.merge_size)
             at.append(torch.from_numpy(where.at + look.start))
             positions[:, packed.context_starts == look.start] += where.shift
             positions[:, look.start : end] = where.positions

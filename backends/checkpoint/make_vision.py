@@ -1,4 +1,5 @@
-"""A small Qwen2.5-VL made on the spot: random weights, and an image processor. For tests, and to try a training run with images on a CPU."""
+"""A small Qwen2.5-VL made on the spot: random weights, and an image processor. For tests, and to try training with images
+on a CPU."""
 
 # transformers is typed in part only:
 # pyright: reportUnknownMemberType=false

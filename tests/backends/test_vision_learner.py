@@ -93,10 +93,10 @@ def test_logprobs_and_gradients_are_those_of_a_plain_loop(folder: Path, sequence
         torch.autograd.backward((torch.cat([weights[by_sample[each.sample]] for each in part]) * found).sum())
     own = dict(model.model.named_parameters())
     for name, parameter in plain.named_parameters():
-        found = own[name].grad
+        trained = own[name].grad
         assert parameter.grad is not None, name
-        assert found is not None, name
-        assert torch.allclose(found, parameter.grad, atol=1e-5), name
+        assert trained is not None, name
+        assert torch.allclose(trained, parameter.grad, atol=1e-5), name
         assert parameter.grad.abs().max() > 0, name
 
 

@@ -6,6 +6,7 @@ its folder have to show. ``docs/examples.md`` has the same list for people; a te
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import pyarrow.parquet as pq
 import pytest
 from live_run import SCENARIOS, LiveRun
+from safetensors.torch import load_file
 
+from penstock.backends.data.shapes import shapes_row
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.evaluation_answers import answers_file
 from penstock.backends.ledger.tables import LEDGER_FILE
@@ -106,8 +109,22 @@ def finds(shown: Shown) -> None:
     assert sum(hits) / len(hits) > 0.5  # who finds it knows it, and most others guess wrong
 
 
+def keeps_each_image_once(shown: Shown) -> None:
+    kept = {file.name for file in (shown.folder / "images").iterdir()}
+    assert {hashlib.sha256(shapes_row(0, n).image).hexdigest() for n in range(256)} <= kept
+    assert len(kept) <= 256 + 128, "and those of the evaluation, no more"
+    assert max(shown.of("train/train_rollout_logprob_abs_diff")[:1]) < 1e-5, "engine and learner see the same"
+    was, now = (load_file(next(folder.rglob("model.safetensors"))) for folder in _models(shown.folder))
+    same = {name for name in was if was[name].equal(now[name])}
+    assert same == {name for name in was if name.startswith("visual.")}, "what is frozen stays"
+
+
+def _models(folder: Path) -> tuple[Path, Path]:
+    """As it was made, and the last checkpoint."""
+    return folder / "model", max((folder / "checkpoints").glob("version-*"))
+
+
 def sees_colours(shown: Shown) -> None:
-    assert len(list((shown.folder / "images").iterdir())) > 1000, "each image is kept once, and no pixels travel"
     rewards = shown.of("rollout/raw_reward")
     assert sum(rewards[-5:]) > 2 * sum(rewards[:5]), rewards
     assert [row.version for row in read_evaluations(shown.folder)] == [20]
@@ -202,6 +219,13 @@ EXAMPLES: tuple[Example, ...] = (
         ("learner.groups_per_batch=16", "learner.learning_rate=3e-3"),
         25,
         sees_colours,
+        marks=(pytest.mark.slow,),
+    ),
+    Example(
+        "examples/vlm.yaml",
+        ("data.path=shapes:256", "learner.freeze_vision=true", "learner.learning_rate=3e-3"),
+        3,
+        keeps_each_image_once,
         marks=(pytest.mark.long_run,),
     ),
     Example(

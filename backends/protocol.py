@@ -52,6 +52,8 @@ class Capability(StrEnum):
     """Questions of a judge beside its samples."""
     EMBEDDED = "embedded"
     """It runs in its actor's process, so several, and the learner, can share a GPU."""
+    PROFILED = "profiled"
+    """It heeds ``engines.profile``."""
 
 
 class Timers(Protocol):

@@ -17,6 +17,7 @@ from penstock.backends.checkpoint.hf_config import (
     CONFIG_FILE,
     GENERATION_FILE,
     SIZES,
+    UNQUANTIZED,
     DecoderConfig,
     HfConfig,
     find_config,
@@ -24,6 +25,7 @@ from penstock.backends.checkpoint.hf_config import (
     need,
     read_config,
 )
+from penstock.backends.checkpoint.tokenizer_files import CONVERT, has_tiktoken_only
 from penstock.backends.checkpoint.vision_config import SEEING_FAMILY, VisionPart, read_vision_part
 from penstock.messages.errors import UserFault
 
@@ -174,6 +176,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         UserFault: there is no ``tokenizer.json``.
     """
     path = folder / "tokenizer.json"
+    if has_tiktoken_only(folder):
+        raise UserFault(f"{folder}: {CONVERT}")
     if not path.is_file():
         raise UserFault(f"{folder} has no tokenizer.json; save the tokenizer beside the model")
     return Tokenizer.from_file(str(path))
@@ -192,6 +196,8 @@ def _family(path: Path, raw: DecoderConfig) -> str:
 
 
 def _refuse_unsupported(path: Path, raw: DecoderConfig) -> None:
+    if raw.quantization_config is not None:
+        raise UserFault(f"{path}: its weights are quantized, {UNQUANTIZED}")
     if raw.hidden_act != "silu":
         raise UserFault(f"{path}: hidden_act must be silu, found {raw.hidden_act}")
     if raw.use_sliding_window:

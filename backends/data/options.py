@@ -139,6 +139,9 @@ class DataOptions(Options, frozen=True, kw_only=True):
     """Skip and count rows that cannot be read, instead of stopping with their line."""
     skip_long_prompts: bool = False
     """Skip and count rows whose prompts are too long, and these only."""
+    teacher_prompt_key: str | None = None
+    """Column with what the teacher reads in place of the prompt (the prompt and a worked answer, say), of the same form
+    as the prompt; null: the prompt. What is longer there must have room in model.max_context beside the response."""
     max_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Rows with longer prompts count as bad; null: whatever leaves room for one response token."""
     stream: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,7 @@ from penstock.backends.data.row import (
     with_system,
 )
 from penstock.backends.data.sources import parse_source
+from penstock.messages.arrays import pack_tokens
 
 if TYPE_CHECKING:
     from penstock.backends.data.chat import ChatTemplate
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.backends.data.mixture import NamedSource
     from penstock.backends.data.options import DataOptions
     from penstock.backends.data.row import RawRow
+    from penstock.backends.data.tokenizer import TextTokenizer
     from penstock.messages.samples import Media
 
 
@@ -41,6 +43,8 @@ class ParsedRow(NamedTuple):
     metadata: bytes
     media: tuple[Media, ...]
     num_retries: int | None
+    teacher_prompt: str | list[Message]
+    """Empty: the prompt."""
 
 
 class CheckedRow(NamedTuple):
@@ -55,6 +59,8 @@ class CheckedRow(NamedTuple):
     media: tuple[Media, ...] = ()
     num_retries: int | None = None
     """None: the row says nothing of it."""
+    teacher_text: str = ""
+    """What a teacher reads in place of the text; empty: the text."""
     image_tokens: tuple[int, ...] = ()
     """How many each of its images has, where engine and learner compute them."""
 
@@ -121,17 +127,16 @@ class RowReader:
             BadColumnError: a column is missing or not what it should be.
         """
         options = self.options
-        prompt = prompt_of(row, options.prompt_key, chat_template=options.chat_template, block="data")
-        prompt, inline = taken_out(prompt, options.multimodal_keys, options.prompt_key)
+        prompt, inline = taken_out(
+            self._prompt(row, options.prompt_key, "prompt_key"), options.multimodal_keys, options.prompt_key
+        )
         media = media_of(
             row, options.multimodal_keys, folder=self._folder, max_bytes=options.max_media_bytes,
             inline={options.prompt_key: inline},
         )  # fmt: skip
-        if options.chat_template:
-            messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            prompt = with_system(messages, options.system_prompt)
-            if media_columns(options.multimodal_keys):
-                prompt = with_places(prompt, media)
+        if not isinstance(prompt, str) and media_columns(options.multimodal_keys):
+            prompt = with_places(prompt, media)
+        key = options.teacher_prompt_key
         return ParsedRow(
             prompt,
             [] if options.tools_key is None else tools_of(row, options.tools_key),
@@ -139,7 +144,17 @@ class RowReader:
             metadata_of(row, options.metadata_keys, options.metadata),
             media,
             num_retries_of(row, options),
+            "" if key is None else self._prompt(row, key, "teacher_prompt_key"),
         )
+
+    def _prompt(self, row: RawRow, key: str, option: str) -> str | list[Message]:
+        """The messages of this column, or its text where there is no template."""
+        options = self.options
+        prompt = prompt_of(row, key, chat_template=options.chat_template, option=f"data.{option}")
+        if not options.chat_template:
+            return prompt
+        messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return with_system(messages, options.system_prompt)
 
     def checked(self, row: RawRow) -> CheckedRow:
         """The row as the text that is tokenised.
@@ -148,18 +163,21 @@ class RowReader:
             BadColumnError: a column is missing or not what it should be, or the template refuses it.
         """
         parsed = self.parsed(row)
-        if isinstance(parsed.prompt, str):
-            text, messages = parsed.prompt, b""
-        else:
-            assert self._template is not None  # parsing leaves a text where there is none
-            arguments = self.options.template_arguments
-            text = self._template.render_messages(parsed.prompt, parsed.tools, arguments=arguments)
-            messages = _as_json(parsed.prompt, self.options.prompt_key) if self._keeps_messages else b""
-        media, counts = parsed.media, cast("tuple[int, ...]", ())
+        of_chat = None if isinstance(parsed.prompt, str) or not self._keeps_messages else parsed.prompt
+        media: tuple[Media, ...] = parsed.media
+        counts: tuple[int, ...] = ()
         if self._images is not None:
             media, counts = self._images.taken(media, self.options.max_image_pixels)
         return CheckedRow(
-            row.place, text, parsed.label, parsed.metadata, messages, media, parsed.num_retries, image_tokens=counts
+            row.place,
+            self._text(parsed.prompt, parsed.tools),
+            parsed.label,
+            parsed.metadata,
+            b"" if of_chat is None else _as_json(of_chat, self.options.prompt_key),
+            media,
+            parsed.num_retries,
+            self._text(parsed.teacher_prompt, parsed.tools),
+            counts,
         )
 
     def tokens(self, row: CheckedRow, ids: list[int] | str) -> list[int] | str:
@@ -171,6 +189,27 @@ class RowReader:
         if self._images is None or isinstance(ids, str):
             return ids
         return self._images.tokens(ids, row.image_tokens)
+
+    def _text(self, prompt: str | list[Message], tools: list[Message]) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        assert self._template is not None, "parsing leaves a text where there is none"
+        return self._template.render_messages(prompt, tools, arguments=self.options.template_arguments)
+
+
+def teacher_tokens(row: CheckedRow, tokenizer: TextTokenizer, limit: TokenLimit, *, special: bool) -> bytes:
+    """int32 ids of what a teacher reads in place of the prompt; empty: the prompt.
+
+    Raises:
+        BadColumnError: there are none, or too many, or the tokenizer gave a reason instead.
+    """
+    if not row.teacher_text:
+        return b""
+    (ids,) = tokenizer.encode([row.teacher_text], special=special)
+    try:
+        return pack_tokens(limit.checked(ids))
+    except BadColumnError as error:
+        raise BadColumnError(f"for the teacher: {error.kind}", f"for the teacher: {error.message}") from None
 
 
 def _as_json(messages: list[Message], key: str) -> bytes:

@@ -31,7 +31,7 @@ from penstock.backends.data.dataset import open_template
 from penstock.backends.data.duplicates import prompt_hash
 from penstock.backends.data.mixture import named_sources, shares_of
 from penstock.backends.data.problems import DataError, RowProblem
-from penstock.backends.data.reading import RowReader, TokenLimit
+from penstock.backends.data.reading import RowReader, TokenLimit, teacher_tokens
 from penstock.backends.data.recorded_rows import dataset_columns
 from penstock.backends.data.row import BadColumnError
 from penstock.backends.data.sources import parse_source
@@ -202,6 +202,7 @@ class StreamedRows:
             messages=ready.messages,
             media=ready.media,
             num_retries=ready.num_retries,
+            teacher_tokens=ready.teacher_tokens,
         )
 
     def name_ahead(self, rows: Sequence[int]) -> None:
@@ -259,6 +260,9 @@ class StreamedRows:
                     messages=each.messages,
                     media=each.media,
                     num_retries=each.num_retries,
+                    teacher_tokens=teacher_tokens(
+                        each, self._tokenizer, stretch.indexing.limit, special=stretch.indexing.reader.adds_special
+                    ),
                 )
             )
         return prompts

@@ -68,7 +68,7 @@ def read_picture(media: Media, max_pixels: int | None = None) -> Image.Image:
 
 
 def thumbnail(media: Media) -> tuple[int, int, bytes] | None:
-    """Width, height and RGBA pixels of a small picture of an image of a prompt; None: it is not there any more, or is not what it was."""
+    """Width, height and RGBA pixels of a small picture of an image; None: it is gone, or is not what it was."""
     try:
         path = Path(media.reference)
         if not path.is_file() or path.stat().st_size > THUMBNAIL_SOURCE_BYTES:

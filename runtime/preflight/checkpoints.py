@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.checkpoint.hf_config import CONFIG_FILE, HfConfig, find_config, find_weight_map
+from penstock.backends.checkpoint.tokenizer_files import CONVERT, has_tiktoken_only
 from penstock.backends.data.special_tokens import read_special_tokens
 from penstock.backends.data.tokenizer import FILE_NAME, TextTokenizer
 from penstock.backends.engines.options import kinds
@@ -33,6 +34,8 @@ def check_checkpoint(folder: Path, key: str = "model.path", *, needs_weights: bo
             f"{key}: {folder}: {what}; expected what transformers' save_pretrained writes, a name on the hub "
             f"(ORG/NAME), or set {key.removesuffix('path')}make"
         )
+    if has_tiktoken_only(folder):
+        raise UserFault(f"{key}: {folder}: {CONVERT}")
     missing = [] if (folder / CONFIG_FILE).is_file() else [CONFIG_FILE]
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         missing.append("tokenizer.json")

@@ -155,7 +155,7 @@ def _check_source(
 
 def _check_demonstrations(data: DataOptions, warm_start: WarmStartOptions) -> None:
     def check_demonstration(row: RawRow) -> None:
-        prompt_of(row, data.prompt_key, chat_template=data.chat_template, block="learner.warm_start")
+        prompt_of(row, data.prompt_key, chat_template=data.chat_template, option="learner.warm_start.prompt_key")
         text_of(row, warm_start.response_key, "Set learner.warm_start.response_key")
 
     columns = [data.prompt_key, warm_start.response_key]

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from penstock.backends.engines.torch.attention import Attention
+    from penstock.backends.engines.torch.learner_model import LearnerModel
     from penstock.backends.engines.torch.model import DecoderModel
     from penstock.backends.engines.torch.requests import Running
     from penstock.backends.engines.torch.sight import Sight
@@ -81,8 +82,15 @@ class Prefill(NamedTuple):
 class Admission:
     """Fills the cache for newcomers, on top of what the slots hold."""
 
-    def __init__(self, model: DecoderModel, prompts: PromptIndex) -> None:
+    def __init__(self, model: DecoderModel | LearnerModel, prompts: PromptIndex, *, is_exact: bool = False) -> None:
+        """
+        Args:
+            model: that is asked.
+            prompts: which slot holds which.
+            is_exact: prompts, too, are computed by the products of decode steps, and all at the cache's full length.
+        """
         self._model = model
+        self._is_exact = is_exact
         self._prompts = prompts
         self.num_prefilled = 0
         """Tokens whose keys and values were computed, since the start."""
@@ -105,7 +113,7 @@ class Admission:
                 self._prompts.put(slot, None)
                 computing.append((slot, prompt))
                 if num_held:
-                    stretches.append(Stretch(slot, 0, running.prompt_tokens[:-1], True, running.sight))
+                    stretches.append(Stretch(slot, 0, running.prompt_tokens[:-1], not self._is_exact, running.sight))
             elif source != slot:
                 self._model.cache.copy(source, slot, num_held)
                 self._prompts.put(slot, prompt)
@@ -137,8 +145,9 @@ class Admission:
             if not shape.reach:
                 attention = FreshAttention(config, ragged)
             elif cache.is_plain:
+                reach = cache.capacity if self._is_exact else shape.reach
                 parts_of_slots = [
-                    (SlotRange(stretch.slot, stretch.slot + 1, shape.reach), stretch.start, len(stretch.tokens))
+                    (SlotRange(stretch.slot, stretch.slot + 1, reach), stretch.start, len(stretch.tokens))
                     for stretch in stretches
                 ]
                 attention = ReplayedAttention(config, cache, parts_of_slots)

@@ -31,6 +31,7 @@ from penstock.backends.engines.torch.attention import (
     FreshAttention,
     RaggedRows,
     Segments,
+    SlotRange,
 )
 from penstock.backends.engines.torch.cache import KeyValueCache
 from penstock.backends.engines.torch.model import DecoderModel, Rows
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.admission import Prefill
     from penstock.backends.engines.torch.attention import Attention
     from penstock.backends.engines.torch.engine_settings import EngineSettings
+    from penstock.backends.engines.torch.learner_model import LearnerModel, LearnerWeights
     from penstock.backends.engines.torch.sight import Sight
 
 MAX_SCORED_ROWS: Final = 512
@@ -91,20 +93,23 @@ class TorchEngine:
         self.num_generated = 0
         """Tokens drawn since the start."""
         device, dtype = settings.device, settings.dtype
+        self._weights: FusedWeights | LearnerWeights
+        self._model: DecoderModel | LearnerModel
         with torch.inference_mode():
-            fold = dtype == torch.float32 and device.type == "cpu"
-            self._weights = FusedWeights(config, dtype, device, fold=fold)
             num_slots = max(settings.num_slots, MIN_ROWS)
             self._cache = KeyValueCache(config, num_slots, settings.max_context, dtype, device)
             if settings.records_experts:
                 self._cache.record_experts(config)
             self._max_scored = min(config.max_positions, max(settings.max_context, MAX_SCORED_ROWS))
-            self._model = DecoderModel(self._weights, self._cache, self._max_scored)
+            self._weights, self._model = _opened_model(config, settings, self._cache, self._max_scored)
             self._slots = SlotState(num_slots, self._cache, dtype, device)
             self._stops = _stop_table(settings.stop_token_ids, config, device)
             self._other_stops = [_stop_table(other.stop_token_ids, config, device) for other in settings.others]
         self._prompts = PromptIndex(settings.num_slots)
-        self._admission = Admission(self._model, self._prompts)
+        is_exact = settings.learner_model is not None
+        self._whole_length = self._cache.capacity if is_exact else None
+        """Over which attention reads the cache in each step; None: as far as the longest context reaches."""
+        self._admission = Admission(self._model, self._prompts, is_exact=is_exact)
         self._scheduler = SlotScheduler(settings.num_slots, self._slots, self._admission, self._prompts)
         self._clock = 0
         """Decode steps since the start."""
@@ -301,9 +306,10 @@ class TorchEngine:
         """One step of the first ``n`` slots: which of them ended, and the drawn tokens if someone watches them."""
         state = self._running_slots(n)
         num_rows = state.fed.shape[0]
-        decoding = self._attention.prepare(
-            self._scheduler.ranges(num_rows, self._clock), state.mask.scatter_(1, state.at, 0.0)
-        )
+        ranges = self._scheduler.ranges(num_rows, self._clock)
+        if self._whole_length is not None:
+            ranges = [SlotRange(0, num_rows, self._whole_length)]
+        decoding = self._attention.prepare(ranges, state.mask.scatter_(1, state.at, 0.0))
         attention: Attention = decoding
         turned = state.position if self._weights.eyes is None else state.position + state.shift
         rows = Rows(state.fed, turned, (state.first_address + state.at).view(-1), num_rows, num_rows - n)
@@ -395,6 +401,20 @@ class TorchEngine:
                 running.num_reported = begin = end
             self._next_report = min(self._next_report, running.born + begin + num_tokens)
         return reports
+
+
+def _opened_model(
+    config: ModelConfig, settings: EngineSettings, cache: KeyValueCache, max_scored: int
+) -> tuple[FusedWeights, DecoderModel] | tuple[LearnerWeights, LearnerModel]:
+    """Unset weights, and what computes with them over the cache."""
+    if settings.learner_model is not None:
+        from penstock.backends.engines.torch.learner_model import LearnerModel, LearnerWeights  # brings transformers
+
+        own = LearnerWeights(config, settings.learner_model)
+        return own, LearnerModel(own, cache)
+    fold = settings.dtype == torch.float32 and settings.device.type == "cpu"
+    weights = FusedWeights(config, settings.dtype, settings.device, fold=fold)
+    return weights, DecoderModel(weights, cache, max_scored)
 
 
 def _stop_table(stop_token_ids: frozenset[int], config: ModelConfig, device: torch.device) -> torch.Tensor:

@@ -29,6 +29,7 @@ from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -53,6 +54,7 @@ class PolicyTrainer(BatchTrainer):
         check_stop: Callable[[], None],
         seed: int = 0,
         workers: WorkerGroup = SOLO,
+        run_folder: Path | None = None,
     ) -> None:
         """
         Args:
@@ -64,6 +66,7 @@ class PolicyTrainer(BatchTrainer):
             check_stop: called before each micro-batch; raises to end the step.
             seed: of the order in which a batch is gone through, where it is divided.
             worker group: all ranks; each has such a trainer, and they are called alike.
+            run_folder: for dumps and profiles of steps.
 
         Raises:
             CheckpointError: the model cannot have such a critic.
@@ -77,6 +80,7 @@ class PolicyTrainer(BatchTrainer):
             dtype=DTYPE_NAMES.get(model.dtype, str(model.dtype)),
             speed=speed_of(model, options, num_ranks=workers.num_ranks),
             workers=workers,
+            run_folder=run_folder,
         )
         has_critic = options.objective.critic != "none"
         self._policy = model
@@ -96,7 +100,14 @@ class PolicyTrainer(BatchTrainer):
         if self._critic is not None:
             self._optimizers.append(self._critic)
         self._accumulation = Accumulation(
-            model, reference, self._critic, options, temperature=temperature, check_stop=check_stop, workers=workers
+            model,
+            reference,
+            self._critic,
+            options,
+            temperature=temperature,
+            check_stop=check_stop,
+            workers=workers,
+            recorder=self._recorder,
         )
 
     def check_length(self, sequence: TrainSequence, what: str, /) -> None:
@@ -173,6 +184,7 @@ class PolicyTrainer(BatchTrainer):
                 self._accumulation.size.worked(step=work.version + 1)
                 return added
             self.forget_gradients()
+            self._recorder.forget()
             self._accumulation.size.halve(can_be_finer=can_be_finer)
 
     def change(self, totals: Mapping[str, float], *, step: int, name: str) -> dict[str, float]:

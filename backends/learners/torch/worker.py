@@ -179,6 +179,8 @@ class TorchWorker(CommandWorker[OpenedLearner]):
 
     def _trainer(self, model: PackedModel, reference: PackedModel | None) -> PolicyTrainer:
         plan = self._plan
+        if plan.options.true_on_policy and self._workers.device.type == "cpu":  # on GPUs engines have other kernels
+            model.compute_as_engine(plan.max_context)
         return PolicyTrainer(
             model,
             plan.options,
@@ -188,6 +190,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             check_stop=self._host.check_stop,
             seed=plan.seed,
             workers=self._workers,
+            run_folder=plan.run_folder,
         )
 
     def _warm_start(self, model: PackedModel) -> None:

@@ -16,11 +16,13 @@ import pytest
 from live_run import SCENARIOS, LiveRun
 from safetensors.torch import load_file
 
-from penstock.backends.data.shapes import shapes_row
+from penstock.backends.data.shapes import SIDE, shapes_row
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.evaluation_answers import answers_file
 from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.runtime.dashboard.sample_page import SampleQuery, answer_sample
 from penstock.runtime.observability.evaluations import read_evaluations
+from penstock.runtime.observability.samples import shown_samples
 from penstock.runtime.observability.trackers import read_steps
 
 if TYPE_CHECKING:
@@ -114,6 +116,8 @@ def keeps_each_image_once(shown: Shown) -> None:
     assert {hashlib.sha256(shapes_row(0, n).image).hexdigest() for n in range(256)} <= kept
     assert len(kept) <= 256 + 128, "and those of the evaluation, no more"
     assert max(shown.of("train/train_rollout_logprob_abs_diff")[:1]) < 1e-5, "engine and learner see the same"
+    page = answer_sample(shown.folder, SampleQuery(sample=shown_samples(shown.folder)[0].name))
+    assert [(image.width, image.height) for image in page.images] == [(SIDE, SIDE)], "the dashboard shows it"
     was, now = (load_file(next(folder.rglob("model.safetensors"))) for folder in _models(shown.folder))
     same = {name for name in was if was[name].equal(now[name])}
     assert same == {name for name in was if name.startswith("visual.")}, "what is frozen stays"

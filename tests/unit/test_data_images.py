@@ -26,9 +26,11 @@ from penstock.backends.data.images import ImageIntake
 from penstock.backends.data.options import DataOptions, MediaKeys
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.streamed import StreamedRows
+from penstock.backends.vision.pictures import thumbnail
 from penstock.backends.vision.places import placed
 from penstock.messages.arrays import tokens_view
 from penstock.messages.errors import UserFault
+from penstock.messages.samples import Media
 from penstock.runtime.scenario import load_scenario
 
 OPTIONS = DataOptions(
@@ -140,6 +142,20 @@ def test_positions_are_those_of_transformers(folder: Path) -> None:
     expected, delta = model.model.get_rope_index(rows, (rows == 81).int(), image_grid_thw=torch.tensor(grids))
     assert found.positions.tolist() == expected[:, 0].tolist()
     assert found.shift == int(delta)
+
+
+def test_a_thumbnail_is_small_and_of_the_very_image(tmp_path: Path) -> None:
+    data = png(300, 100, 7)
+    path = tmp_path / "a.png"
+    path.write_bytes(data)
+    media = Media("image", str(path), hashlib.sha256(data).hexdigest())
+    found = thumbnail(media)
+    assert found is not None
+    assert found[:2] == (64, 21)
+    assert found[2] == bytes((7, 0, 0, 255)) * 64 * 21
+    path.write_bytes(png(300, 100, 8))
+    assert thumbnail(media) is None, "another image now"
+    assert thumbnail(Media("image", "/dev/zero", media.digest)) is None
 
 
 MODEL = "run: {name: a}\nmodel: {make: vlm_xs}\nreward: {function: f1}\n"

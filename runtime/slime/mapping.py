@@ -187,7 +187,7 @@ NO_COUNTERPART: Final[Mapping[str, str]] = {
     "eval-max-context-len": "model.max_context holds for everything",
     "eval-min-new-tokens": "answers end where they end",
     "custom-eval-rollout-log-function-path": "figures of an evaluation are reported in any case; there is no hook",
-    "multimodal-keys": "no learner computes log-probs of prompts with images (data.multimodal_keys)",
+    "multimodal-keys": "no learner knows how SGLang saw images; engines.backend: torch has data.multimodal_keys",
     "custom-megatron-init-path": "the learner's own code is not a place for functions",
     "custom-megatron-before-log-prob-hook-path": "the learner's own code is not a place for functions",
     "custom-megatron-before-train-step-hook-path": "the learner's own code is not a place for functions",

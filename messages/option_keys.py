@@ -31,6 +31,7 @@ class Names(StrEnum):
     SAMPLE_FILTER = "sample filter"
     SAMPLES_HOOK = "hook"
     PRIORITY = "priority"
+    DATA_SOURCE = "data source"
     TRAINING_HOOK = "training hook"
     TRACKER = "tracker"
 
@@ -66,6 +67,7 @@ EpisodeKey = Annotated[str, _marked(Names.EPISODE)]
 FilterKey = Annotated[str, _marked(Names.FILTER)]
 SampleFilterKey = Annotated[str, _marked(Names.SAMPLE_FILTER)]
 SamplesHookKey = Annotated[str, _marked(Names.SAMPLES_HOOK)]
+DataSourceKey = Annotated[str, _marked(Names.DATA_SOURCE)]
 PriorityKey = Annotated[str, _marked(Names.PRIORITY)]
 TrainingHookKey = Annotated[str, _marked(Names.TRAINING_HOOK)]
 TrackerKey = Annotated[str, _marked(Names.TRACKER)]

@@ -111,7 +111,7 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     "rollout-sample-filter-path": "filter.sample_function",
     "rollout-all-samples-process-path": "filter.all_samples_hook",
     "buffer-filter-path": "staleness.policy",
-    "data-source-path": "prompt_source.priority",
+    "data-source-path": "data.source",
     "eval-function-path": "evaluation.defaults.generate",
     "custom-reward-post-process-path": "learner.objective.postprocess_function",
     "custom-advantage-function-path": "learner.objective.advantage_function",
@@ -126,7 +126,7 @@ FUNCTIONS: Final[Mapping[str, str]] = {
 ARGUMENTS_DIFFER: Final = "its arguments differ: docs/from_slime.md"
 TO_BE_WRITTEN_ANEW: Final[Mapping[str, str]] = {
     "buffer-filter-path": "a class with `rank` and `target` takes its place",
-    "data-source-path": "a function that weighs prompts takes its place",
+    "data-source-path": "a class with next_rows, state and restore takes its place",
     "eval-function-path": "a function that plays one episode takes its place",
 }
 """Of these flags the function is not named in the scenario, as it would not run: what is needed is of another kind."""

@@ -27,6 +27,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "filter": Kind("filter.function", "keeps a group or turns it away"),
     "sample_filter": Kind("filter.sample_function", "keeps a sample or drops it"),
     "all_samples": Kind("filter.all_samples_hook", "is shown every group"),
+    "source": Kind("data.source", "makes rows"),
     "priority": Kind("prompt_source.priority", "says which prompts come sooner"),
     "policy": Kind("staleness.policy", "paces and ranks"),
     "generate": Kind("episode.generate", "plays an episode"),
@@ -75,6 +76,10 @@ def _contract(kind: str) -> Callable[[Checks], None]:
         from penstock.runtime.contracts.pacing import check_policy
 
         return check_policy
+    if kind == "source":
+        from penstock.runtime.contracts.sourcing import check_source
+
+        return check_source
     if kind == "tracker":
         from penstock.runtime.contracts.tracking import check_tracker
 

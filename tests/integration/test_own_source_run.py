@@ -48,7 +48,8 @@ MINE = textwrap.dedent(
 
         def state(self):
             version, numbers, gauss = self.draw.getstate()
-            return {"draw": [version, list(numbers), gauss], "made": self.made, "fates": self.fates, "length": self.length}
+            draw = [version, list(numbers), gauss]
+            return {"draw": draw, "made": self.made, "fates": self.fates, "length": self.length}
 
         def restore(self, state):
             version, numbers, gauss = state["draw"]

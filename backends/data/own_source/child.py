@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator, Generator, Iterator
 
-    from penstock.backends.data.own_source.wire import Order
+    from penstock.backends.data.own_source.wire import Order, Said
     from penstock.messages.flow import RowOutcome
 
 MAX_STATE_BYTES: Final = 16_000_000
@@ -100,6 +100,7 @@ def check_source(found: object, spec: str) -> None:
 async def _serve(line: socket.socket, source: UserSource) -> None:
     stream, writer = await asyncio.open_connection(sock=line)
     async for order in orders_beside(stream, ORDERS):
+        answer: Said
         try:
             answer = await source.obey(order)
         except BaseException as error:  # foreign code may raise anything
@@ -137,9 +138,9 @@ class UserSource:
                 if hasattr(self._source, "close"):
                     await _awaited(self._source.close())
                 return Done((), b"null")
-        state = await _awaited(self._source.state())
+        found = await _awaited(self._source.state())
         with _blamed(self._source, "state"):
-            return Done(rows, _state(state))
+            return Done(rows, _state(found))
 
     async def _drawn(self, number: int) -> object:
         if hasattr(self._source, "next_rows"):

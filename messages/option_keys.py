@@ -32,6 +32,7 @@ class Names(StrEnum):
     SAMPLES_HOOK = "hook"
     PRIORITY = "priority"
     DATA_SOURCE = "data source"
+    EVALUATION_HOOK = "evaluation hook"
     TRAINING_HOOK = "training hook"
     TRACKER = "tracker"
 
@@ -68,6 +69,7 @@ FilterKey = Annotated[str, _marked(Names.FILTER)]
 SampleFilterKey = Annotated[str, _marked(Names.SAMPLE_FILTER)]
 SamplesHookKey = Annotated[str, _marked(Names.SAMPLES_HOOK)]
 DataSourceKey = Annotated[str, _marked(Names.DATA_SOURCE)]
+EvaluationHookKey = Annotated[str, _marked(Names.EVALUATION_HOOK)]
 PriorityKey = Annotated[str, _marked(Names.PRIORITY)]
 TrainingHookKey = Annotated[str, _marked(Names.TRAINING_HOOK)]
 TrackerKey = Annotated[str, _marked(Names.TRACKER)]

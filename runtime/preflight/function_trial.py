@@ -107,7 +107,7 @@ def _load(function: NamedFunction) -> None:
         from penstock.backends.data.own_source.child import check_source
 
         check_source(load_object(function.spec), function.spec)
-    elif function.kind in (Names.OBJECTIVE, Names.TRAINING_HOOK):
+    elif function.kind in (Names.OBJECTIVE, Names.TRAINING_HOOK, Names.EVALUATION_HOOK):
         from penstock.backends.processes.hook_calling import Hook
 
         Hook[object](function.spec, function.key)

@@ -121,6 +121,7 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     "custom-convert-samples-to-train-data-path": "learner.conversion_function",
     "rollout-data-postprocess-path": "learner.conversion_function",
     "custom-rollout-log-function-path": "learner.rollout_log_function",
+    "custom-eval-rollout-log-function-path": "evaluation.log_function",
 }
 """Flag that names a function → key that names the changed one; docs/from_slime.md has the change."""
 ARGUMENTS_DIFFER: Final = "its arguments differ: docs/from_slime.md"
@@ -185,7 +186,6 @@ NO_COUNTERPART: Final[Mapping[str, str]] = {
     "eval-reward-key": "evaluation.defaults.reward has a key of its own (docs/rewards.md)",
     "eval-max-context-len": "model.max_context holds for everything",
     "eval-min-new-tokens": "answers end where they end",
-    "custom-eval-rollout-log-function-path": "figures of an evaluation are reported in any case; there is no hook",
     "multimodal-keys": "no learner computes log-probs of prompts with images (data.multimodal_keys)",
     "custom-megatron-init-path": "the learner's own code is not a place for functions",
     "custom-megatron-before-log-prob-hook-path": "the learner's own code is not a place for functions",

@@ -124,8 +124,9 @@ class Teller:
                 evaluation = msgspec.json.decode(line, type=EvaluationRow)
                 if is_new:
                     self._line(evaluation.version, evaluation.metrics)
-                    for finished in () if self._log is None else self._log.finished(evaluation):
-                        self._call(partial(self._log.call, finished))
+                    if self._log is not None:
+                        for finished in self._log.finished(evaluation):
+                            self._call(partial(self._log.call, finished))
                 continue
             row = msgspec.json.decode(line, type=StepRow)
             if row.version <= self._version:

@@ -82,7 +82,7 @@ def check(entries: list[LedgerEntry], told: list[list[RowOutcome]]) -> None:
     """Against a list that is made anew from the ledger."""
     rows = {row.group_id: row for entry in entries if isinstance(entry, RowsRecorded) for row in entry.rows}
     again = {entry.group_id for entry in entries if isinstance(entry, GroupClosed) and entry.is_requeued}
-    places = [row.position for group_id, row in rows.items()]
+    places = [row.position for row in rows.values()]
     assert sorted(set(places)) == list(range(len(set(places)))), "no row of the source is left out"
     assert len(places) - len(set(places)) <= len(again), "only what is drawn again has a row twice"
     expected: list[tuple[int, str]] = []

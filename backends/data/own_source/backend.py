@@ -33,7 +33,7 @@ from penstock.backends.data.mixture import named_sources
 from penstock.backends.data.own_source.asked import AskedSource
 from penstock.backends.data.own_source.journal import Journal
 from penstock.backends.data.own_source.wire import Draw, Opened, Restore, Tell
-from penstock.backends.data.reading import RowReader, TokenLimit
+from penstock.backends.data.reading import RowReader, TokenLimit, teacher_tokens
 from penstock.backends.data.row import BadColumnError, RawRow
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.processes.user_code import UserCodeError
@@ -47,6 +47,7 @@ from penstock.messages.samples import Prompt
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.backends.data.images import ImageIntake
     from penstock.backends.data.options import DataOptions
     from penstock.backends.protocol import Emit, Fail
     from penstock.messages.commands import PromptCommand
@@ -63,7 +64,13 @@ class PromptMaker:
     """Makes prompts of rows, as those of files are made."""
 
     def __init__(
-        self, options: DataOptions, tokenizer_folder: Path, *, max_context: int, keeps_messages: bool = False
+        self,
+        options: DataOptions,
+        tokenizer_folder: Path,
+        *,
+        max_context: int,
+        keeps_messages: bool = False,
+        images: ImageIntake | None = None,
     ) -> None:
         """
         Raises:
@@ -72,7 +79,7 @@ class PromptMaker:
         (named,) = named_sources(options)
         self._tokenizer = TextTokenizer(tokenizer_folder)
         template = open_template(tokenizer_folder, (named,))
-        self._reader = RowReader(named, template, keeps_messages=keeps_messages)
+        self._reader = RowReader(named, template, keeps_messages=keeps_messages, images=images)
         self._limit = TokenLimit.of(options, max_context)
         self._place = f"data.source: {Path(named.path).name}:{named.name}"
 
@@ -84,8 +91,10 @@ class PromptMaker:
         place = f"{self._place}: row {number}"
         try:
             checked = self._reader.checked(RawRow(place, _COLUMNS.decode(row)))
-            (ids,) = self._tokenizer.encode([checked.text], special=self._reader.adds_special)
-            tokens = pack_tokens(self._limit.checked(ids))
+            special = self._reader.adds_special
+            (ids,) = self._tokenizer.encode([checked.text], special=special)
+            tokens = pack_tokens(self._limit.checked(self._reader.tokens(checked, ids)))
+            of_teacher = teacher_tokens(checked, self._tokenizer, self._limit, special=special)
         except BadColumnError as error:
             raise UserCodeError(f"{place}: {error.message}") from None
         return Prompt(
@@ -98,6 +107,7 @@ class PromptMaker:
             messages=checked.messages,
             media=checked.media,
             num_retries=checked.num_retries,
+            teacher_tokens=of_teacher,
         )
 
 
@@ -216,6 +226,7 @@ def open_own_source(
     seed: int,
     max_context: int,
     keeps_messages: bool = False,
+    images: ImageIntake | None = None,
 ) -> OwnSourceBackend:
     """The backend for ``data.source``.
 
@@ -223,6 +234,8 @@ def open_own_source(
         DataError: the tokenizer or its chat template cannot be used.
     """
     assert options.source is not None, "the scenario names a class"
-    maker = PromptMaker(options, tokenizer_folder, max_context=max_context, keeps_messages=keeps_messages)
+    maker = PromptMaker(
+        options, tokenizer_folder, max_context=max_context, keeps_messages=keeps_messages, images=images
+    )
     opened = Opened(spec=options.source, options=options.source_options, seed=seed)
     return OwnSourceBackend(opened, options.source_timeout_s, run_folder, maker)

@@ -40,7 +40,7 @@ def check_sight(model: PackedModel, batch: TrainBatch, *, version: int, temperat
         temperature: of the sampling.
 
     Raises:
-        BlindModelError: the learner's log-probs do not depend on them, or the engine's are not of a model that saw them.
+        BlindModelError: the learner's log-probs do not depend on them, or the engine's are of a model that saw none.
     """
     chosen: dict[int, TrainSequence] = {}
     for sequence in batch.sequences:

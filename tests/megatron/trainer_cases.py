@@ -108,7 +108,7 @@ def short_of_memory(
         if limit.place == "forward":
             run_out(hidden)
         elif hidden.requires_grad:
-            hidden.register_hook(run_out)
+            hidden.register_hook(run_out)  # type: ignore[no-untyped-call]
 
     if rank in limit.ranks:
         model.chunks[0].decoder.layers[1].register_forward_hook(forward)

@@ -124,14 +124,16 @@ class MegatronTrainer(BatchTrainer):
             self._reference = MicroBatchRunner(
                 reference, reference.chunks, device=workers.device, temperature=temperature, check_stop=check_stop
             )
-        self._folder = folder
+        self._folder, self._can_be_finer = folder, False
         self._size = known_size(options, folder, is_speaker=workers.is_first)
-        self._can_be_finer = False
         if can_try_anew(model.layout, options.megatron):
-            own = critic.runner if isinstance(critic, OwnCritic) else None
-            for runner in (trainable.runner, self._reference, own):
-                if runner is not None:
-                    runner.agree = workers.agree
+            self._fail_together()
+
+    def _fail_together(self) -> None:
+        own = self._critic.runner if isinstance(self._critic, OwnCritic) else None
+        for runner in (self._trainable.runner, self._reference, own):
+            if runner is not None:
+                runner.agree = self._workers.agree
 
     @property
     def max_tokens_per_micro_batch(self) -> int:
@@ -156,8 +158,9 @@ class MegatronTrainer(BatchTrainer):
     def add(self, work: UpdateWork, /) -> Added:
         """See :class:`.BatchTrainer`. With smaller micro-batches if memory does not suffice, and then the opening anew
         as well, as it has to be of the same ones."""
+        pairs = mismatched(work.update) if loss_of(self._options.objective).needs_reference_point else None
+        run = [work.update, *(() if work.known else work.first_pass), *([] if pairs is None else [pairs])]
         while True:
-            run = [work.update, *(() if work.known else work.first_pass)]
             self._can_be_finer = not all(self._division(update).is_finest for update in run)
             try:
                 added = self._added(work)

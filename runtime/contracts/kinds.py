@@ -29,6 +29,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "all_samples": Kind("filter.all_samples_hook", "is shown every group"),
     "priority": Kind("prompt_source.priority", "says which prompts come sooner"),
     "policy": Kind("staleness.policy", "paces and ranks"),
+    "routing": Kind("prompt_source.routing", "says which engine gets a sample"),
     "generate": Kind("episode.generate", "plays an episode"),
     "postprocess": Kind("learner.objective.postprocess_function", "changes the rewards of a group"),
     "advantage": Kind("learner.objective.advantage_function", "makes advantages of rewards"),
@@ -75,6 +76,10 @@ def _contract(kind: str) -> Callable[[Checks], None]:
         from penstock.runtime.contracts.pacing import check_policy
 
         return check_policy
+    if kind == "routing":
+        from penstock.runtime.contracts.routing import check_routing
+
+        return check_routing
     if kind == "tracker":
         from penstock.runtime.contracts.tracking import check_tracker
 

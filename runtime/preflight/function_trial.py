@@ -100,6 +100,10 @@ def _load(function: NamedFunction) -> None:
     if function.kind == Names.POLICY:
         if not callable(load_object(function.spec)):
             raise UserCodeError(f"{function.spec}: expected a class or a function that makes a policy")
+    elif function.kind == Names.ROUTING:
+        from penstock.runtime.run.own_routing import OwnRouting
+
+        OwnRouting(function.spec)
     elif function.kind == Names.TRACKER:
         if not callable(load_object(function.spec)):
             raise UserCodeError(f"{function.spec}: expected a class of a tracker, which is called with the run")

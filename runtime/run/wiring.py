@@ -41,6 +41,7 @@ from penstock.runtime.run.collecting import collected_groups, collecting_pacing,
 from penstock.runtime.run.evaluating import evaluation_schedule, max_evaluating
 from penstock.runtime.run.open_backend import keeps_samples
 from penstock.runtime.run.open_backend import open_backend as open_backend
+from penstock.runtime.run.own_routing import routing_of
 from penstock.runtime.run.placement import colocated
 from penstock.runtime.run.plan import RunPlan as RunPlan  # noqa: TC001 - a process of the Ray host asks this module for it
 from penstock.runtime.scenario.evaluation_rules import sets_of
@@ -120,7 +121,7 @@ def build_machine(name: str, plan: RunPlan, *, epoch: int = 0, records: Iterable
     """
     match role_of(name):
         case Role.PROMPT_SOURCE:
-            return PromptSource(_prompt_source(plan, epoch))
+            return PromptSource(_prompt_source(plan, epoch), routing_of(plan.scenario.prompt_source.routing))
         case Role.ENGINE_WORKER:
             weights = plan.scenario.weights
             assert weights.canary_tolerance is not None, "scenarios are resolved"

@@ -204,7 +204,8 @@ NO_COUNTERPART: Final[Mapping[str, str]] = {
     "update-weight-delta-checksum": "weights are sent whole",
     "update-weight-local-checkpoint-dir": "weights are sent whole",
     "save-debug-rollout-data": "run.keep_samples: true keeps every trained sample as Parquet",
-    "dump-details": "run.keep_samples: true keeps every trained sample as Parquet",
+    "dump-details": "run.keep_samples: true keeps every trained sample as Parquet, learner.dump what the learner "
+    "computes of its tokens (docs/profiling.md)",
     "debug-train-only": "`penstock run --only learner --from RUN` trains what a run has recorded",
     "debug-rollout-only": "`penstock run --only rollout` generates and trains nothing",
     "disable-compute-advantages-and-returns": "what an objective does not need is not computed",

@@ -239,7 +239,11 @@ EXAMPLES: tuple[Example, ...] = (
         evaluates_three_datasets,
     ),
 )
-ELSEWHERE = {"examples/reproducible.yaml": "test_reproducible.py", "calculator.yaml": "test_calculator_learns.py"}
+ELSEWHERE = {
+    "examples/reproducible.yaml": "test_reproducible.py",
+    "calculator.yaml": "test_calculator_learns.py",
+    "true_on_policy.yaml": "test_true_on_policy_run.py",
+}
 """Examples that have a test of their own."""
 SHORT = ("learner.groups_per_batch=8", "runtime.heartbeat_timeout_s=60")
 """For all of them; a test machine may be busy with other things."""

@@ -65,7 +65,7 @@ class PolicyTrainer(BatchTrainer):
             reference: the policy that the KL term pulls to; None where ``kl_coef`` is 0.
             check_stop: called before each micro-batch; raises to end the step.
             seed: of the order in which a batch is gone through, where it is divided.
-            worker group: all ranks; each has such a trainer, and they are called alike.
+            workers: all ranks; each has such a trainer, and they are called alike.
             run_folder: for dumps and profiles of steps.
 
         Raises:
@@ -85,22 +85,19 @@ class PolicyTrainer(BatchTrainer):
         has_critic = options.objective.critic != "none"
         self._policy = model
         self._critic = Critic(model, options, num_steps=num_steps, workers=workers) if has_critic else None
-        self._optimizer = MasterAdamW(
-            model.model,
-            betas=options.betas,
-            weight_decay=options.weight_decay,
-            max_grad_norm=options.max_grad_norm,
-            compute_dtype=model.dtype,
-            workers=workers,
-        )
+        self._optimizer = _optimizer_of(model, options, workers)
         self._look = FirstLook(model, temperature)
-        self._optimizers: list[MasterAdamW | Critic] = [self._optimizer]
-        if self._critic is not None:
-            self._optimizers.append(self._critic)
+        self._optimizers = [one for one in (self._optimizer, self._critic) if one is not None]
         self._accumulation = Accumulation(
-            model, reference, self._critic, options, temperature=temperature, check_stop=check_stop, workers=workers,
+            model,
+            reference,
+            self._critic,
+            options,
+            temperature=temperature,
+            check_stop=check_stop,
+            workers=workers,
             recorder=self._recorder,
-        )  # fmt: skip
+        )
 
     def check_length(self, sequence: TrainSequence, what: str, /) -> None:
         """See :class:`.BatchTrainer`."""
@@ -188,3 +185,14 @@ class PolicyTrainer(BatchTrainer):
             rate = policy_learning_rate(step, self._options, num_steps=self._num_steps)
             norms["train/grad_norm"] = self._optimizer.step(rate, loss=totals["train/loss"], name=name)
         return norms
+
+
+def _optimizer_of(model: PackedModel, options: LearnerOptions, workers: WorkerGroup) -> MasterAdamW:
+    return MasterAdamW(
+        model.model,
+        betas=options.betas,
+        weight_decay=options.weight_decay,
+        max_grad_norm=options.max_grad_norm,
+        compute_dtype=model.dtype,
+        workers=workers,
+    )

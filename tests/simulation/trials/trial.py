@@ -144,7 +144,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Of the turns of an episode, after which it is saved; None: a sample is one generation."""
     max_engine_losses: int = 5
     lease_timeout_s: float = 40.0
-    routing: Literal["prefix_affine", "least_loaded"] = "prefix_affine"
+    routing: str = "prefix_affine"
     max_load: float = 1.5
     announce_fraction: float = 0.5
     judging: JudgingModel = JudgingModel()

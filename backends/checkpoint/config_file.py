@@ -7,25 +7,33 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from penstock.backends.checkpoint.hf_config import CONFIG_FILE, GENERATION_FILE
+from penstock.backends.checkpoint.hf_config import BUILT_AS, CONFIG_FILE, GENERATION_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def write_config(source: Path, target: Path, dtype: str | None) -> None:
+def write_config(source: Path, target: Path, dtype: str | None, quantization: dict[str, Any] | None = None) -> None:
     """Copy ``config.json``, and the generation config where there is one, from one folder to another.
 
     Args:
         source: the one.
         target: the other.
         dtype: that the model has there; None leaves what is said.
+        quantization: how its weights are quantized there, if they are; what is said of that already stays.
 
     Raises:
         OSError: the disk refuses.
     """
     config = cast("dict[str, Any]", msgspec.json.decode((source / CONFIG_FILE).read_bytes()))
-    if dtype is not None:
+    # No code goes with it, and none is needed: what transformers does not have was refused.
+    config.pop("auto_map", None)
+    if (model_type := config.get("model_type")) in BUILT_AS:
+        config["model_type"] = BUILT_AS[model_type]
+    if quantization is not None:
+        config.setdefault("quantization_config", quantization)
+    elif dtype is not None:
+        config.pop("quantization_config", None)
         _set_dtype(config, dtype)
     (target / CONFIG_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(config)) + b"\n")
     generation = source / GENERATION_FILE

@@ -19,10 +19,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
+from penstock.backends.checkpoint.fp8 import SCALE, find_blocks, problems_of
+from penstock.backends.checkpoint.huggingface_classes import auto_class
+from penstock.backends.checkpoint.open_config import open_config
 from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.checkpoint.terminal import quiet_transformers
+from penstock.backends.checkpoint.tiktoken_file import tiktoken_problem
+from penstock.backends.checkpoint.tokenizer_files import CONVERT, has_tiktoken_only
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -64,6 +69,8 @@ def _examined(folder: Path, tensors: CheckpointTensors) -> Examined:
     dtypes = tensors.dtypes()
     architecture = ""
     try:
+        blocks = find_blocks(folder)
+        problems += problems_of(tensors.shapes(), dtypes, blocks) if blocks else []
         model, found = _load_without_memory(folder)
     except (OSError, ValueError, KeyError, SafetensorError, StrictDataclassError) as error:
         problems.append(f"{folder}: transformers cannot open it as a causal model: {error}")
@@ -76,6 +83,7 @@ def _examined(folder: Path, tensors: CheckpointTensors) -> Examined:
                 f"{folder}: has {named(unknown)} that {architecture} does not know, which transformers leaves aside"
             )
     problems += tokenizer_problems(folder)
+    remarks += [f"{folder}: {CONVERT}"] if has_tiktoken_only(folder) else []
     shapes = tensors.shapes()
     return Examined(
         problems=tuple(problems),
@@ -90,8 +98,11 @@ def _examined(folder: Path, tensors: CheckpointTensors) -> Examined:
 
 def _load_without_memory(folder: Path) -> tuple[PreTrainedModel, Mapping[str, Any]]:
     with quiet_transformers():
-        loaded = AutoModelForCausalLM.from_pretrained(
-            folder, device_map="meta", local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
+        config = open_config(folder)
+        if hasattr(config, "quantization_config"):  # else transformers asks for the GPU that computes in it
+            del config.quantization_config
+        loaded = auto_class(folder).from_pretrained(
+            folder, config=config, device_map="meta", output_loading_info=True, ignore_mismatched_sizes=True
         )
     return cast("tuple[PreTrainedModel, Mapping[str, Any]]", loaded)
 
@@ -123,14 +134,19 @@ def _ties(model: PreTrainedModel) -> Mapping[str, str]:
 
 def _unknown(model: PreTrainedModel, found: Mapping[str, Any]) -> list[str]:
     """Weights that belong nowhere; a tied one that is stored as well belongs to the other."""
-    return sorted(cast("set[str]", found["unexpected_keys"]) - set(_ties(model)))
+    unknown = cast("set[str]", found["unexpected_keys"]) - set(_ties(model))
+    return sorted(name for name in unknown if not name.endswith(SCALE))
 
 
 def tokenizer_problems(folder: Path) -> Iterator[str]:
-    """Why transformers cannot load the tokenizer of a folder."""
+    """Why transformers cannot load the tokenizer of a folder; nothing of one that only has to be written anew."""
+    if has_tiktoken_only(folder):
+        if problem := tiktoken_problem(folder):
+            yield problem
+        return
     try:
         with quiet_transformers():
-            AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, ImportError, StrictDataclassError) as error:
         first_line = str(error).partition("\n")[0]
         yield f"{folder}: its tokenizer cannot be loaded: {first_line}; copy the tokenizer's files beside the weights"

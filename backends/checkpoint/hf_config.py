@@ -28,6 +28,12 @@ GENERATION_FILE: Final = "generation_config.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 INDEX_FILE: Final = "model.safetensors.index.json"
 
+BUILT_AS: Final = {"kimi_k2": "deepseek_v3"}
+"""``model_type`` of models that are another one in all but name → ``model_type`` of that one."""
+UNQUANTIZED: Final = (
+    "expected bfloat16 or float32; penstock convert MODEL COPY --dtype bfloat16 writes such a copy of FP8"
+)
+
 Size = Annotated[int, Meta(ge=0)]
 """0 is what the file does not say."""
 
@@ -36,6 +42,7 @@ class RopeParameters(msgspec.Struct, frozen=True, kw_only=True):
     """``rope_parameters`` of transformers 5, ``rope_scaling`` before."""
 
     rope_theta: float | None = None
+    mrope_section: tuple[int, ...] | None = None
     rope_type: str | None = None
     type: str | None = None
     factor: float | None = None
@@ -87,6 +94,7 @@ class DecoderConfig(HfConfig, frozen=True, kw_only=True):
     attention_bias: bool = False
     mlp_bias: bool = False
     use_sliding_window: bool = False
+    use_qk_norm: bool = False
     quantization_config: dict[str, object] | None = None
 
     rope_theta: float | None = None
@@ -112,6 +120,8 @@ class DecoderConfig(HfConfig, frozen=True, kw_only=True):
     decoder_sparse_step: int = 1
     mlp_only_layers: tuple[int, ...] = ()
     first_k_dense_replace: int | None = None
+    mlp_layer_types: tuple[str, ...] = ()
+    """``dense`` or ``sparse``, of each layer."""
     moe_layer_freq: int | tuple[int, ...] = 1
     n_shared_experts: int | None = None
     n_group: int | None = None

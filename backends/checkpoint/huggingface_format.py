@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.checkpoint.config_file import write_config
 from penstock.backends.checkpoint.examine import Examined, examine_model
+from penstock.backends.checkpoint.fp8 import quantization_config
 from penstock.backends.checkpoint.model_format import (
+    FP8,
     ConversionPlan,
     Converted,
     OpenModel,
@@ -14,6 +16,7 @@ from penstock.backends.checkpoint.model_format import (
     planned_weights,
 )
 from penstock.backends.checkpoint.tensors import CheckpointTensors
+from penstock.backends.checkpoint.tiktoken_file import complete_tokenizer
 from penstock.backends.checkpoint.tokenizer_files import copy_tokenizer
 from penstock.backends.checkpoint.weight_files import WeightFiles
 from penstock.messages.errors import UserFault
@@ -51,8 +54,9 @@ class HuggingFaceFormat:
                 files.write(name, tensor)
                 report(tensor.nbytes)
             files.finish()
-        write_config(source, target, plan.dtype)
+        write_config(source, target, plan.dtype, quantization_config(planned) if plan.dtype == FP8 else None)
         copy_tokenizer(source, target)
+        complete_tokenizer(source, target)
         _read_back(target, planned, digests)
         return Converted(
             num_tensors=len(planned),

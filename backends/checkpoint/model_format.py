@@ -19,13 +19,18 @@ if TYPE_CHECKING:
     from penstock.backends.checkpoint.examine import Examined
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FP8: Final = "fp8"
+"""Matrices of layers in e4m3 numbers with scales, see :mod:`.fp8`."""
+SHORT_DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+KEPT: Final = ".e_score_correction_bias"
+"""How the names of weights end that stay as they are: rounded, they would choose other experts."""
 
 
 class ConversionPlan(NamedTuple):
     """What is to be made of a model."""
 
     dtype: str | None
-    """Of weights that are floating-point numbers; None leaves each as it is."""
+    """Of weights that are floating-point numbers; None leaves each as it is, and ``fp8`` those that it is not for."""
     max_file_bytes: int
 
 
@@ -89,13 +94,14 @@ def planned_weights(model: OpenModel, plan: ConversionPlan) -> dict[str, Tensor]
     """Tensors without memory, of the names, shapes and dtypes that will be written."""
     dtypes = model.dtypes()
     return {
-        name: torch.empty(shape, dtype=_dtype_for(dtypes[name], plan.dtype), device="meta")
+        name: torch.empty(shape, dtype=_dtype_for(name, dtypes[name], plan.dtype), device="meta")
         for name, shape in model.shapes().items()
     }
 
 
-def _dtype_for(found: torch.dtype, wanted: str | None) -> torch.dtype:
-    return found if wanted is None or not found.is_floating_point else DTYPES[wanted]
+def _dtype_for(name: str, found: torch.dtype, wanted: str | None) -> torch.dtype:
+    is_left = wanted in (None, FP8) or not found.is_floating_point or name.endswith(KEPT)
+    return found if is_left or wanted is None else DTYPES[wanted]
 
 
 def digest_of_weight(tensor: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""The files of a tokenizer, which go with a model from folder to folder as they are."""
+"""The files of a tokenizer and an image processor, which go with a model from folder to folder as they are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,19 @@ TOKENIZER_FILES: Final = (
     "*.model",
     "*.tiktoken",
     "chat_template*",
+    "*processor_config.json",
 )
+TOKENIZER_FILE: Final = "tokenizer.json"
+TIKTOKEN_FILE: Final = "tiktoken.model"
+CONVERT: Final = (
+    f"it has {TIKTOKEN_FILE} and no {TOKENIZER_FILE}, and its own code, which would read that, is not run: penstock "
+    "convert MODEL COPY writes a copy with one"
+)
+
+
+def has_tiktoken_only(folder: Path) -> bool:
+    """Whether a tokenizer is there in the one form that needs code of the model's own."""
+    return (folder / TIKTOKEN_FILE).is_file() and not (folder / TOKENIZER_FILE).is_file()
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tokenizers import Tokenizer
 
+from penstock.backends.checkpoint.tokenizer_files import CONVERT, has_tiktoken_only
 from penstock.backends.data.control_tokens import ControlTokens
 from penstock.backends.data.problems import DataError
 
@@ -25,6 +26,8 @@ class TextTokenizer:
     def __init__(self, folder: Path) -> None:
         """Raises ``DataError`` when the folder has no tokenizer that can be read."""
         path = folder / FILE_NAME
+        if has_tiktoken_only(folder):
+            raise DataError(f"{folder}: {CONVERT}")
         if not path.is_file():
             reason = "it has no tokenizer.json" if folder.is_dir() else "there is no such folder"
             raise DataError(

@@ -19,8 +19,10 @@ import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.checkpoint.fp8 import recoded
 from penstock.backends.checkpoint.huggingface_format import HuggingFaceFormat
-from penstock.backends.checkpoint.model_format import ConversionPlan, Converted, ModelFormat, planned_weights
+from penstock.backends.checkpoint.layers_beyond import with_layers_beyond
+from penstock.backends.checkpoint.model_format import FP8, ConversionPlan, Converted, ModelFormat, planned_weights
 from penstock.backends.durable import publish
 from penstock.backends.learners.megatron.checkpoint.conversion import MegatronFormat
 from penstock.messages.errors import UserFault
@@ -70,7 +72,16 @@ def convert_model(
     _refuse_existing(target)
     if problems := reader.examine(source).problems:
         raise UserFault("; ".join(problems))
-    with reader.open(source) as model, _written_beside(target) as partial:
+    if plan.dtype == FP8 and target_format == MEGATRON:
+        raise UserFault(
+            "--dtype fp8 is for Hugging Face format; megatron-core's checkpoints are in float32 or bfloat16"
+        )
+    with (
+        reader.open(source) as opened,
+        with_layers_beyond(opened, source) as whole,
+        _written_beside(target) as partial,
+    ):
+        model = recoded(whole, source, plan.dtype)
         size_bytes = sum(tensor.nbytes for tensor in planned_weights(model, plan).values())
         _check_room(target.parent, size_bytes)
         return writer.write(source, model, partial, plan, begun(size_bytes))

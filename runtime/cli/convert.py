@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from penstock.backends.checkpoint.model_format import DTYPES, ConversionPlan
+from penstock.backends.checkpoint.model_format import DTYPES, FP8, SHORT_DTYPES, ConversionPlan
 from penstock.backends.learners.checkpoints.record import (
     RECORD_FILE,
     STATE_FOLDER,
@@ -51,8 +51,8 @@ def convert(
     """
     if target_format not in FORMATS:
         raise UserFault(f"--format: expected one of {', '.join(sorted(FORMATS))}, got {target_format}")
-    if dtype is not None and dtype not in DTYPES:
-        raise UserFault(f"--dtype: expected one of {', '.join(DTYPES)}, got {dtype}")
+    if dtype is not None and (dtype := SHORT_DTYPES.get(dtype, dtype)) not in (*DTYPES, FP8):
+        raise UserFault(f"--dtype: expected one of {', '.join(DTYPES)}, {FP8}, got {dtype}")
     folder = model_folder(source, version)
     try:
         max_bytes = parse_size(max_shard_size)

@@ -65,6 +65,7 @@ def schema() -> None:
     epilog="[bold]Examples[/]\n\n"
     "penstock convert runs/quickstart-20260801-120000 my/model --dtype bfloat16\n\n"
     "penstock convert runs/quickstart-20260801-120000 my/model --version 40 --max-shard-size 2GB\n\n"
+    "penstock convert /models/DeepSeek-V3 /models/DeepSeek-V3-BF16 --dtype bfloat16\n\n"
     "penstock convert my/model --check\n\n"
     "penstock convert scenario run-qwen3-4B.sh > scenarios/qwen3_4b.yaml"
 )
@@ -82,7 +83,8 @@ def convert(
         int | None, typer.Option(min=0, help="Of the checkpoint; without it the newest one of the run.")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16; without it every weight stays as it is.")
+        str | None,
+        typer.Option(help="float32, bfloat16, float16 or fp8 (in blocks of 128, as DeepSeek-V3); else as it is."),
     ] = None,
     max_shard_size: Annotated[str, typer.Option(help="Where the next file of weights begins.")] = "5GB",
     target_format: Annotated[

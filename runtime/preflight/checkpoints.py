@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.checkpoint.hf_config import CONFIG_FILE, HfConfig, find_config, find_weight_map
+from penstock.backends.checkpoint.tokenizer_files import CONVERT, has_tiktoken_only
 from penstock.backends.data.special_tokens import read_special_tokens
 from penstock.backends.data.tokenizer import FILE_NAME, TextTokenizer
 from penstock.backends.engines.options import kinds
@@ -17,7 +18,7 @@ from penstock.messages.errors import UserFault
 if TYPE_CHECKING:
     from penstock.runtime.scenario.structure import Scenario
 
-MADE_MODEL_BYTES: Final = {"xs": 415_232, "s": 1_213_440, "m": 3_191_808, "moe_xs": 765_184}
+MADE_MODEL_BYTES: Final = {"xs": 415_232, "s": 1_213_440, "m": 3_191_808, "moe_xs": 765_184, "vlm_xs": 0}
 """Weights of the models of ``model.make`` in float32."""
 FLOAT32_BYTES: Final = 4
 BFLOAT16_BYTES: Final = 2
@@ -33,6 +34,8 @@ def check_checkpoint(folder: Path, key: str = "model.path", *, needs_weights: bo
             f"{key}: {folder}: {what}; expected what transformers' save_pretrained writes, a name on the hub "
             f"(ORG/NAME), or set {key.removesuffix('path')}make"
         )
+    if has_tiktoken_only(folder):
+        raise UserFault(f"{key}: {folder}: {CONVERT}")
     missing = [] if (folder / CONFIG_FILE).is_file() else [CONFIG_FILE]
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         missing.append("tokenizer.json")

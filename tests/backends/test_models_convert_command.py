@@ -112,7 +112,7 @@ def test_what_names_no_model_is_refused_in_one_sentence(tmp_path: Path, checkpoi
         model_folder(tmp_path / "nothing", None)
     with pytest.raises(UserFault, match="has no checkpoints, so --version 3 names nothing"):
         model_folder(checkpoint, 3)
-    with pytest.raises(UserFault, match="--dtype: expected one of float32, bfloat16, float16, got int4"):
+    with pytest.raises(UserFault, match="--dtype: expected one of float32, bfloat16, float16, fp8, got int4"):
         said(checkpoint, tmp_path / "out", dtype="int4")
     with pytest.raises(UserFault, match="'big' is no size"):
         said(checkpoint, tmp_path / "out", size="big")

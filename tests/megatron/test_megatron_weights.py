@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_families import CONFIGS, has_experts, load_tiny
+
+from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
+from penstock.backends.learners.torch.model import PackedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,6 +117,27 @@ def test_layers_that_predict_several_tokens_at_once_are_left_out_and_said_to_be(
     shutil.copy(folder / "config.json", tmp_path)
     [[said]] = ranks(1).run("weight_cases:noted_while_loading", str(tmp_path))
     assert "layers 4, beyond the model's 4, are left out" in said
+
+
+def test_a_kimi_k2_is_a_deepseek_v3_that_needs_none_of_its_own_code(
+    ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "kimi"
+    shutil.copytree(tiny_family("deepseek_v3 plain"), folder)
+    config = json.loads((folder / "config.json").read_bytes())
+    own_code = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}
+    config |= {"model_type": "kimi_k2", "auto_map": own_code, "architectures": ["DeepseekV3ForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    [[(wrong, _), answer]] = ranks(1).run("weight_cases:outputs", str(folder), {}, 1, BATCHES, TEMPERATURE)
+    assert not wrong
+    model = PackedModel.load(folder, dtype="float32", device=torch.device("cpu")).model
+    assert type(model).__name__ == "DeepseekV3ForCausalLM"
+    assert model.config.model_type == "deepseek_v3"
+    named = CheckpointNames(model).rename(dict(model.named_parameters()))
+    weights = load_file(folder / "model.safetensors")
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in named.items())
+    for found, wanted in zip(answer, said_by_transformers(tiny_family("deepseek_v3 plain"), 101), strict=True):
+        np.testing.assert_allclose(found[0], wanted[0], rtol=0, atol=1e-5)
 
 
 @cache

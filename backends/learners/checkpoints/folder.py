@@ -26,6 +26,7 @@ import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
+from penstock.backends.checkpoint.layers_beyond import keep_layers_beyond
 from penstock.backends.checkpoint.tokenizer_files import copy_tokenizer
 from penstock.backends.durable import publish, sync
 from penstock.backends.learners.checkpoints.channel import CheckpointChannel
@@ -101,7 +102,8 @@ class CheckpointFolder:
         Args:
             folder: of all checkpoints of the run; made when it is missing.
             epoch: of this incarnation.
-            tokenizer_source: the folder whose tokenizer every checkpoint gets.
+            tokenizer_source: the model's folder, whose tokenizer every checkpoint gets, and whose layers beyond those
+                that are trained the run keeps.
             channel: to the other ranks.
         """
         self._folder = folder.absolute()
@@ -160,6 +162,7 @@ class CheckpointFolder:
         self._folder.mkdir(parents=True, exist_ok=True)
         sync(self._folder.parent)
         self._remove_leftovers()
+        keep_layers_beyond(self._tokenizer_source, self._folder)
 
     def _fill(self, folder: Path, snapshot: Snapshot) -> None:
         channel = self._channel

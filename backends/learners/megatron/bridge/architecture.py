@@ -24,6 +24,7 @@ from penstock.backends.checkpoint.hf_config import (
 )
 from penstock.backends.learners.megatron.bridge.families import FAMILIES, Family
 from penstock.backends.learners.megatron.bridge.refusals import unsupported
+from penstock.backends.learners.megatron.bridge.unbuilt import why_unbuilt
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class Architecture:
     norm_epsilon: float
     has_tied_embeddings: bool
     has_qkv_bias: bool
+    has_qk_norm: bool
     rope: Rope
     experts: Experts | None = None
     latent: LatentAttention | None = None
@@ -152,10 +154,7 @@ def architecture_of(config: DecoderConfig, origin: str) -> Architecture:
     """
     family = FAMILIES.get(config.model_type)
     if family is None:
-        raise UserFault(
-            f"{origin}: the Megatron learner has no family for model_type '{config.model_type}'; there are "
-            f"{', '.join(FAMILIES)}. Use learner.backend: torch, which takes any causal model of transformers"
-        )
+        raise UserFault(f"{origin}: {why_unbuilt(config.model_type, ', '.join(FAMILIES))}")
     need(config, origin, *SIZES)
     if problem := unsupported(config, family):
         raise UserFault(f"{origin}: {problem}; the Megatron learner would compute something else")
@@ -174,6 +173,7 @@ def architecture_of(config: DecoderConfig, origin: str) -> Architecture:
         norm_epsilon=config.rms_norm_eps,
         has_tied_embeddings=config.tie_word_embeddings,
         has_qkv_bias=family.qkv_bias == "always" or (family.qkv_bias == "as said" and config.attention_bias),
+        has_qk_norm=family.qk_norm == "always" or (family.qk_norm == "as said" and config.use_qk_norm),
         rope=_rope(config, family),
         experts=_experts(config, family, origin),
         latent=latent,
@@ -254,8 +254,8 @@ def _experts(config: DecoderConfig, family: Family, origin: str) -> Experts | No
             f"{origin}: a model of {config.model_type} needs its number of experts, num_experts_per_tok and "
             "moe_intermediate_size, and not all of them are there"
         )
-    first = config.first_k_dense_replace or 0
-    layers = tuple(
+    first = family.num_dense_first if config.first_k_dense_replace is None else config.first_k_dense_replace
+    layers = tuple(kind == "sparse" for kind in config.mlp_layer_types) or tuple(
         layer >= first and layer not in config.mlp_only_layers and (layer + 1) % config.decoder_sparse_step == 0
         for layer in range(config.num_hidden_layers)
     )

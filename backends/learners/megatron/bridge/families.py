@@ -15,9 +15,11 @@ The parameter names of megatron-core are those of its Transformer Engine layers,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Literal, NamedTuple
+
+from penstock.backends.checkpoint.hf_config import BUILT_AS
 
 
 class Form(Enum):
@@ -176,7 +178,7 @@ class Family:
     expert: tuple[Rule, ...] = ()
     """Parameters of each expert of a layer with experts."""
     qkv_bias: Literal["always", "as said", "never"] = "never"
-    has_qk_norm: bool = False
+    qk_norm: Literal["always", "as said", "never"] = "never"
     has_post_norms: bool = False
     """Whether what attention and MLP give is normed before it is added."""
     rope_kinds: tuple[str, ...] = ("default",)
@@ -189,6 +191,8 @@ class Family:
     """What experts are scored by; sigmoids come with a bias, groups and shared experts."""
     renormalizes: bool = False
     """Whether the weights of a token's experts add up to one, where the config says nothing."""
+    num_dense_first: int = 0
+    """Layers in front that have no experts, where the config says nothing."""
     has_latent_attention: bool = False
     latent_norm_epsilon: float = 1e-6
     """Of the norms inside of latent attention: no config has it, and it is not that of the other norms."""
@@ -199,13 +203,24 @@ class Family:
 
 
 _QWEN3_ATTENTION: Final = (*_ATTENTION, *_QK_NORM, *_PROJECTION)
+_DEEPSEEK_SPARSE: Final = (*_ROUTER, *_CHOICE_BIAS, *_SHARED_EXPERT)
+_DEEPSEEK_V3: Final = Family(
+    model_type="deepseek_v3",
+    attention=_LATENT_ATTENTION,
+    sparse=_DEEPSEEK_SPARSE,
+    expert=_EXPERT,
+    rope_kinds=("default", "yarn"),
+    router="sigmoid",
+    renormalizes=True,
+    has_latent_attention=True,
+)
 
 FAMILIES: Final[dict[str, Family]] = {
     family.model_type: family
     for family in (
         Family(model_type="qwen2", attention=(*_ATTENTION, *_QKV_BIAS, *_PROJECTION), qkv_bias="always"),
-        Family(model_type="qwen3", attention=_QWEN3_ATTENTION, has_qk_norm=True, head_dim=128),
-        Family(model_type="qwen3_moe", attention=_QWEN3_ATTENTION, sparse=_ROUTER, expert=_EXPERT, has_qk_norm=True),
+        Family(model_type="qwen3", attention=_QWEN3_ATTENTION, qk_norm="always", head_dim=128),
+        Family(model_type="qwen3_moe", attention=_QWEN3_ATTENTION, sparse=_ROUTER, expert=_EXPERT, qk_norm="always"),
         Family(model_type="llama", attention=(*_ATTENTION, *_PROJECTION), rope_kinds=("default", "llama3")),
         Family(
             model_type="glm4",
@@ -218,15 +233,19 @@ FAMILIES: Final[dict[str, Family]] = {
             head_dim=128,
         ),
         Family(
-            model_type="deepseek_v3",
-            attention=_LATENT_ATTENTION,
-            sparse=(*_ROUTER, *_CHOICE_BIAS, *_SHARED_EXPERT),
+            model_type="glm4_moe",
+            attention=(*_ATTENTION, *_QKV_BIAS, *_QK_NORM, *_PROJECTION),
+            sparse=_DEEPSEEK_SPARSE,
             expert=_EXPERT,
-            rope_kinds=("default", "yarn"),
+            qkv_bias="as said",
+            qk_norm="as said",
+            rope_fraction=0.5,
             router="sigmoid",
             renormalizes=True,
-            has_latent_attention=True,
         ),
+        _DEEPSEEK_V3,
+        replace(_DEEPSEEK_V3, model_type="glm4_moe_lite", num_dense_first=1),
+        *(replace(_DEEPSEEK_V3, model_type=name) for name, built_as in BUILT_AS.items() if built_as == "deepseek_v3"),
     )
 }
 """By ``model_type`` of ``config.json``."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.backends.checkpoint.hf_config import UNQUANTIZED
+
 if TYPE_CHECKING:
     from penstock.backends.checkpoint.hf_config import DecoderConfig
     from penstock.backends.learners.megatron.bridge.families import Family
@@ -13,7 +15,7 @@ def unsupported(config: DecoderConfig, family: Family) -> str | None:
     """What the config asks for, as a clause with what was found and what is expected; None: nothing."""
     if config.quantization_config is not None:
         method = config.quantization_config.get("quant_method")
-        return f"its weights are quantized ({method}), expected a checkpoint in bfloat16 or float32"
+        return f"its weights are quantized ({method}), {UNQUANTIZED}"
     if config.hidden_act != "silu":
         return f"hidden_act is '{config.hidden_act}', expected 'silu'"
     if config.mlp_bias:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.bridge.architecture import Architecture, LatentAttention
     from penstock.backends.learners.megatron.bridge.forms import Block
 
+QK_NORMS: Final = (".q_layernorm.weight", ".k_layernorm.weight")
 _LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.")
 _EXPERT: Final = re.compile(r"(?<=\.mlp\.experts\.linear_fc[12]\.weight)(\d+)$")
 
@@ -112,6 +113,8 @@ def parameters_of(architecture: Architecture) -> Iterator[Parameter]:
 def _has(architecture: Architecture, sizes: Mapping[str, int], rule: Rule) -> bool:
     if rule.megatron.endswith(".bias"):
         return architecture.has_qkv_bias
+    if rule.megatron.endswith(QK_NORMS):
+        return architecture.has_qk_norm
     return all(sizes[size] for part in rule.checkpoint for size in part.sizes)
 
 

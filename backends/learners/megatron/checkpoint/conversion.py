@@ -20,6 +20,7 @@ import torch
 
 from penstock.backends.checkpoint.config_file import write_config
 from penstock.backends.checkpoint.examine import Examined, named, tokenizer_problems
+from penstock.backends.checkpoint.layers_beyond import keep_layers_beyond
 from penstock.backends.checkpoint.model_format import Converted, digest_of_weight, planned_weights
 from penstock.backends.checkpoint.tokenizer_files import copy_tokenizer
 from penstock.backends.learners.checkpoints.folder import ALONE
@@ -107,6 +108,7 @@ class MegatronFormat:
         write_parts(folder, parts, {"content_metadata": dict(CONTENT)}, ALONE)
         write_config(source, target, plan.dtype)
         copy_tokenizer(source, target)
+        keep_layers_beyond(source, target)
         self._read_back(target, architecture, digests)
         return Converted(
             num_tensors=len(digests),

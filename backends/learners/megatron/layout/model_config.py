@@ -90,7 +90,7 @@ def _model_fields(architecture: Architecture) -> Fields:
         "ffn_hidden_size": architecture.ffn_size,
         "normalization": "RMSNorm",
         "layernorm_epsilon": architecture.norm_epsilon,
-        "qk_layernorm": architecture.family.has_qk_norm,
+        "qk_layernorm": architecture.has_qk_norm,
         "gated_linear_unit": True,
         "add_bias_linear": False,
         "add_qkv_bias": architecture.has_qkv_bias,

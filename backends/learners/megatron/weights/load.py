@@ -9,15 +9,17 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
+from penstock.backends.checkpoint.layers_beyond import layers_beyond
 from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.learners.checkpoints.record import CheckpointError
 from penstock.backends.learners.megatron.bridge.families import EMBEDDING, EXPERT_BIAS, HEAD
 from penstock.backends.learners.megatron.bridge.weight_map import global_name, map_weights
+from penstock.backends.learners.training.freezing import frozen_weights
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.bridge.forms import Block
     from penstock.backends.learners.megatron.bridge.weight_map import Parameter, WeightMap
     from penstock.backends.learners.megatron.model.build import ParallelModel
+    from penstock.backends.learners.options import LearnerOptions
 
-_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 _log = logging.getLogger(__name__)
 
 
@@ -66,22 +68,44 @@ def load_weights(model: ParallelModel, folder: Path, *, rank: int) -> None:
             own.zero_()
             for block in weights.blocks(parameter, shard):
                 _read_block(reader, parameter, block, own)
-        if rank == 0 and (left := _layers_beyond(reader, model.architecture.num_layers)):
+        if rank == 0 and (left := sorted(set(layers_beyond(reader, model.architecture.num_layers).values()))):
             _log.warning(
                 "%s: layers %s, beyond the model's %d, are left out: they predict several tokens at once, and are "
-                "neither trained nor published", folder, ", ".join(map(str, left)), model.architecture.num_layers,
+                "neither trained nor published; what is saved keeps them as they are", folder, ", ".join(map(str, left)), model.architecture.num_layers,
             )  # fmt: skip
 
 
-def _layers_beyond(reader: CheckpointTensors, num_layers: int) -> list[int]:
-    """Of a checkpoint that has more layers than its ``config.json`` says."""
-    found = {int(match[1]) for match in map(_LAYER.match, reader) if match}
-    return sorted(layer for layer in found if layer >= num_layers)
+def freeze(model: ParallelModel, options: LearnerOptions, *, rank: int) -> None:
+    """Leave the weights as they are that ``learner.freeze`` names. Before they get gradients and an optimizer.
+
+    Raises:
+        UserFault: see :func:`.frozen_weights`; or a pipeline stage of this rank has nothing to train.
+    """
+    weights = {
+        name: [tensor.name for tensor in parameter.tensors]
+        for name, parameter in weight_map_of(model).parameters.items()
+        if not parameter.is_buffer
+    }
+    frozen = frozen_weights(options, weights)
+    for name, parameter in named_parameters(model, rank):
+        if name in frozen:
+            parameter.requires_grad_(False)
+    if not all(any(parameter.requires_grad for parameter in chunk.parameters()) for chunk in model.chunks):
+        raise UserFault(
+            f"learner.{'freeze' if options.freeze else 'train_only'}: every weight of the pipeline stage of rank "
+            f"{rank} is frozen, and no gradient could pass it; set learner.megatron.pipeline_parallel: 1, or train a "
+            "part of it"
+        )
 
 
 def own_parameters(model: ParallelModel, rank: int) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of this rank by their names over the whole model. The copy of tied embeddings that a last stage
-    holds goes by the name of these."""
+    """The weights of this rank, detached; names as of :func:`named_parameters`."""
+    return ((name, parameter.detach()) for name, parameter in named_parameters(model, rank))
+
+
+def named_parameters(model: ParallelModel, rank: int) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of this rank, and the biases of its routers, by their names over the whole model. The copy of tied
+    embeddings that a last stage holds goes by the name of these."""
     experts = model.architecture.experts
     per_rank = experts.count // model.layout.expert if experts else 0
     first_expert = per_rank * model.layout.place(rank).expert
@@ -92,7 +116,7 @@ def own_parameters(model: ParallelModel, rank: int) -> Iterator[tuple[str, Tenso
             name = global_name(local, layers=layers, first_expert=first_expert)
             if name == HEAD.megatron and model.architecture.has_tied_embeddings:
                 name = EMBEDDING.megatron
-            yield name, parameter.detach()
+            yield name, parameter
 
 
 def layers_of(chunk: GPTModel) -> dict[int, int]:

@@ -83,8 +83,13 @@ GLM45: dict[str, Any] = {
 CONFIGS |= {
     "glm4_moe_lite": models.Glm4MoeLiteConfig(
         **SIZES | {key: value for key, value in LATENT.items() if key != "first_k_dense_replace"},
-        q_lora_rank=24, n_group=1, topk_group=1, num_experts_per_tok=2, n_shared_experts=1, routed_scaling_factor=1.8,
-    ),  # fmt: skip
+        q_lora_rank=24,
+        n_group=1,
+        topk_group=1,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        routed_scaling_factor=1.8,
+    ),
     "glm4_moe": models.Glm4MoeConfig(**SIZES, **GLM45, attention_bias=True, use_qk_norm=True),
     "glm4_moe air": models.Glm4MoeConfig(**SIZES, **GLM45 | {"n_shared_experts": 2}, first_k_dense_replace=2),
 }

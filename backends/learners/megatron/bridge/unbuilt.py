@@ -38,8 +38,7 @@ UNBUILT: Final[dict[str, Unbuilt]] = {
     ),
     "mimo": Unbuilt(
         "MiMo-7B",
-        "a Qwen2 with layers for several tokens, whose code comes with the checkpoint: transformers does not have it to "
-        "compare with",
+        "a Qwen2 whose own code comes with the checkpoint, so that there is nothing in transformers to compare it with",
         "a copy whose config.json says qwen2 and Qwen2ForCausalLM, with which it is one",
     ),
     **dict.fromkeys(("mimo_v2", "mimo_v2_flash"), Unbuilt("MiMo-V2-Flash", *_MIMO)),

@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -68,7 +68,8 @@ def load_weights(model: ParallelModel, folder: Path, *, rank: int) -> None:
         if rank == 0 and (left := sorted(set(layers_beyond(reader, model.architecture.num_layers).values()))):
             _log.warning(
                 "%s: layers %s, beyond the model's %d, are left out: they predict several tokens at once, and are "
-                "neither trained nor published; what is saved keeps them as they are", folder, ", ".join(map(str, left)), model.architecture.num_layers,
+                "neither trained nor published; what is saved keeps them as they are",
+                folder, ", ".join(map(str, left)), model.architecture.num_layers,
             )  # fmt: skip
 
 

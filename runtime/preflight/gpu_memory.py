@@ -81,7 +81,7 @@ def needs_on_gpus(scenario: Scenario, architecture: Architecture) -> Iterator[Ne
     if learner.device.startswith("cuda") and learner.backend in ("torch", "megatron"):
         if LEARNERS.spec(learner.backend).has_layout:
             layout = layout_of(learner.megatron, learner.num_ranks)
-            size = max(stage.total for stage in megatron_stages(scenario, architecture, layout))
+            size = float(max(stage.total for stage in megatron_stages(scenario, architecture, layout)))
             remedy = "give it more learner.num_ranks, or divide more with learner.megatron (--dry-run shows the parts)"
         else:
             size = _torch_rank(scenario, architecture)

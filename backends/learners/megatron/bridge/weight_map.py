@@ -106,8 +106,8 @@ def num_weights(architecture: Architecture) -> int:
 
 
 def parameters_of(architecture: Architecture, *, has_all_experts: bool = True) -> Iterator[Parameter]:
-    """All parameters of a model that a checkpoint has tensors for, in order; or, of the experts of a layer, which are all
-    alike, those of the first."""
+    """All parameters of a model that a checkpoint has tensors for, in order; or, of the experts of a layer, which are
+    all alike, those of the first."""
     num_experts = architecture.experts.count if architecture.experts else 0
     sizes = sizes_of(architecture)
     family = architecture.family

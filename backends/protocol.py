@@ -45,11 +45,15 @@ class Capability(StrEnum):
     RECORDS_EXPERTS = "records_experts"
     """It can say which experts of a mixture each token went to."""
     MEDIA = "media"
-    """It takes images, video and sound."""
+    """It takes images, video and sound by their references, and looks at them itself."""
+    SEES = "sees"
+    """It computes images from files as the learner does, so prompts hold all their tokens."""
     ANSWERS_JUDGES = "answers_judges"
     """Questions of a judge beside its samples."""
     EMBEDDED = "embedded"
     """It runs in its actor's process, so several, and the learner, can share a GPU."""
+    PROFILED = "profiled"
+    """It heeds ``engines.profile``."""
 
 
 class Timers(Protocol):

@@ -108,6 +108,8 @@ class EvaluatedSample(Value, frozen=True, array_like=True):
     """Which weights made which of its tokens, in order; neighbours of one version are joined."""
     components: tuple[Metric, ...] = ()
     """Components of the reward by name, where it has some."""
+    answer: str = ""
+    """What the reward function took for the final answer; empty: none."""
 
     @property
     def num_made_tokens(self) -> int:

@@ -12,11 +12,14 @@ Invariants:
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES, ArrayLengthError
 from penstock.messages.base import Metric, Value
 from penstock.messages.top_logprobs import TopLogprobs
+
+MAX_ANSWER_CHARACTERS: Final = 200
+"""Of an extracted answer that travels and is written down."""
 
 
 class Purpose(StrEnum):
@@ -72,6 +75,8 @@ class Media(Value, frozen=True, array_like=True):
     kind: Literal["image", "video", "audio"]
     reference: str
     """An http(s) address, an absolute path, or ``data:…;base64,…``."""
+    digest: str = ""
+    """SHA-256 of the bytes of an image that engine and learner compute; empty: a server fetches it."""
 
 
 class Prompt(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -99,9 +104,12 @@ class Prompt(Value, frozen=True, kw_only=True, omit_defaults=True):
     """In the order of their places in the text; the engine puts them there."""
     num_retries: int | None = None
     """How often a sample of it that failed by our fault is issued again; None: as often as that of any row."""
+    teacher_tokens: bytes = b""
+    """int32 ids of what a teacher reads in place of ``tokens``; empty: the same."""
 
     def __post_init__(self) -> None:
         _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
+        _check_multiple(self.teacher_tokens, TOKEN_BYTES, "teacher_tokens")
 
     @property
     def num_tokens(self) -> int:
@@ -224,6 +232,9 @@ class Reward(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     value: float
     components: tuple[Metric, ...] = ()
+    answer: str = ""
+    """What the reward function took for the final answer, in a form in which equal answers are equal texts; empty: it
+    found none, or tells none. It is the model's text, of at most :data:`MAX_ANSWER_CHARACTERS` characters."""
 
 
 class Completed(Value, frozen=True, kw_only=True, tag="completed", omit_defaults=True):

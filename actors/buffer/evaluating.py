@@ -233,6 +233,7 @@ def _evaluated(sample: Sample) -> EvaluatedSample:
         reward.value,
         joined_spans(sample.spans),
         reward.components,
+        reward.answer,
     )
 
 

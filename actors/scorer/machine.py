@@ -31,7 +31,7 @@ from penstock.actors.first_failures import FirstFailures
 from penstock.actors.scorer.group_scoring import GroupScoring
 from penstock.actors.scorer.pending import NO_ANSWER, SUPERSEDED, Pending, asked_together, unanswered
 from penstock.actors.scorer.reward_alarms import RewardAlarms
-from penstock.actors.scorer.teachers import Teachers, Verdict
+from penstock.actors.scorer.teachers import Teachers, Verdict, texts_for_teacher
 from penstock.actors.scorer.workload import Workload
 from penstock.actors.settled import KnownSettled
 from penstock.actors.waits import several
@@ -48,7 +48,7 @@ from penstock.messages.local import GroupScored, SampleJudged, Started, TimerFir
 from penstock.messages.membership import ActorLost, ActorReturned, HeldLease, LeaseStage, LineRestored
 from penstock.messages.names import FILTER, PROMPT_SOURCE, SCORER, SUPERVISOR
 from penstock.messages.samples import Loss, Purpose, Reward, SampleKey
-from penstock.messages.teaching import GivenTokens, TeacherAnswered
+from penstock.messages.teaching import TeacherAnswered
 from penstock.messages.training import NoticeGiven
 from penstock.messages.waits import OWN_BACKEND, Wait
 from penstock.messages.weights import EngineReady
@@ -194,8 +194,7 @@ class Scorer:
         if event.purpose in self.settings.whole_groups:
             self._hold(event, needs_reward=needs_reward)
         if needs_teacher and key in self.pending:
-            texts = tuple(GivenTokens(part.context_tokens or event.prompt.tokens, part.tokens) for part in sample.parts)
-            self.teachers.ask(key, sample.attempt, texts)
+            self.teachers.ask(key, sample.attempt, texts_for_teacher(event.prompt, sample))
 
     def _needs_teacher(self, event: SampleGenerated) -> bool:
         """Only what the objective trains, and has something to be asked about, costs a teacher's time."""

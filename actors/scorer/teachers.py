@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from penstock.actors.scorer.settings import ScorerSettings
     from penstock.messages.commands import AnyCommand
+    from penstock.messages.samples import Prompt, Sample
     from penstock.messages.teaching import TeacherAnswered
     from penstock.messages.top_logprobs import TopLogprobs
     from penstock.messages.waits import Wait
@@ -50,6 +51,17 @@ class Question(msgspec.Struct):
     """Who was asked; empty: it is in the queue."""
     sweep: int = 0
     """The sweep of the timer in which it was asked last."""
+
+
+def texts_for_teacher(prompt: Prompt, sample: Sample) -> tuple[GivenTokens, ...]:
+    """The parts of a sample as a teacher reads them: behind the prompt that it was given, or behind what the row has
+    for teachers in place of that. A context that does not begin with the prompt stays as it is."""
+    own, given = prompt.tokens, prompt.teacher_tokens or prompt.tokens
+    contexts = [part.context_tokens or own for part in sample.parts]
+    return tuple(
+        GivenTokens(given + context[len(own) :] if context.startswith(own) else context, part.tokens)
+        for context, part in zip(contexts, sample.parts, strict=True)
+    )
 
 
 class TeacherView(msgspec.Struct):

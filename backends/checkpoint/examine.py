@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from penstock.backends.checkpoint.fp8 import SCALE, find_blocks, problems_of
+from penstock.backends.checkpoint.huggingface_classes import auto_class
 from penstock.backends.checkpoint.open_config import open_config
 from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.checkpoint.terminal import quiet_transformers
@@ -100,7 +101,7 @@ def _load_without_memory(folder: Path) -> tuple[PreTrainedModel, Mapping[str, An
         config: Any = open_config(folder)
         if hasattr(config, "quantization_config"):  # else transformers asks for the GPU that computes in it
             del config.quantization_config
-        loaded = AutoModelForCausalLM.from_pretrained(
+        loaded = auto_class(folder).from_pretrained(
             folder, config=config, device_map="meta", output_loading_info=True, ignore_mismatched_sizes=True
         )
     return cast("tuple[PreTrainedModel, Mapping[str, Any]]", loaded)

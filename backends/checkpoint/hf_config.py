@@ -42,6 +42,7 @@ class RopeParameters(msgspec.Struct, frozen=True, kw_only=True):
     """``rope_parameters`` of transformers 5, ``rope_scaling`` before."""
 
     rope_theta: float | None = None
+    mrope_section: tuple[int, ...] | None = None
     rope_type: str | None = None
     type: str | None = None
     factor: float | None = None

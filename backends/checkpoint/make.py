@@ -1,5 +1,5 @@
-"""Small models made on the spot: a Qwen3 or Qwen3-MoE with random weights and a character tokenizer, in Hugging Face
-format.
+"""Small models made on the spot: a Qwen3, Qwen3-MoE or Qwen2.5-VL with random weights and a character tokenizer, in
+Hugging Face format.
 
 Invariants:
 
@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 import torch
 from transformers import (
@@ -24,6 +24,7 @@ from transformers import (
 
 from penstock.backends.checkpoint.characters import (
     CHARACTERS,
+    CHAT_TEMPLATE,
     CONTEXT_TOKENS,
     END_ID,
     END_TOKEN,
@@ -32,6 +33,7 @@ from penstock.backends.checkpoint.characters import (
     SYMBOLS,
     character_tokenizer,
 )
+from penstock.backends.checkpoint.make_vision import random_vision_model, write_image_processor
 from penstock.backends.checkpoint.terminal import quiet_transformers
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ __all__ = [
     "make_model",
 ]
 
-ModelSize = Literal["xs", "s", "m", "moe_xs"]
+ModelSize = Literal["xs", "s", "m", "moe_xs", "vlm_xs"]
 
 
 class ExpertShape(NamedTuple):
@@ -93,20 +95,24 @@ def make_model(size: ModelSize, folder: Path, seed: int) -> None:
     Raises:
         ValueError: there is no such size.
     """
-    if size not in SHAPES:
-        raise ValueError(f"model size: expected one of {', '.join(SHAPES)}, got {size!r}")
+    if size not in get_args(ModelSize):
+        raise ValueError(f"model size: expected one of {', '.join(get_args(ModelSize))}, got {size!r}")
     folder.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _random_model(SHAPES[size])
+        model = random_vision_model() if size == "vlm_xs" else _random_model(SHAPES[size])
     with quiet_transformers():
         model.save_pretrained(folder)
-    _fast_tokenizer().save_pretrained(str(folder))
+    tokenizer = _fast_tokenizer(sees=size == "vlm_xs")
+    if size == "vlm_xs":
+        tokenizer.chat_template = CHAT_TEMPLATE
+        write_image_processor(folder)
+    tokenizer.save_pretrained(str(folder))
 
 
-def _fast_tokenizer() -> PreTrainedTokenizerFast:
+def _fast_tokenizer(*, sees: bool) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=character_tokenizer(),
+        tokenizer_object=character_tokenizer(sees=sees),
         pad_token=PAD_TOKEN,
         eos_token=END_TOKEN,
         model_max_length=CONTEXT_TOKENS,

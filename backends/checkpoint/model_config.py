@@ -26,6 +26,7 @@ from penstock.backends.checkpoint.hf_config import (
     read_config,
 )
 from penstock.backends.checkpoint.tokenizer_files import CONVERT, has_tiktoken_only
+from penstock.backends.checkpoint.vision_config import SEEING_FAMILY, VisionPart, read_vision_part
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ ARCHITECTURES: Final = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Qwen2_5_VLForConditionalGeneration": SEEING_FAMILY,
 }
+QWEN2_LIKE: Final = ("qwen2", SEEING_FAMILY)
 DEFAULT_MAX_POSITIONS: Final = 2048
 QWEN3_HEAD_DIM: Final = 128
 EXPERT_SIZE_STEP: Final = 8
@@ -88,6 +91,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     output_bias: bool
     mlp_bias: bool
     experts: ExpertsConfig | None = None
+    vision: VisionPart | None = None
+    """None: it takes text only."""
 
     @property
     def group_size(self) -> int:
@@ -136,10 +141,11 @@ def read_model_config(folder: Path) -> ModelConfig:
         max_positions=raw.max_position_embeddings or DEFAULT_MAX_POSITIONS,
         tied_head=raw.tie_word_embeddings,
         qk_norm=family in ("qwen3", "qwen3_moe"),
-        qkv_bias=family == "qwen2" or raw.attention_bias,
-        output_bias=family != "qwen2" and raw.attention_bias,
+        qkv_bias=family in QWEN2_LIKE or raw.attention_bias,
+        output_bias=family not in QWEN2_LIKE and raw.attention_bias,
         mlp_bias=family == "llama" and raw.mlp_bias,
         experts=_experts(path, raw) if family == "qwen3_moe" else None,
+        vision=read_vision_part(folder) if family == SEEING_FAMILY else None,
     )
 
 
@@ -236,7 +242,7 @@ def _experts(path: Path, raw: DecoderConfig) -> ExpertsConfig | None:
 
 def _rope_scaling(path: Path, raw: DecoderConfig) -> tuple[float, Llama3Scaling | None]:
     rope, kind = raw.rope, raw.rope.kind
-    if kind == "default":
+    if kind == "default" or (kind == "mrope" and rope.mrope_section is not None):
         return 1.0, None
     if kind == "linear" and rope.factor is not None:
         return rope.factor, None

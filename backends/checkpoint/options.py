@@ -20,9 +20,9 @@ class ModelOptions(Options, frozen=True, kw_only=True):
     config: FileKey | None = None
     """A copy of the checkpoint's `config.json`, such as `scenarios/models/qwen3_30b_a3b.json`: from it `--dry-run`
     plans the layout and the memory of a Megatron learner on a machine that does not have the checkpoint."""
-    make: Literal["xs", "s", "m", "moe_xs"] | None = None
-    """A small Qwen3 (`moe_xs`: Qwen3-MoE) with random weights and a character tokenizer, made in the run's folder from
-    the run's seed."""
+    make: Literal["xs", "s", "m", "moe_xs", "vlm_xs"] | None = None
+    """A small Qwen3 (`moe_xs`: Qwen3-MoE; `vlm_xs`: Qwen2.5-VL, which sees images) with random weights and a character
+    tokenizer, made in the run's folder from the run's seed."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of number that the model computes in; `bfloat16` for large models on GPUs. The learner's own weights and
     what the optimizer keeps are float32 either way."""

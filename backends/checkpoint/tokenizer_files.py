@@ -1,4 +1,4 @@
-"""The files of a tokenizer, which go with a model from folder to folder as they are."""
+"""The files of a tokenizer and an image processor, which go with a model from folder to folder as they are."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ TOKENIZER_FILES: Final = (
     "*.model",
     "*.tiktoken",
     "chat_template*",
+    "*processor_config.json",
 )
 TOKENIZER_FILE: Final = "tokenizer.json"
 TIKTOKEN_FILE: Final = "tiktoken.model"

@@ -22,7 +22,7 @@ from penstock.backends.data.columns import BytesColumn
 from penstock.backends.data.duplicates import prompt_hash
 from penstock.backends.data.mixture import named_sources, shares_of
 from penstock.backends.data.problems import Problems, RowProblem
-from penstock.backends.data.reading import CheckedRow, RowReader, TokenLimit
+from penstock.backends.data.reading import CheckedRow, RowReader, TokenLimit, teacher_tokens
 from penstock.backends.data.recorded_rows import dataset_columns, dataset_paths, is_recorded_row, recorded_row
 from penstock.backends.data.recording import RecordedGroup, Recorder, pack_samples, unpack_samples
 from penstock.backends.data.row import BadColumnError, Message, prompt_of, with_system
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock.backends.data.chat import ChatTemplate
+    from penstock.backends.data.images import ImageIntake
     from penstock.backends.data.mixture import NamedSource
     from penstock.backends.data.options import DataOptions
     from penstock.backends.data.recorded_rows import RecordedSettings
@@ -67,6 +68,7 @@ class Dataset:
         self._messages = BytesColumn()
         self._responses = BytesColumn()
         self._media = BytesColumn()
+        self._teacher_tokens = BytesColumn()
         self._places = BytesColumn()
         self._hashes = array("Q")
         self._losses: list[Loss | None] = []
@@ -113,6 +115,7 @@ class Dataset:
             loss=self._losses[row] or Loss.OBJECTIVE,
             media=_MEDIA.decode(media) if (media := self._media[row]) else (),
             num_retries=None if (retries := self._retries[row]) == NO_RETRIES_GIVEN else retries,
+            teacher_tokens=self._teacher_tokens[row],
         )
 
     @property
@@ -155,8 +158,17 @@ class Dataset:
         packed = self._responses[row]
         return unpack_samples(packed) if packed else ()
 
-    def append(self, row: CheckedRow, ids: list[int], *, responses: bytes = b"", loss: Loss | None = None) -> None:
-        """Add a row with its token ids; for the loader. ``loss``: of the responses that it holds."""
+    def append(
+        self,
+        row: CheckedRow,
+        ids: list[int],
+        *,
+        responses: bytes = b"",
+        loss: Loss | None = None,
+        teacher: bytes = b"",
+    ) -> None:
+        """Add a row with its token ids; for the loader. ``loss``: of the responses that it holds. ``teacher``: the
+        tokens that one reads in place of these."""
         tokens = pack_tokens(ids)
         self._hashes.append(prompt_hash(tokens, row.media))
         self._places.append(row.place.encode())
@@ -169,6 +181,7 @@ class Dataset:
         self._labels.append(row.label.encode())
         self._metadata.append(row.metadata)
         self._messages.append(row.messages)
+        self._teacher_tokens.append(teacher)
 
 
 def load_dataset(
@@ -180,6 +193,7 @@ def load_dataset(
     keeps_messages: bool = False,
     recorded: RecordedSettings | None = None,
     keeps_responses: bool = False,
+    images: ImageIntake | None = None,
 ) -> Dataset:
     """Read the dataset of the scenario.
 
@@ -191,6 +205,7 @@ def load_dataset(
         keeps_messages: prompts carry the chat messages that they were rendered from.
         recorded: of a run with engines that answer with responses of rows; None where there are none.
         keeps_responses: these responses are wanted, and not only the prompts.
+        images: looks at those that engine and learner compute; None: a server does.
 
     Raises:
         DataError: the source, the tokenizer, or (unless the scenario skips them) any row cannot be used.
@@ -207,7 +222,7 @@ def load_dataset(
             skip_key="data.skip_bad_rows",
             skip_long=source.options.skip_long_prompts,
         )
-        reader = RowReader(source, template, keeps_messages=keeps_messages)
+        reader = RowReader(source, template, keeps_messages=keeps_messages, images=images)
         loader = _Loader(dataset, reader, tokenizer, problems, TokenLimit.of(source.options, max_context))
         if recorded is not None:
             special = read_special_tokens(tokenizer_folder)
@@ -288,10 +303,12 @@ class _Loader:
                     self._problems.add(reason.at(bad.place))
 
     def _add_live(self, rows: Sequence[CheckedRow]) -> None:
-        encoded = self._tokenizer.encode([row.text for row in rows], special=self._reader.adds_special)
+        special = self._reader.adds_special
+        encoded = self._tokenizer.encode([row.text for row in rows], special=special)
         for row, ids in zip(rows, encoded, strict=True):
             try:
-                self.dataset.append(row, self._limit.checked(ids))
+                teacher = teacher_tokens(row, self._tokenizer, self._limit, special=special)
+                self.dataset.append(row, self._limit.checked(self._reader.tokens(row, ids)), teacher=teacher)
             except BadColumnError as error:
                 self._problems.add(error.at(row.place))
 
@@ -323,7 +340,7 @@ def rendered(row: RawRow, key: str, template: ChatTemplate | None, block: str, s
     Raises:
         BadColumnError: it is missing, empty, of a wrong type, or the template refuses it.
     """
-    prompt = prompt_of(row, key, chat_template=template is not None, block=block)
+    prompt = prompt_of(row, key, chat_template=template is not None, option=f"{block}.prompt_key")
     if template is not None:
         messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return template.render_messages(with_system(messages, system_prompt))

@@ -37,7 +37,7 @@ def prompt_hash(tokens: bytes, media: Sequence[Media] = ()) -> int:
     """64 bits of a prompt."""
     digest = blake2b(tokens, digest_size=8)
     for each in media:
-        digest.update(f"\0{each.kind}\0{each.reference}".encode())
+        digest.update(f"\0{each.kind}\0{each.digest or each.reference}".encode())
     return int.from_bytes(digest.digest(), "little")
 
 

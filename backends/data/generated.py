@@ -65,6 +65,15 @@ def sums_rows(path: str, rest: str, seed: int) -> Iterator[RawRow]:
         yield RawRow(f"{path} row {index}", columns)
 
 
+def shapes_rows(path: str, rest: str, seed: int) -> Iterator[RawRow]:
+    """``shapes:N``: columns ``prompt``, ``images`` (the bytes of one) and ``label`` (the first letter of a colour)."""
+    from penstock.backends.data.shapes import shapes_row  # brings Pillow
+
+    for index in range(_count(path, rest, "shapes:256")):
+        row = shapes_row(seed, index)
+        yield RawRow(f"{path} row {index}", {"prompt": row.prompt, "images": row.image, "label": row.answer})
+
+
 def reasoning_gym_rows(path: str, rest: str, seed: int) -> Iterator[RawRow]:
     """``reasoning_gym:NAME:N``: columns ``prompt`` (the question) and ``label`` (an answer; empty where the task only
     has a checker); the whole entry travels as metadata, for the reward ``reasoning_gym``.

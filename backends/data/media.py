@@ -3,7 +3,7 @@
 | in the row | what travels |
 |---|---|
 | ``https://…`` | the address: the server fetches it |
-| a path | the absolute path: the server has to see the same files |
+| a path in the folder of the rows | the absolute path: the server has to see the same files |
 | ``data:…;base64,…`` | itself |
 | bytes, or ``datasets``' ``{bytes, path}`` | ``data:…;base64,…`` |
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Kind = Literal["image", "video", "audio"]
 KINDS: Final[tuple[Kind, ...]] = ("image", "video", "audio")
 MAX_ADDRESS_LENGTH: Final = 8192
+_HELD: Final = ("image", "image_url", "url", "path", "bytes")
 _MARK: Final = re.compile(r"<(image|video|audio)>")
 _DATA: Final = re.compile(r"data:[\w.+-]*(?:/[\w.+-]*)?(?:;[\w=.+-]+)*;base64,", re.IGNORECASE)
 _ADDRESS: Final = re.compile(r"https?://[^\s/]+\S*", re.IGNORECASE)
@@ -44,21 +45,29 @@ _MAGIC: Final = (
 )
 
 
-def media_of(row: RawRow, keys: MediaKeys, *, folder: Path, max_bytes: int) -> tuple[Media, ...]:
+def media_of(
+    row: RawRow,
+    keys: MediaKeys,
+    *,
+    folder: Path,
+    max_bytes: int,
+    inline: Mapping[str, Sequence[object]] | None = None,
+) -> tuple[Media, ...]:
     """All that the columns refer to, kind after kind, in the order of the row.
 
     Args:
         row: of which.
         keys: which columns.
-        folder: that relative paths begin at.
+        folder: that paths begin at, and that they do not leave.
         max_bytes: of each.
+        inline: what a column holds in place of its value.
 
     Raises:
         BadColumnError: a column or a file is missing, too large, or not what it should be.
     """
     found: list[Media] = []
     for kind, key in media_columns(keys).items():
-        value = row.columns.get(key)
+        value = (inline or {}).get(key, row.columns.get(key))
         if value is None or value == "":
             continue
         items = cast("list[object]", value) if isinstance(value, list) else [value]
@@ -70,6 +79,43 @@ def media_columns(keys: MediaKeys) -> dict[Kind, str]:
     """Kind → column, of those that the scenario names."""
     named: dict[Kind, str | None] = {"image": keys.image, "video": keys.video, "audio": keys.audio}
     return {kind: column for kind, column in named.items() if column is not None}
+
+
+def taken_out(
+    prompt: str | list[Message], keys: MediaKeys, prompt_key: str
+) -> tuple[str | list[Message], list[object]]:
+    """The prompt with bare places for images, and what its messages hold there: ``{"type": "image", "image": …}``, also
+    ``url``, ``path`` or ``bytes``, and ``{"type": "image_url", "image_url": {"url": …}}``.
+
+    Raises:
+        BadColumnError: they hold images that nobody would look at.
+    """
+    if isinstance(prompt, str):
+        return prompt, []
+    found: list[object] = []
+    messages = [{**message, "content": _bare(message.get("content"), found)} for message in prompt]
+    if found and keys.image != prompt_key:
+        raise BadColumnError(
+            "messages hold images",
+            f"{prompt_key!r} holds messages with {len(found)} images, which nobody would look at; set "
+            f"data.multimodal_keys: {{image: {prompt_key}}}, and remove other columns with images",
+        )
+    return messages, found
+
+
+def _bare(content: object, found: list[object]) -> object:
+    if not isinstance(content, list):
+        return content
+    parts: list[object] = []
+    for part in cast("list[object]", content):
+        form = cast("Message", part) if isinstance(part, dict) else {}
+        held = None
+        if form.get("type") in ("image", "image_url"):
+            held = next((form[name] for name in _HELD if form.get(name) is not None), None)
+        if held is not None:
+            found.append(held)
+        parts.append(part if held is None else {"type": "image"})
+    return parts
 
 
 def with_places(messages: Sequence[Message], media: Sequence[Media]) -> list[Message]:
@@ -152,9 +198,15 @@ def _checked_data(value: str, key: str, max_bytes: int) -> str:
 def _checked_file(value: str, key: str, folder: Path, max_bytes: int) -> str:
     try:
         path = folder / Path(value).expanduser()
-        size = path.stat().st_size if path.is_file() else None
+        is_outside = not path.resolve().is_relative_to(folder.resolve())
+        size = path.stat().st_size if path.is_file() and not is_outside else None
     except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, an unknown user
         raise BadColumnError(f"{key!r} names no file", f"{key!r} holds {shown(value)}: {error}") from None
+    if is_outside:
+        raise BadColumnError(
+            f"{key!r} names a file elsewhere",
+            f"{key!r}: {path} is not in {folder}, the folder of the rows, which no row may leave; put the file there",
+        )
     if size is None:
         raise BadColumnError(f"{key!r} names no file", f"{key!r}: there is no file {path}")
     _check_size(size, key, max_bytes)

@@ -19,10 +19,10 @@ SourceName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 class MediaKeys(Options, frozen=True, kw_only=True):
     """Columns with what belongs to a prompt and is no text. Each holds one reference or a list of them: an http(s)
-    address, a path (from the folder of the rows), ``data:…;base64,…``, or the bytes themselves."""
+    address, a path (of a file in the folder of the rows), ``data:…;base64,…``, or the bytes themselves."""
 
     image: str | None = None
-    """Column with images."""
+    """Column with images. Where it is the column with the prompt, the parts of its chat messages hold them."""
     video: str | None = None
     """Column with videos."""
     audio: str | None = None
@@ -99,7 +99,8 @@ class DataOptions(Options, frozen=True, kw_only=True):
     """``rows.jsonl`` (also compressed: ``.jsonl.gz``, ``.jsonl.zst``), ``rows.parquet``, a folder that Hugging Face
     ``datasets`` has saved, a file of a repository on the Hugging Face hub (``hub:openai/gsm8k/main/train.parquet``, and
     ``ORG/NAME`` where it has one for training), each with ``@[a:b]`` for a slice (``@[-500:]``: the last 500 rows);
-    ``lines:N`` for N rows of the quickstart's task; ``sums:N`` of the calculator's; ``reasoning_gym:NAME:N`` for N rows
+    ``lines:N`` for N rows of the quickstart's task; ``sums:N`` of the calculator's; ``shapes:N`` of
+    shapes whose colour is asked for; ``reasoning_gym:NAME:N`` for N rows
     of a reasoning-gym task. null: see ``sources``."""
     sources: tuple[SourceOptions, ...] = ()
     """Several sources, in place of ``path``."""
@@ -124,9 +125,11 @@ class DataOptions(Options, frozen=True, kw_only=True):
     """Column with the tools that the model may call, for the chat template: a list of their schemas, or such a list as
     a text in JSON; null when the rows have none, and empty in rows without."""
     multimodal_keys: MediaKeys = MediaKeys()
-    """Columns with images, videos and sounds, for engines that take them: ``{image: images}``."""
+    """Columns with images, videos and sounds, for engines that take them: ``{image: images}`` (docs/vision.md)."""
     max_media_bytes: Annotated[int, Meta(ge=1)] = 20_000_000
     """Of one file that a prompt refers to, or of what stands in the row itself; more makes the row a bad one."""
+    max_image_pixels: Annotated[int, Meta(ge=1)] = 16_777_216
+    """Of one image that engine and learner compute, before it is decoded; more makes the row a bad one."""
     num_epochs: Annotated[int, Meta(ge=1)] | None = None
     """How often the dataset may be gone through (of several sources with weights: each at least so often); null means
     as often as the run needs."""
@@ -136,6 +139,9 @@ class DataOptions(Options, frozen=True, kw_only=True):
     """Skip and count rows that cannot be read, instead of stopping with their line."""
     skip_long_prompts: bool = False
     """Skip and count rows whose prompts are too long, and these only."""
+    teacher_prompt_key: str | None = None
+    """Column with what the teacher reads in place of the prompt (the prompt and a worked answer, say), of the same form
+    as the prompt; null: the prompt. What is longer there must have room in model.max_context beside the response."""
     max_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Rows with longer prompts count as bad; null: whatever leaves room for one response token."""
     stream: bool = False

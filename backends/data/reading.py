@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from penstock.backends.data.media import media_columns, media_of, with_places
+from penstock.backends.data.media import media_columns, media_of, taken_out, with_places
 from penstock.backends.data.problems import LONG_PROMPT
 from penstock.backends.data.row import (
     BadColumnError,
@@ -21,12 +21,15 @@ from penstock.backends.data.row import (
     with_system,
 )
 from penstock.backends.data.sources import parse_source
+from penstock.messages.arrays import pack_tokens
 
 if TYPE_CHECKING:
     from penstock.backends.data.chat import ChatTemplate
+    from penstock.backends.data.images import ImageIntake
     from penstock.backends.data.mixture import NamedSource
     from penstock.backends.data.options import DataOptions
     from penstock.backends.data.row import RawRow
+    from penstock.backends.data.tokenizer import TextTokenizer
     from penstock.messages.samples import Media
 
 
@@ -40,6 +43,8 @@ class ParsedRow(NamedTuple):
     metadata: bytes
     media: tuple[Media, ...]
     num_retries: int | None
+    teacher_prompt: str | list[Message]
+    """Empty: the prompt."""
 
 
 class CheckedRow(NamedTuple):
@@ -54,6 +59,10 @@ class CheckedRow(NamedTuple):
     media: tuple[Media, ...] = ()
     num_retries: int | None = None
     """None: the row says nothing of it."""
+    teacher_text: str = ""
+    """What a teacher reads in place of the text; empty: the text."""
+    image_tokens: tuple[int, ...] = ()
+    """How many each of its images has, where engine and learner compute them."""
 
 
 class TokenLimit(NamedTuple):
@@ -89,12 +98,21 @@ class TokenLimit(NamedTuple):
 class RowReader:
     """Reads the rows of one source."""
 
-    def __init__(self, source: NamedSource, template: ChatTemplate | None, *, keeps_messages: bool = False) -> None:
-        """``template``: the checkpoint's, where there is one; whether it is used is the source's to say."""
+    def __init__(
+        self,
+        source: NamedSource,
+        template: ChatTemplate | None,
+        *,
+        keeps_messages: bool = False,
+        images: ImageIntake | None = None,
+    ) -> None:
+        """``template``: the checkpoint's, where there is one; whether it is used is the source's to say. ``images``:
+        looks at those that engine and learner compute; None: a server does."""
         self.options = source.options
         self.name = source.name
         self._folder = _folder_of(source.path)
         self._template = template if source.options.chat_template else None
+        self._images = images
         self._keeps_messages = keeps_messages and self._template is not None
 
     @property
@@ -109,13 +127,16 @@ class RowReader:
             BadColumnError: a column is missing or not what it should be.
         """
         options = self.options
-        prompt = prompt_of(row, options.prompt_key, chat_template=options.chat_template, block="data")
-        media = media_of(row, options.multimodal_keys, folder=self._folder, max_bytes=options.max_media_bytes)
-        if options.chat_template:
-            messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            prompt = with_system(messages, options.system_prompt)
-            if media_columns(options.multimodal_keys):
-                prompt = with_places(prompt, media)
+        prompt, inline = taken_out(
+            self._prompt(row, options.prompt_key, "prompt_key"), options.multimodal_keys, options.prompt_key
+        )
+        media = media_of(
+            row, options.multimodal_keys, folder=self._folder, max_bytes=options.max_media_bytes,
+            inline={options.prompt_key: inline},
+        )  # fmt: skip
+        if not isinstance(prompt, str) and media_columns(options.multimodal_keys):
+            prompt = with_places(prompt, media)
+        key = options.teacher_prompt_key
         return ParsedRow(
             prompt,
             [] if options.tools_key is None else tools_of(row, options.tools_key),
@@ -123,7 +144,17 @@ class RowReader:
             metadata_of(row, options.metadata_keys, options.metadata),
             media,
             num_retries_of(row, options),
+            "" if key is None else self._prompt(row, key, "teacher_prompt_key"),
         )
+
+    def _prompt(self, row: RawRow, key: str, option: str) -> str | list[Message]:
+        """The messages of this column, or its text where there is no template."""
+        options = self.options
+        prompt = prompt_of(row, key, chat_template=options.chat_template, option=f"data.{option}")
+        if not options.chat_template:
+            return prompt
+        messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return with_system(messages, options.system_prompt)
 
     def checked(self, row: RawRow) -> CheckedRow:
         """The row as the text that is tokenised.
@@ -132,14 +163,53 @@ class RowReader:
             BadColumnError: a column is missing or not what it should be, or the template refuses it.
         """
         parsed = self.parsed(row)
-        if isinstance(parsed.prompt, str):
-            text, messages = parsed.prompt, b""
-        else:
-            assert self._template is not None  # parsing leaves a text where there is none
-            arguments = self.options.template_arguments
-            text = self._template.render_messages(parsed.prompt, parsed.tools, arguments=arguments)
-            messages = _as_json(parsed.prompt, self.options.prompt_key) if self._keeps_messages else b""
-        return CheckedRow(row.place, text, parsed.label, parsed.metadata, messages, parsed.media, parsed.num_retries)
+        of_chat = None if isinstance(parsed.prompt, str) or not self._keeps_messages else parsed.prompt
+        media: tuple[Media, ...] = parsed.media
+        counts: tuple[int, ...] = ()
+        if self._images is not None:
+            media, counts = self._images.taken(media, self.options.max_image_pixels)
+        return CheckedRow(
+            row.place,
+            self._text(parsed.prompt, parsed.tools),
+            parsed.label,
+            parsed.metadata,
+            b"" if of_chat is None else _as_json(of_chat, self.options.prompt_key),
+            media,
+            parsed.num_retries,
+            self._text(parsed.teacher_prompt, parsed.tools),
+            counts,
+        )
+
+    def tokens(self, row: CheckedRow, ids: list[int] | str) -> list[int] | str:
+        """The ids of a prompt as the model sees them; those that the tokenizer gave, where a server looks at images.
+
+        Raises:
+            BadColumnError: the template has not written one place for each image.
+        """
+        if self._images is None or isinstance(ids, str):
+            return ids
+        return self._images.tokens(ids, row.image_tokens)
+
+    def _text(self, prompt: str | list[Message], tools: list[Message]) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        assert self._template is not None, "parsing leaves a text where there is none"
+        return self._template.render_messages(prompt, tools, arguments=self.options.template_arguments)
+
+
+def teacher_tokens(row: CheckedRow, tokenizer: TextTokenizer, limit: TokenLimit, *, special: bool) -> bytes:
+    """int32 ids of what a teacher reads in place of the prompt; empty: the prompt.
+
+    Raises:
+        BadColumnError: there are none, or too many, or the tokenizer gave a reason instead.
+    """
+    if not row.teacher_text:
+        return b""
+    (ids,) = tokenizer.encode([row.teacher_text], special=special)
+    try:
+        return pack_tokens(limit.checked(ids))
+    except BadColumnError as error:
+        raise BadColumnError(f"for the teacher: {error.kind}", f"for the teacher: {error.message}") from None
 
 
 def _as_json(messages: list[Message], key: str) -> bytes:

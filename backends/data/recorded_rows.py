@@ -99,7 +99,8 @@ def dataset_columns(
     tools = [] if options.tools_key is None else [options.tools_key]
     keys = options.multimodal_keys
     media = [key for key in (keys.image, keys.video, keys.audio) if key is not None]
-    must = [options.prompt_key, *label, *options.metadata_keys, *tools, *media]
+    teacher = [] if options.teacher_prompt_key is None else [options.teacher_prompt_key]
+    must = [options.prompt_key, *label, *options.metadata_keys, *tools, *media, *teacher]
     if recorded is None:
         return must, []
     of_recorded, may = recorded_columns(options)
@@ -137,7 +138,7 @@ def recorded_row(row: RawRow, options: DataOptions, settings: RecordedSettings) 
     if _is_conversation(value):
         prompt, responses = _conversation(row, options)
     else:
-        prompt = prompt_of(row, options.prompt_key, chat_template=options.chat_template, block="data")
+        prompt = prompt_of(row, options.prompt_key, chat_template=options.chat_template, option="data.prompt_key")
         responses = _responses(row, options.recorded, prefers_pairs=settings.prefers_pairs)
     responses = _with_rewards(row, options.recorded, responses)
     _check_number(len(responses), loss, settings)
@@ -183,7 +184,7 @@ def _conversation(row: RawRow, options: DataOptions) -> tuple[list[Message], tup
     if not first:
         raise BadColumnError(f"{key!r} begins with the assistant", f"{key!r} begins with the assistant: no prompt")
     before = row._replace(columns={**row.columns, key: messages[:first]})
-    prompt = prompt_of(before, key, chat_template=options.chat_template, block="data")
+    prompt = prompt_of(before, key, chat_template=options.chat_template, option="data.prompt_key")
     assert isinstance(prompt, list)  # a list of messages stays one, or is refused
     for index, message in enumerate(messages):
         if not isinstance(_role(message), str) or "content" not in cast("Message", message):

@@ -47,15 +47,15 @@ class BadColumnError(UserFault):
 Message = dict[str, object]
 
 
-def prompt_of(row: RawRow, key: str, *, chat_template: bool, block: str) -> str | list[Message]:
+def prompt_of(row: RawRow, key: str, *, chat_template: bool, option: str) -> str | list[Message]:
     """The prompt of a row: a text, or chat messages.
 
-    ``block`` is the part of the scenario that names the columns, for messages.
+    ``option`` is the key of the scenario that names the column, for messages.
 
     Raises:
         BadColumnError: it is missing, empty, or neither.
     """
-    value = _column(row, key, f"Set {block}.prompt_key to the column with the prompt")
+    value = _column(row, key, f"Set {option} to the column with the prompt")
     if isinstance(value, str):
         if not value.strip():
             raise BadColumnError(f"{key!r} is empty", f"{key!r} is empty")

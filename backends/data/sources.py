@@ -1,5 +1,5 @@
 """Where rows come from: ``rows.jsonl`` (also ``.gz`` and ``.zst``), ``rows.parquet``, a folder that Hugging Face
-``datasets`` has saved, ``lines:N``, ``sums:N``, ``reasoning_gym:NAME:N``, each with ``@[a:b]``.
+``datasets`` has saved, ``lines:N``, ``sums:N``, ``shapes:N``, ``reasoning_gym:NAME:N``, each with ``@[a:b]``.
 
 Invariants:
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from penstock.backends.data.arrow_folder import arrow_folder_rows, is_arrow_folder
-from penstock.backends.data.generated import lines_rows, reasoning_gym_rows, sums_rows
+from penstock.backends.data.generated import lines_rows, reasoning_gym_rows, shapes_rows, sums_rows
 from penstock.backends.data.jsonl import jsonl_rows
 from penstock.backends.data.parquet import parquet_rows
 from penstock.backends.data.problems import DataError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 JSONL_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
 COMPRESSED_SUFFIXES: Final = (".gz", ".zst")
 PARQUET_SUFFIXES: Final = (".parquet", ".pq")
-GENERATED: Final = ("lines", "sums", "reasoning_gym")
+GENERATED: Final = ("lines", "sums", "shapes", "reasoning_gym")
 
 RowT = TypeVar("RowT")
 
@@ -136,6 +136,8 @@ def _open(path: str, columns: Sequence[str], optional: Sequence[str], seed: int)
         return lines_rows(path, rest, seed, columns, optional)
     if kind == "sums" and rest:
         return sums_rows(path, rest, seed)
+    if kind == "shapes" and rest:
+        return shapes_rows(path, rest, seed)
     if kind == "reasoning_gym" and rest:
         return reasoning_gym_rows(path, rest, seed)
     file = Path(path).expanduser()

@@ -26,6 +26,7 @@ import numpy as np
 from penstock.backends.data.dataset import batches
 from penstock.backends.data.duplicates import prompt_hash
 from penstock.backends.data.problems import DataError, Problems, RowProblem
+from penstock.backends.data.reading import teacher_tokens
 from penstock.backends.data.row import BadColumnError
 from penstock.backends.data.sources import Counted, check_selection, parse_source, sliced
 from penstock.backends.durable import publish
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
 FORMAT: Final = 1
 INDEX_FILE: Final = "index.json"
 ROWS_FILE: Final = "rows.bin"
-TOKENIZER_FILES: Final = ("tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
+TOKENIZER_FILES: Final = (
+    "tokenizer.json", "chat_template.jinja", "tokenizer_config.json", "preprocessor_config.json"
+)  # fmt: skip
 READ_BYTES: Final = 1 << 20
 
 ROW: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("number", "<u8"), ("hash", "<u8"), ("tokens", "<u4")])
@@ -104,8 +107,9 @@ def settings_digest(source: NamedSource, tokenizer_folder: Path, max_context: in
     fields: dict[str, object] = msgspec.to_builtins(source.options)
     for name in ("num_epochs", "shuffle", "skip_bad_rows", "skip_long_prompts", "prefetch_rows"):
         del fields[name]
-    if source.options.num_retries_key is None:
-        del fields["num_retries_key"]  # decides nothing; an index that was made without the key fits
+    for name in ("num_retries_key", "teacher_prompt_key"):
+        if fields[name] is None:
+            del fields[name]  # decides nothing; an index that was made without the key fits
     fields["path"] = [spec.start, spec.stop]
     digest.update(msgspec.json.encode([FORMAT, fields, max_context], order="sorted"))
     for name in TOKENIZER_FILES:
@@ -234,7 +238,8 @@ def _records(
     records = list[tuple[int, int, int, int, int]]()
     for (each, row), ids in zip(good, encoded, strict=True):
         try:
-            tokens = pack_tokens(indexing.limit.checked(ids))
+            tokens = pack_tokens(indexing.limit.checked(indexing.reader.tokens(row, ids)))
+            teacher_tokens(row, indexing.tokenizer, indexing.limit, special=indexing.reader.adds_special)
         except BadColumnError as error:
             problems.add(error.at(row.place))
         else:

@@ -31,7 +31,7 @@ from penstock.backends.data.dataset import open_template
 from penstock.backends.data.duplicates import prompt_hash
 from penstock.backends.data.mixture import named_sources, shares_of
 from penstock.backends.data.problems import DataError, RowProblem
-from penstock.backends.data.reading import RowReader, TokenLimit
+from penstock.backends.data.reading import RowReader, TokenLimit, teacher_tokens
 from penstock.backends.data.recorded_rows import dataset_columns
 from penstock.backends.data.row import BadColumnError
 from penstock.backends.data.sources import parse_source
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from penstock.backends.data.images import ImageIntake
     from penstock.backends.data.options import DataOptions
     from penstock.backends.data.reading import CheckedRow
     from penstock.backends.data.stream_index import Index
@@ -97,6 +98,7 @@ class StreamedRows:
         keeps_messages: bool = False,
         folder: Path | None = None,
         tell: Callable[[str], None] | None = None,
+        images: ImageIntake | None = None,
     ) -> None:
         """``folder``: where the index is kept; None: in one that goes when the rows are closed.
 
@@ -117,7 +119,7 @@ class StreamedRows:
             indexing = Indexing(
                 source,
                 open_row_file(parse_source(source.path).path, must, may),
-                RowReader(source, template, keeps_messages=keeps_messages),
+                RowReader(source, template, keeps_messages=keeps_messages, images=images),
                 self._tokenizer,
                 TokenLimit.of(source.options, max_context),
                 settings_digest(source, tokenizer_folder, max_context),
@@ -200,6 +202,7 @@ class StreamedRows:
             messages=ready.messages,
             media=ready.media,
             num_retries=ready.num_retries,
+            teacher_tokens=ready.teacher_tokens,
         )
 
     def name_ahead(self, rows: Sequence[int]) -> None:
@@ -242,6 +245,7 @@ class StreamedRows:
         prompts = list[Prompt]()
         for row, (stretch, number), each in zip(rows, found, checked, strict=True):
             (ids,) = self._tokenizer.encode([each.text], special=stretch.indexing.reader.adds_special)
+            ids = stretch.indexing.reader.tokens(each, ids)
             tokens = b"" if isinstance(ids, str) else pack_tokens(ids)
             if prompt_hash(tokens, each.media) != int(stretch.index.rows[number]["hash"]):
                 raise DataError(f"{each.place}: the prompt is not the one that was indexed. {_CHANGED}")
@@ -256,6 +260,9 @@ class StreamedRows:
                     messages=each.messages,
                     media=each.media,
                     num_retries=each.num_retries,
+                    teacher_tokens=teacher_tokens(
+                        each, self._tokenizer, stretch.indexing.limit, special=stretch.indexing.reader.adds_special
+                    ),
                 )
             )
         return prompts

@@ -88,6 +88,25 @@ class EngineGroupOptions(Options, frozen=True, kw_only=True):
     """Of engines of the backend `simulated`: 0.5 takes twice as long for a token as ``engines.simulated`` says."""
 
 
+class EngineProfileOptions(Options, frozen=True, kw_only=True):
+    """Profile engines while they make tokens of some versions: step N begins for an engine when it has the weights of
+    version N − 1, and ends with the next ones. Embedded engines use torch's profiler, SGLang servers their own; the
+    traces lie in `profiles/` (docs/profiling.md)."""
+
+    first_step: Annotated[int, Meta(ge=1)] = 2
+    """The first that is profiled."""
+    last_step: Annotated[int, Meta(ge=1)] = 2
+    """The last one."""
+    max_passes: Annotated[int, Meta(ge=1, le=10_000)] = 100
+    """Forward passes of each step after which its profile ends: it makes an engine slow, and its file large."""
+    stacks: bool = False
+    """Name the lines of Python that called each operator."""
+
+    def takes(self, version: int) -> bool:
+        """Whether the tokens of this version are profiled."""
+        return self.first_step <= version + 1 <= self.last_step
+
+
 class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     """How many engines, of what kind."""
 
@@ -113,6 +132,8 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     """For one generation by an SGLang server."""
     hang_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
     """An SGLang server that neither makes a token nor answers for so long is given up."""
+    profile: EngineProfileOptions | None = None
+    """null: no engine is profiled."""
     simulated: LatencyOptions = LatencyOptions()
     """How long things take under the backend `simulated`."""
 

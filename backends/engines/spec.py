@@ -66,6 +66,8 @@ class EngineContext:
     """Tokens of prompt and response together."""
     dtype: str
     """``float32`` or ``bfloat16``."""
+    true_on_policy: bool = False
+    """Its log-probs have the bits of the learner's."""
     seed: int
     """Seed of the run."""
     bucket_size_bytes: int
@@ -140,6 +142,8 @@ class EngineSpec:
         iter(())
     )
     """What is wrong with the block at this path."""
+    true_on_policy: Callable[[KeyPath, EngineGroupOptions], Iterator[Broken]] | None = None
+    """What is wrong with the block at this path if its log-probs are to have the learner's bits; None: they cannot."""
     transports: tuple[str, ...] | None = None
     """The transports of weights that it takes; None: all that an engine's end can be opened for."""
     longest_context: Callable[[Path], int | None] = lambda folder: None

@@ -47,8 +47,9 @@ class EvaluationSettings(Options, frozen=True, kw_only=True):
     generate: EpisodeKey | None = None
     """``file.py:function`` that plays the episode of an answer; null: as the run's ``episode:`` says."""
     k: tuple[Annotated[int, Meta(ge=1)], ...] | None = None
-    """For which k pass@k is told: the chance that at least one of k answers passes. null: 1, and samples_per_prompt if
-    that is more."""
+    """For which k pass@k is told: the chance that at least one of k answers passes; and, where the reward extracts
+    answers, maj@k: the chance that the answer which most of k give passes. null: 1, and samples_per_prompt if that is
+    more."""
     pass_reward: float | None = None
     """An answer passes with a reward of at least this; null: 1."""
     prompt_key: str | None = None

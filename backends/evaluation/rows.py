@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.data.dataset import Dataset
+    from penstock.backends.data.images import ImageIntake
     from penstock.backends.evaluation.sets import EvaluationSet
     from penstock.messages.samples import Prompt
 
@@ -57,6 +58,7 @@ def load_evaluation_rows(
     seed: int,
     max_context: int,
     keeps_messages: bool = False,
+    images: ImageIntake | None = None,
 ) -> tuple[EvaluationRows, ...]:
     """Read the datasets, in their order.
 
@@ -66,6 +68,7 @@ def load_evaluation_rows(
         seed: the run's; makes generated rows.
         max_context: in tokens.
         keeps_messages: prompts carry the chat messages that they were rendered from.
+        images: looks at those that engine and learner compute; None: a server does.
 
     Raises:
         DataError: a dataset, or (unless it skips them) a row of it, cannot be used.
@@ -74,13 +77,23 @@ def load_evaluation_rows(
         EvaluationRows(
             place,
             each,
-            _load(each, tokenizer_folder, seed=seed, max_context=max_context, keeps_messages=keeps_messages),
+            _load(
+                each, tokenizer_folder, seed=seed, max_context=max_context, keeps_messages=keeps_messages, images=images
+            ),
         )
         for place, each in enumerate(sets)
     )
 
 
-def _load(each: EvaluationSet, folder: Path, *, seed: int, max_context: int, keeps_messages: bool) -> Dataset:
+def _load(
+    each: EvaluationSet,
+    folder: Path,
+    *,
+    seed: int,
+    max_context: int,
+    keeps_messages: bool,
+    images: ImageIntake | None,
+) -> Dataset:
     try:
         return load_dataset(
             each.data,
@@ -89,6 +102,7 @@ def _load(each: EvaluationSet, folder: Path, *, seed: int, max_context: int, kee
             seed=evaluation_seed(seed),
             max_context=max_context,
             keeps_messages=keeps_messages or each.generate is not None,
+            images=images,
         )
     except DataError as error:
         text = str(error).replace("data.skip_bad_rows: true", "skip_bad_rows: true there")

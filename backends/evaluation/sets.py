@@ -82,6 +82,7 @@ def _data_of(dataset: EvaluationDataset, defaults: EvaluationSettings, run: Data
         run,
         path=dataset.path,
         sources=(),
+        teacher_prompt_key=None,
         prompt_key=_first(dataset.prompt_key, defaults.prompt_key, run.prompt_key),
         label_key=label_key or None,
         metadata_keys=_first(dataset.metadata_keys, defaults.metadata_keys, run.metadata_keys),

@@ -11,6 +11,7 @@ Estimator = Literal[
     "gdpo",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
+    "raw",
     "gae",
     "teacher",
     "uniform",

@@ -22,11 +22,14 @@ from penstock.backends.learners.objective_names import (
     PolicyLoss,
     Reduction,
 )
+from penstock.backends.learners.recording_options import DumpOptions, ProfileOptions
 from penstock.messages.base import Options, OptionValue
 from penstock.messages.option_keys import ObjectiveKey, RowsKey, TrainingHookKey
 
 Unit = Annotated[float, Meta(ge=0, le=1)]
 NonNegative = Annotated[float, Meta(ge=0)]
+NamePattern = Annotated[str, Meta(min_length=1, max_length=200)]
+NamePatterns = Annotated[tuple[NamePattern, ...], Meta(max_length=64)]
 Positive = Annotated[float, Meta(gt=0)]
 
 
@@ -247,11 +250,16 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     """Groups of one step: times sampling.samples_per_group it is the batch size in samples."""
     num_updates: Annotated[int, Meta(ge=1)] = 1
     """Optimizer steps that a batch is divided into, each with about as many tokens: by whole groups, or by samples with
-    the estimators `gae` and `reinforce_plus_plus`, which compare nothing within a group. Versions count batches."""
+    the estimators `gae`, `raw` and `reinforce_plus_plus`, which compare nothing within a group. Versions count
+    batches."""
     num_passes: Annotated[int, Meta(ge=1)] = 1
     """How often each batch is gone through, divided anew each time."""
     objective: ObjectiveOptions = ObjectiveOptions()
     """What is minimised; a word such as `dapo`, or a block."""
+    true_on_policy: bool = False
+    """Engine and learner compute the log-prob of every trained token with the same bits, and each step asserts it: a
+    run in which one differs stops, and names the token. For `staleness.policy: sync`, one update a batch, and embedded
+    engines on a CPU in float32, or SGLang servers that infer deterministically (docs/learner.md)."""
     learning_rate: Positive = 1e-6
     """Of AdamW, after the warm-up. 1e-6 for whole models of billions of parameters, 1e-5 with `lora`."""
     warmup_steps: Annotated[int, Meta(ge=0)] = 0
@@ -304,13 +312,25 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     """A function of yours that adds figures of each batch after it was trained (docs/hooks.md)."""
     warm_start: WarmStartOptions | None = None
     """Supervised steps before the run, for a model that earns nothing yet. null: none."""
+    freeze_vision: bool = False
+    """Leave the weights of the part that sees as they are, of a model that has one, and train the language model alone."""
     lora: LoraOptions | None = None
     """null: all weights are trained. A warm start always trains all of them; the adapters come after it."""
+    freeze: NamePatterns = ()
+    """Weights that are not trained, not even by a warm start: regular expressions, each looked for anywhere in the
+    names that weights have in the checkpoint (`embed_tokens`, `layers\\.[01]\\.`) or in the learner's own model
+    (Megatron's `linear_qkv`)."""
+    train_only: NamePatterns = ()
+    """In place of `freeze`: the weights that are trained, and no other."""
     peak_tflops: Positive | None = None
     """Of one device in model.dtype, in 10¹² operations a second, for ``perf/mfu``; null: that of the data sheet, where
     the device is in our table (bfloat16 on NVIDIA GPUs), and no MFU where it is not."""
     step_timeout_s: Positive = 3600.0
     """A step that lasts longer ends the learner; another one takes its place."""
+    dump: DumpOptions | None = None
+    """null: no step is written down."""
+    profile: ProfileOptions | None = None
+    """null: no step is profiled."""
     megatron: MegatronOptions = MegatronOptions()
     """Of the backend `megatron`."""
     options: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])

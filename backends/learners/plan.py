@@ -3,6 +3,7 @@ told at its start. Nothing here needs torch."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import field
@@ -54,6 +55,8 @@ class LearnerPlan(Value, frozen=True, kw_only=True):
     """Of the run."""
     num_steps: int
     """Batches of the run, for the schedule of the learning rate."""
+    max_context: int = 0
+    """Tokens of prompt and response together, for ``options.true_on_policy``."""
     epoch: int
     """Of this incarnation of the learner; no two of one run have the same."""
     export: ExportPlan
@@ -62,6 +65,11 @@ class LearnerPlan(Value, frozen=True, kw_only=True):
     """For the warm start; None: there is none."""
     rank: str = ""
     """Opens what works in a rank (:class:`.RankOpener`): ``module:function``. Empty for a learner without ranks."""
+
+    @property
+    def run_folder(self) -> Path:
+        """Where dumps and profiles of steps are written."""
+        return Path(self.checkpoints_folder).parent
 
     def check(self) -> None:
         """Demonstrations are given exactly when there is a warm start.

@@ -47,12 +47,16 @@ class LearnerSpec:
     """What ``learner.options`` holds; None: there is no such block."""
     is_modelled: bool = False
     """It says how long things take and trains nothing; on the virtual clock too."""
+    has_engine_bits: bool = False
+    """With ``true_on_policy`` its log-probs can have the bits of an engine's."""
     shares_gpu: bool = False
     """With one rank it works in its actor's process, and can share a GPU with engines that do so."""
     together: Callable[[LearnerOptions], int] = lambda options: 1
     """Ranks that say much to each other, and so have to be on one node."""
     has_layout: bool = False
     """Its block says how the model is divided over its ranks, which is checked and planned before the run."""
+    can_record_steps: bool = False
+    """It heeds ``learner.dump`` and ``learner.profile``."""
     modules: tuple[str, ...] = ()
     """What its process imports first with one rank, so that a host can have it ready."""
 

@@ -58,6 +58,8 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     """null for an answer that is missing."""
     components: dict[str, float] = {}
     """Components of the reward by name."""
+    answer: str = ""
+    """What the reward function took for the final answer; empty: none."""
     outcome: str = MISSING
     """``completed``, ``truncated``, ``policy_error`` or ``missing``."""
     detail: str = ""
@@ -143,6 +145,7 @@ def _row(command: KeepAnswers, sample: Sample, text_of: Callable[[list[int]], st
         response=response_text(sample, text_of),
         reward=None if reward is None else reward.value,
         components={} if reward is None else {component.name: component.value for component in reward.components},
+        answer="" if reward is None else reward.answer,
         outcome=outcome,
         detail=detail,
         num_tokens=sample.num_tokens,

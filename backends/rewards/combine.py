@@ -214,7 +214,7 @@ def _judged(job: Job, place: int) -> SampleJudged:
     assert len(judged) == len(results)
     if len(judged) == 1 and not job.terms[0].name:
         parts = tuple(Metric(name, value) for name, value in judged[0].components)
-        reward = Reward(value=judged[0].value, components=parts)
+        reward = Reward(value=judged[0].value, components=parts, answer=judged[0].answer)
     else:
         reward = _sum(job.terms, judged)
     if not math.isfinite(reward.value):
@@ -229,4 +229,5 @@ def _sum(terms: tuple[RewardTerm, ...], judged: list[Judged]) -> Reward:
         parts.append(Metric(term.name, each.value))
         parts += [Metric(f"{term.name}/{name}", value) for name, value in each.components]
     total = math.fsum(term.weight * each.value for term, each in zip(terms, judged, strict=True))
-    return Reward(value=total, components=tuple(parts))
+    answer = next((each.answer for each in judged if each.answer), "")
+    return Reward(value=total, components=tuple(parts), answer=answer)

@@ -17,7 +17,8 @@ A reward function is called with keyword arguments: those among the following th
 ====================  =======================================================================
 
 It returns a number, a boolean, or a ``dict`` of named numbers with the reward under ``"reward"`` (or ``"score"``, or
-what the scenario says); the others are reported beside it. It may be ``async``; many calls of it then run side by side
+what the scenario says); the others are reported beside it. A text under ``"answer"`` is what it took for the final
+answer, which evaluations count votes of. It may be ``async``; many calls of it then run side by side
 in one process. A class is called once without arguments, and the object it makes is the function.
 
 A function for whole groups is called once with the samples of a group, in the order of their indices: ``responses``,
@@ -42,6 +43,7 @@ import msgspec
 
 from penstock.backends.engines.surroundings import Surroundings
 from penstock.backends.processes.user_code import UserCodeError, load_object, split_spec
+from penstock.backends.rewards.extracted import bounded_answer
 from penstock.backends.rewards.options import FunctionOptions
 from penstock.backends.rewards.sampling_calls import (
     HOOK,
@@ -118,6 +120,8 @@ NAMES[HOOK] = (*NAMES[FILTER], *OF_A_GROUP)
 SCORING: Final = (REWARD, GROUP_REWARD)
 """Kinds that may be named without a file."""
 TOTALS: Final = ("reward", "score")
+ANSWER: Final = "answer"
+"""Entry of a dictionary that is no number: the extracted answer."""
 ASYNC_CONCURRENCY: Final = 64
 MAX_SHOWN_CHARACTERS: Final = 80
 
@@ -136,6 +140,9 @@ class Loaded(NamedTuple):
     """The user's file; None for a built-in function."""
     concurrency: int = 1
     """Calls that run side by side."""
+    extract: Callable[[str, bool], str | None] | None = None
+    """What a built-in function takes for the answer in a response, which the limit has cut off or not; None: nothing
+    that could be voted on."""
 
 
 def load_function(kind: str, spec: str, launched: Launched | None = None) -> Loaded:
@@ -159,7 +166,10 @@ def load_function(kind: str, spec: str, launched: Launched | None = None) -> Loa
         return Loaded(found, asked_names(found, kind, spec, NAMES), is_async, path, concurrency)
     names: tuple[str, ...] | None = getattr(found, "names", None)  # of a service, which is told what it asks for
     asked = asked_names(found, kind, spec, NAMES) if names is None else names
-    return Loaded(found, asked, is_async, None, getattr(found, "concurrency", concurrency))
+    extract = REWARDS.spec(spec).answer
+    return Loaded(
+        found, asked, is_async, None, getattr(found, "concurrency", concurrency), extract() if extract else None
+    )
 
 
 def arguments(call: Call, names: tuple[str, ...]) -> dict[str, object]:
@@ -196,9 +206,11 @@ def judged(call_id: int, elapsed_s: float, returned: object, key: str | None = N
     components = tuple(
         (str(name), _number(value, f"component {name!r} of the reward is"))
         for name, value in parts.items()
-        if name != total
+        if name != total and not (name == ANSWER and isinstance(value, str | None))
     )
-    return Judged(call_id, elapsed_s, _number(parts[total], f"{total!r} of the reward is"), components)
+    answer = parts.get(ANSWER)
+    extracted = bounded_answer(answer) if isinstance(answer, str) else ""
+    return Judged(call_id, elapsed_s, _number(parts[total], f"{total!r} of the reward is"), components, extracted)
 
 
 def group_judged(call: GroupCall, elapsed_s: float, returned: object, key: str | None = None) -> GroupJudged:

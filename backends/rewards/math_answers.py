@@ -20,6 +20,7 @@ import math_verify
 
 from penstock.backends.rewards.boxes import BOXED, boxed_answers
 from penstock.backends.rewards.functions import NoRewardError
+from penstock.backends.rewards.text_answers import vote_form
 
 THOUGHT_END: Final = "</think>"
 """What stands before is the model's own business."""
@@ -54,6 +55,7 @@ _PERCENT: Final = re.compile(r"[\s}$)]{0,8}\\?%")
 _OF_NUMBERS: Final = re.compile(r"\\(?:[dt]?frac|sqrt|cdot|times|div|left|right|pi|pm|[,;! ])(?![A-Za-z])")
 _NUMERIC: Final = re.compile(r"[\d\s.,+*/^(){}!|-]*", re.ASCII)
 
+_NUMBERS: Final = re.compile(r"-?\d[\d,]{0,60}(?:\.\d{1,60})?(?:/\d{1,60})?", re.ASCII)
 _DIGITS: Final = re.compile(r"-?\d{1,18}", re.ASCII)
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set
@@ -113,6 +115,27 @@ def deepscaler_reward(response: str, label: str) -> float:
         return 0.0
     boxes = boxed_answers(label)
     return math_reward(solution, boxes[-1] if boxes else label, truncated=False)
+
+
+def math_answer(response: str, truncated: bool) -> str | None:
+    """What is in the last box, else the last number of a response that has ended, for votes. Answers that are written
+    differently and are not plain numbers (``2x`` and ``x+x``) are different votes."""
+    boxes = boxed_answers(response)
+    if boxes:
+        return boxes[-1] if len(boxes[-1]) > MAX_ANSWER_CHARACTERS else vote_form(boxes[-1])
+    numbers = [] if truncated else _NUMBERS.findall(response[-MAX_TAIL_CHARACTERS:])
+    return vote_form(numbers[-1]) if numbers else None
+
+
+def boxed_answer(response: str, truncated: bool) -> str | None:
+    """As ``math``, and an answer outside of a box is none."""
+    return math_answer(response, truncated=True)
+
+
+def thought_answer(response: str, truncated: bool) -> str | None:
+    """What is in the last box behind the thinking, for votes."""
+    _, ended, solution = response.rpartition(THOUGHT_END)
+    return math_answer(solution, truncated=True) if ended else None
 
 
 def _joined(boxes: list[str]) -> str:

@@ -38,6 +38,9 @@ class RewardSpec:
     """It is known to end, and needs no process of its own."""
     extra: str = ""
     """The extra of Penstock that it needs."""
+    answer: Callable[[], Callable[[str, bool], str | None]] | None = None
+    """Loads what extracts the answer of a response, given whether the length limit cut it off, in a form in which equal
+    answers are equal texts; None: it has none that could be voted on."""
 
 
 def _opened(path: str, launched: Launched) -> object:
@@ -100,8 +103,26 @@ def random_reward(group_id: int, index: int) -> float:
     return (int.from_bytes(digest) >> 3) / 2**53
 
 
-def _spec(path: str, *, boxed: bool = False, **known: Any) -> RewardSpec:  # noqa: ANN401 - as RewardSpec
-    return RewardSpec(open=functools.partial(_of_box if boxed else _opened, path), **known)
+def _extracting(path: str, boxed: bool) -> Callable[[str, bool], str | None]:
+    module, _, name = path.partition(":")
+    extract = cast(
+        "Callable[[str, bool], str | None]",
+        getattr(importlib.import_module(f"penstock.backends.rewards.{module}"), name),
+    )
+    if not boxed:
+        return extract
+    from penstock.backends.rewards.boxes import boxed_answers
+
+    def of_box(response: str, truncated: bool) -> str | None:
+        boxes = boxed_answers(response)
+        return extract(boxes[-1], truncated) if boxes else None
+
+    return of_box
+
+
+def _spec(path: str, *, boxed: bool = False, answer: str = "", **known: Any) -> RewardSpec:  # noqa: ANN401 - as RewardSpec
+    extract = functools.partial(_extracting, answer, boxed) if answer else None
+    return RewardSpec(open=functools.partial(_of_box if boxed else _opened, path), answer=extract, **known)
 
 
 _IFBENCH: Final = ("reward", "followed")
@@ -114,16 +135,16 @@ REWARDS: Final = Registry(
     {
         "lines": _spec("spec:lines_reward", runs_here=True),
         "random": _spec("spec:random_reward", runs_here=True),
-        "math": _spec("math_answers:math_reward"),
-        "deepscaler": _spec("math_answers:deepscaler_reward"),
-        "dapo": _spec("text_answers:dapo_reward", keys=("score", "acc")),
-        "gpqa": _spec("text_answers:gpqa_reward"),
-        "f1": _spec("text_answers:f1_reward"),
+        "math": _spec("math_answers:math_reward", answer="math_answers:math_answer"),
+        "deepscaler": _spec("math_answers:deepscaler_reward", answer="math_answers:thought_answer"),
+        "dapo": _spec("text_answers:dapo_reward", answer="text_answers:dapo_answer", keys=("score", "acc")),
+        "gpqa": _spec("text_answers:gpqa_reward", answer="text_answers:letter_answer"),
+        "f1": _spec("text_answers:f1_reward", answer="text_answers:words_answer"),
         "ifbench": _spec("instructions:ifbench_reward", keys=_IFBENCH),
         _GYM: _spec(_GYM_REWARD, extra=_GYM),
-        "boxed_math": _spec("math_answers:boxed_math_reward"),
-        "boxed_gpqa": _spec("text_answers:gpqa_reward", boxed=True),
-        "boxed_f1": _spec("text_answers:f1_reward", boxed=True),
+        "boxed_math": _spec("math_answers:boxed_math_reward", answer="math_answers:boxed_answer"),
+        "boxed_gpqa": _spec("text_answers:gpqa_reward", answer="text_answers:letter_answer", boxed=True),
+        "boxed_f1": _spec("text_answers:f1_reward", answer="text_answers:words_answer", boxed=True),
         "boxed_ifbench": _spec("instructions:ifbench_reward", boxed=True, keys=_IFBENCH),
         f"boxed_{_GYM}": _spec(_GYM_REWARD, boxed=True, extra=_GYM),
         "length_penalty": _spec("length:length_penalty"),

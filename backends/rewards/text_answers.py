@@ -108,6 +108,11 @@ def _several(label: str, name: str) -> Sequence[str]:
     return [label]
 
 
+def words_answer(response: str, truncated: bool) -> str:
+    """The response as it is compared, for votes."""
+    return " ".join(_words(response))
+
+
 # --- gpqa -----------------------------------------------------------------------------------------------------
 
 
@@ -136,6 +141,11 @@ def _letter(response: str) -> str | None:
         return alone[-1]
     whole = _CHOICE.fullmatch(response.strip())  # as of boxed_gpqa
     return whole[1].upper() if whole else None
+
+
+def letter_answer(response: str, truncated: bool) -> str | None:
+    """The letter that was chosen, for votes."""
+    return _letter(response)
 
 
 def _label_letter(label: str, metadata: Mapping[str, object]) -> str:
@@ -167,6 +177,19 @@ def dapo_reward(response: str, label: str) -> dict[str, float]:
     found = _ANSWER_LINE.findall(response[-DAPO_TAIL_CHARACTERS:])
     right = bool(found) and same_answer(found[-1], label)
     return {"score": DAPO_RIGHT if right else DAPO_WRONG, "acc": float(right)}
+
+
+def dapo_answer(response: str, truncated: bool) -> str | None:
+    """What is behind the last ``Answer:`` at the end, for votes."""
+    found = _ANSWER_LINE.findall(response[-DAPO_TAIL_CHARACTERS:])
+    return vote_form(found[-1]) if found else None
+
+
+def vote_form(answer: str) -> str:
+    """A short answer in the form in which votes for it are counted: a number in lowest terms, other text plainly."""
+    plain = _plain(answer)
+    number = _number(plain)
+    return plain if number is None else str(number)
 
 
 def same_answer(one: str, other: str) -> bool:

@@ -86,6 +86,8 @@ class Judged(msgspec.Struct, frozen=True, array_like=True, tag=True):
     elapsed_s: float
     value: float
     components: tuple[tuple[str, float], ...]
+    answer: str = ""
+    """What it took for the final answer; empty: none."""
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True, tag=True):

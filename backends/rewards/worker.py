@@ -20,6 +20,7 @@ from penstock.backends.processes.frames import Ready, frame
 from penstock.backends.processes.function_child import line_to_parent, load_failure, orders_beside, orders_of
 from penstock.backends.processes.user_code import defined_at, described, named
 from penstock.backends.processes.user_loop import run_beside_functions
+from penstock.backends.rewards.extracted import bounded_answer
 from penstock.backends.rewards.functions import (
     FILTER,
     NoRewardError,
@@ -31,7 +32,7 @@ from penstock.backends.rewards.functions import (
     weighed,
 )
 from penstock.backends.rewards.sampling_calls import HOOK, PRIORITY, SAMPLE_FILTER
-from penstock.backends.rewards.wire import CALLS, CallFailed, GroupCall, Kept, Launched
+from penstock.backends.rewards.wire import CALLS, CallFailed, GroupCall, Kept, Launched, RewardCall
 
 if TYPE_CHECKING:
     import socket
@@ -123,7 +124,11 @@ def _converted(call: Call, served: Served, returned: object, elapsed_s: float) -
         return weighed(call.id, elapsed_s, returned)
     if isinstance(call, GroupCall):
         return group_judged(call, elapsed_s, returned, served.key)
-    return judged(call.id, elapsed_s, returned, served.key)
+    found = judged(call.id, elapsed_s, returned, served.key)
+    extract = served.loaded.extract
+    if extract is None or not isinstance(call, RewardCall):
+        return found
+    return msgspec.structs.replace(found, answer=bounded_answer(extract(call.response, call.truncated) or ""))
 
 
 def _failure(call: Call, error: BaseException, loaded: Loaded, elapsed_s: float) -> CallFailed:

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli import control_commands, prepare_commands, run_commands, view_commands
-from penstock.runtime.cli.program import app, console, errors
+from penstock.runtime.cli.program import OWN_PROCESS, app, console, errors
 from penstock.runtime.safe_text import without_credentials
 
 __all__ = ["app", "control_commands", "main", "prepare_commands", "run_commands", "view_commands"]
@@ -30,7 +30,7 @@ def main() -> None:
     """The entry point of the ``penstock`` command."""
     try:
         _refuse_dashed_keys(sys.argv[1:])
-        app()
+        app(obj=OWN_PROCESS)
     except UserFault as error:
         errors.print(f"[bold red]penstock:[/] {escape(without_credentials(str(error)))}")
         sys.exit(2)

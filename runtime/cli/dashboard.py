@@ -21,7 +21,7 @@ from penstock.runtime.dashboard.views import VIEWS
 from penstock.runtime.launch.runs import read_record
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
     from rich.console import Console
@@ -32,19 +32,35 @@ STOP_S: Final = 5.0
 LOG_FILE: Final = "logs/dashboard.log"
 
 
-def show_dashboard(folders: Sequence[Path], console: Console, *, port: int, until_end: bool = False) -> int:
+def show_dashboard(
+    folders: Sequence[Path],
+    console: Console,
+    *,
+    port: int,
+    until_end: bool = False,
+    served: Callable[[], None] | None = None,
+) -> int:
     """Serve until it is interrupted, or the first of these runs has ended.
+
+    Args:
+        folders: of the runs.
+        console: is told the link.
+        port: to listen at; 0 takes a free one.
+        until_end: of the first run, at most.
+        served: called once the link is told.
 
     Raises:
         UserFault: a folder holds no run, or the port cannot be had.
     """
     for folder in folders:
         read_record(folder)
-    asyncio.run(_serve([folder.absolute() for folder in folders], console, port, until_end=until_end))
+    asyncio.run(_serve([folder.absolute() for folder in folders], console, port, until_end=until_end, served=served))
     return 0
 
 
-async def _serve(folders: Sequence[Path], console: Console, port: int, *, until_end: bool) -> None:
+async def _serve(
+    folders: Sequence[Path], console: Console, port: int, *, until_end: bool, served: Callable[[], None] | None
+) -> None:
     dashboard = Dashboard(folders, VIEWS)
     try:
         listener = await dashboard.open(port)
@@ -58,6 +74,8 @@ async def _serve(folders: Sequence[Path], console: Console, port: int, *, until_
     names = ", ".join(folder.name for folder in folders)
     link = f"http://{HOST}:{listener.port}/#token={dashboard.token}"
     console.print(f"dashboard of {escape(names)}; Ctrl-C ends it\n\n  {link}", soft_wrap=True, highlight=False)
+    if served is not None:
+        served()
     ends: list[asyncio.Task[object]] = [asyncio.create_task(interrupted.wait())]
     if until_end:
         ends.append(asyncio.create_task(end_of(read_record(folders[0]))))

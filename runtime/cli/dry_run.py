@@ -13,10 +13,12 @@ from penstock.runtime.cli.node_plan import node_text, plan_nodes
 from penstock.runtime.cli.placement import placement
 from penstock.runtime.cli.tables import aligned
 from penstock.runtime.launch.machine import FAILED, LEFT_OUT, OK, ask_machine
+from penstock.runtime.observability.texts import bytes_text
 from penstock.runtime.preflight.gpu_memory import memory_outcome
 from penstock.runtime.run.placement import needs_of
 from penstock.runtime.safe_text import without_credentials
 from penstock.runtime.scenario import dump_scenario
+from penstock.runtime.scenario.profiling_rules import dumped_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +55,7 @@ def show_plan(
             outcomes["GPU memory"] = memory_outcome(scenario, gpu_gb, ok=OK, failed=FAILED, left_out=LEFT_OUT)
         layout = layout_text(scenario, gpus_per_node=gpus_per_node, gpu_gb=gpu_gb)
     resolved = without_credentials(dump_scenario(scenario, is_short=not is_full))
-    text = f"{resolved}\n{placement_text(scenario)}#\n{layout}{machine_text(outcomes)}"
+    text = f"{resolved}\n{placement_text(scenario)}#\n{layout}{dump_text(scenario)}{machine_text(outcomes)}"
     if console.is_terminal:
         console.print(Syntax(text, "yaml", background_color="default"), soft_wrap=True)
     else:
@@ -82,6 +84,18 @@ def placement_text(scenario: Scenario) -> str:
     where = scenario.runtime.ray_address or "this machine, with Ray started embedded"
     lines.append(f"{sum(row.num_processes for row in rows)} processes on {where}{_gpus(scenario)}")
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
+
+
+def dump_text(scenario: Scenario) -> str:
+    """What ``learner.dump`` takes of the disk at most, as comment lines; empty where nothing is written down."""
+    num_steps, of_step = dumped_bytes(scenario)
+    if not num_steps:
+        return ""
+    parts = " for each part of an episode" if scenario.episodes is not None else ""
+    return (
+        f"# learner.dump: {num_steps} steps of at most {bytes_text(of_step)}{parts}, "
+        f"{bytes_text(num_steps * of_step)} together before compression\n#\n"
+    )
 
 
 def machine_text(outcomes: Mapping[str, str]) -> str:

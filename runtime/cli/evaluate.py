@@ -12,7 +12,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.backends.evaluation.figures import REWARD_MEAN
+from penstock.backends.evaluation.figures import REWARD_MEAN, SHARES_AT_K
 from penstock.backends.learners.checkpoints.names import version_of
 from penstock.backends.ledger.evaluation_answers import FOLDER
 from penstock.messages.errors import UserFault
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario import Scenario
     from penstock.runtime.scenario.source import Plain
 
-PASS: Final = "pass@"
 LABELS: Final = {
     REWARD_MEAN: "mean reward",
     "truncated": "truncated",
@@ -45,7 +44,7 @@ LABELS: Final = {
     "num_prompts": "prompts",
     "num_answers": "answers",
 }
-"""What figures are called here; others but pass@k and components are not shown."""
+"""What figures are called here; others but pass@k, maj@k and components are not shown."""
 SHARES: Final = ("truncated", "missing")
 _AT_LEAST: Final = re.compile(r"(?P<dataset>[^/=]+)/(?P<figure>[^=]+)=(?P<value>[^=]+)")
 
@@ -143,7 +142,10 @@ def result_table(row: EvaluationRow) -> Table:
 def _names(figures_of: Mapping[str, Mapping[str, float]]) -> list[str]:
     """The figures that are shown, in their order: those of any dataset."""
     every = dict.fromkeys(name for figures in figures_of.values() for name in figures)
-    passes = sorted((name for name in every if name.startswith(PASS)), key=lambda name: int(name.removeprefix(PASS)))
+    passes = sorted(
+        (name for name in every if name.startswith(SHARES_AT_K)),
+        key=lambda name: (SHARES_AT_K.index(name[:5]), int(name[5:])),
+    )
     components = [name for name in every if name.startswith("components/")]
     return [REWARD_MEAN, *passes, *components, *(name for name in LABELS if name != REWARD_MEAN and name in every)]
 
@@ -152,7 +154,7 @@ def _cell(name: str, figures: Mapping[str, float]) -> str:
     value = figures.get(name)
     if value is None:
         return NOTHING
-    if name.startswith(PASS) or name in SHARES:
+    if name.startswith(SHARES_AT_K) or name in SHARES:
         return f"{100 * value:.1f} %"
     if name == REWARD_MEAN and "reward_stderr" in figures:
         return f"{number_text(value, 3)} ± {number_text(figures['reward_stderr'], 2)}"

@@ -6,8 +6,10 @@ and SIGTERM. What the user has to change is one message on stderr, never a stack
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -29,6 +31,10 @@ check_commands = typer.Typer(help="Functions of yours, tried before any run.", n
 app.add_typer(check_commands, name="check")
 console = TerminalConsole()
 errors = TerminalConsole(stderr=True, soft_wrap=True)
+OWN_PROCESS: Final = object()
+"""Commands have it as ``context.obj`` where the process is theirs alone, and no test's or notebook's."""
+NICE: Final = 10
+"""A tenth of the weight of others. With 19 the page is seconds late where five processes want each core."""
 
 
 def find_scenario_file(given: Path | None) -> Path | None:
@@ -68,3 +74,11 @@ def run_folder(run: Path | None) -> Path:
     from penstock.runtime.launch.runs import newest_run
 
     return run if run is not None else newest_run(Path("runs"))
+
+
+def give_way() -> None:
+    """Have other processes go before this one, and before what it starts."""
+    os.nice(NICE)
+    if os.getsid(0) == os.getpid():  # Linux divides time among sessions before it looks at the processes in them
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(NICE))

@@ -6,12 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from penstock.runtime.cli.program import (
-    RunFolder,
-    app,
-    console,
-    run_folder,
-)
+from penstock.runtime.cli.program import OWN_PROCESS, RunFolder, app, console, give_way, run_folder
 
 
 @app.command()
@@ -69,10 +64,33 @@ def compare(
 
 
 @app.command(
+    "diff-steps",
+    epilog="[bold]Examples[/]\n\npenstock diff-steps runs/before-20260801-120000 runs/after-20260801-130000\n\n"
+    "penstock diff-steps runs/one runs/other --step 3 --tolerance 1e-5 --json",
+)
+def diff_steps(
+    first: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    second: Annotated[Path, typer.Argument(metavar="RUN", help="The other's.")],
+    step: Annotated[int | None, typer.Option(min=1, help="Look at this step only.")] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="By which log-probs and other figures may differ; ids may not.")
+    ] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Find where two runs part: the first step, column and token that differs, in the order of cause and effect.
+
+    Both need steps that are written down (learner.dump). The exit code is 1 where they differ, 0 where they do not."""
+    from penstock.runtime.cli.diff_steps import show_difference
+
+    raise typer.Exit(show_difference(first, second, console, step=step, tolerance=tolerance, as_json=as_json))
+
+
+@app.command(
     epilog="[bold]Examples[/]\n\npenstock dashboard\n\npenstock dashboard runs/math-20260801-120000 --port 0\n\n"
     "penstock dashboard runs/math-20260801-120000 runs/math-20260802-120000"
 )
 def dashboard(
+    context: typer.Context,
     runs: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[RUN]...", help="A run's folder, the newest one under ./runs without it; or several."),
@@ -84,7 +102,8 @@ def dashboard(
     ledger. The page is for this machine alone, and for who has the link; several runs share its charts."""
     from penstock.runtime.cli.dashboard import show_dashboard
 
-    raise typer.Exit(show_dashboard(runs or [run_folder(None)], console, port=port, until_end=until_end))
+    folders, served = runs or [run_folder(None)], give_way if context.obj is OWN_PROCESS else None
+    raise typer.Exit(show_dashboard(folders, console, port=port, until_end=until_end, served=served))
 
 
 @app.command(

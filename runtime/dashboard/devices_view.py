@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import numpy as np
 
+from penstock.backends.profiling import profile_files
+from penstock.messages.errors import UserFault
 from penstock.messages.names import is_engine
 from penstock.messages.training import Activity
 from penstock.runtime.dashboard.book import STATES, Lane, book_of
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 MAX_LANES: Final = 64
 NUM_WORST: Final = 16
 MAX_MARKS: Final = 200
+MAX_PROFILE_BYTES: Final = 20 * 2**20
+"""Larger ones would not fit into an answer as text."""
 FULL: Final = 255
 """A column's share of 1."""
 _ROWS: Final = (Activity.WORKING.value, EMPTY_SLOTS, *(each.value for each in LABELS if each is not Activity.WORKING))
@@ -89,6 +93,8 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
     steps_s: list[float]
     """When steps ended within the window, where they are few enough to be seen."""
     gpus: list[Chart]
+    profiles: list[str]
+    """Files in the run's folder."""
 
 
 def answer_devices(folder: Path, window: Window) -> Devices:
@@ -115,7 +121,34 @@ def answer_devices(folder: Path, window: Window) -> Devices:
         losses=[Loss(each.at_s, each.name, terminal_lines(each.story)) for each in (now.losses if now else ())],
         steps_s=marks if len(marks) <= MAX_MARKS else [],
         gpus=gpu_charts(book.gpus()),
+        profiles=[terminal_text(path.as_posix()) for path in profile_files(folder)],
     )
+
+
+class ProfileQuery(Query, frozen=True, kw_only=True):
+    """Which profile."""
+
+    name: Annotated[str, msgspec.Meta(max_length=400)]
+
+
+class ProfileBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A file as it is."""
+
+    body: bytes
+
+
+def answer_profile(folder: Path, query: ProfileQuery) -> ProfileBody:
+    """One of the run's profiles, and no other file.
+
+    Raises:
+        UserFault: there is none of this name, or it is too large for the page.
+    """
+    path = next((path for path in profile_files(folder) if path.as_posix() == query.name), None)
+    if path is None:
+        raise UserFault(f"{query.name}: this run has no such profile")
+    if (folder / path).stat().st_size > MAX_PROFILE_BYTES:
+        raise UserFault(f"{path}: is too large to be sent; it lies in the run's folder")
+    return ProfileBody(body=(folder / path).read_bytes())
 
 
 def _label(state: str) -> str:
@@ -176,5 +209,8 @@ DEVICES: Final = View(
     name="devices",
     title="Devices",
     files=(ACTIVITY_FILE, GPU_FILE, METRICS_FILE, ACTORS_FILE),
-    routes=(Route(path="devices", query=Window, answer=answer_devices),),
+    routes=(
+        Route(path="devices", query=Window, answer=answer_devices, is_shared=True),
+        Route(path="devices/profile", query=ProfileQuery, answer=answer_profile),
+    ),
 )

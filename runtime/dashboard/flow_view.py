@@ -292,5 +292,5 @@ FLOW: Final = View(
     name="flow",
     title="Flow",
     files=(ACTORS_FILE, METRICS_FILE),
-    routes=(Route(path="flow", query=Query, answer=answer_flow),),
+    routes=(Route(path="flow", query=Query, answer=answer_flow, is_shared=True),),
 )

@@ -65,5 +65,5 @@ LEARNING: Final = View(
     name="learning",
     title="Learning",
     files=(METRICS_FILE, STARTS_FILE),
-    routes=(Route(path="learning", query=Query, answer=answer_learning),),
+    routes=(Route(path="learning", query=Query, answer=answer_learning, is_shared=True),),
 )

@@ -31,6 +31,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     answer: Callable[[Path, Any], msgspec.Struct]
     """Run folder and query → what is sent. A ``UserFault`` is shown to the person, as it is."""
     limit_s: float = LIMIT_S
+    is_shared: bool = False
+    """It is made of the files of its view alone: one answer does for every page that asks until one of them changes."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):

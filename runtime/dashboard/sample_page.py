@@ -19,7 +19,15 @@ from penstock.backends.ledger.sqlite import open_read_only
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import Group, Sample, SampleKey, is_evaluation
 from penstock.runtime.dashboard.routes import Query
-from penstock.runtime.dashboard.sample_tokens import TokenStrip, token_strip, tokenizer_of, whole_group
+from penstock.runtime.dashboard.sample_tokens import (
+    TokenStrip,
+    dumped_rows,
+    dumped_strip,
+    token_strip,
+    tokenizer_of,
+    whole_group,
+    with_learner,
+)
 from penstock.runtime.launch.runs import ledger_file
 from penstock.runtime.observability.lives import Fate, Stage, read_fates, read_lives, sample_key
 from penstock.runtime.observability.texts import told
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.data.tokenizer import TextTokenizer
+    from penstock.backends.learners.step_dumps import DumpedSequence
 
 MAX_GROUP: Final = 256
 NOT_KEPT_TEXT: Final = (
@@ -41,8 +50,8 @@ NOT_KEPT_TOKENS: Final = (
     "that is trained; the ledger has them only until its step is in a checkpoint."
 )
 NOT_KEPT_LEARNER: Final = (
-    "The learner's own log-probs, the ratios to the engine's and the advantages of single tokens are written down by "
-    "no run; their means over each step are in the Learning view. So they are not drawn here."
+    "The learner's own log-probs, ratios and advantages of its tokens were not written down: learner.dump does so for "
+    "the steps that it names. Their means over each step are in the Learning view."
 )
 
 
@@ -131,7 +140,8 @@ def answer_sample(run_folder: Path, query: SampleQuery) -> SamplePage:
     fate, kept, mates = _known(run_folder, key)
     source, group = whole_group(run_folder, fate)
     sample = None if group is None else next((one for one in group.samples if one.key == SampleKey(*key)), None)
-    tokenizer = tokenizer_of(run_folder) if sample is not None else None
+    rows = dumped_rows(run_folder, fate)
+    tokenizer = tokenizer_of(run_folder) if sample is not None or rows else None
     if kept is None and sample is not None and group is not None:
         kept = _as_kept(group, sample, tokenizer)
     text = kept or KeptSample(group_id=key[0], index=key[1], kept_at=0.0, row=-1, prompt="")
@@ -160,9 +170,19 @@ def answer_sample(run_folder: Path, query: SampleQuery) -> SamplePage:
         mean=average,
         deviation=deviation,
         group=mates,
-        tokens=None if sample is None else token_strip(sample, source, query.first_token, tokenizer),
-        missing=([] if kept else [_without_text(fate)]) + ([NOT_KEPT_LEARNER] if sample else [NOT_KEPT_TOKENS]),
+        tokens=_strip(sample, source, rows, query.first_token, tokenizer),
+        missing=([] if kept else [_without_text(fate)])
+        + ([] if rows else [NOT_KEPT_LEARNER] if sample else [NOT_KEPT_TOKENS]),
     )
+
+
+def _strip(
+    sample: Sample | None, source: str, rows: Sequence[DumpedSequence], first: int, tokenizer: TextTokenizer | None
+) -> TokenStrip | None:
+    if sample is None:
+        return dumped_strip(rows, first, tokenizer) if rows else None
+    strip = token_strip(sample, source, first, tokenizer)
+    return with_learner(strip, sample, rows) if rows else strip
 
 
 def _known(run_folder: Path, key: tuple[int, int]) -> tuple[Fate, KeptSample | None, list[Mate]]:

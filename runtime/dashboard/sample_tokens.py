@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.tokenizer import TextTokenizer
+from penstock.backends.learners.step_dumps import DUMP_FOLDER, DumpedSequence, dumped_steps, read_step
 from penstock.backends.ledger.archive import archived_steps
 from penstock.backends.ledger.archived_groups import read_archived_group
 from penstock.backends.ledger.protocol import LedgerStoreError, PayloadGoneError
@@ -52,6 +53,11 @@ class TokenStrip(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the model made it; others are not trained."""
     starts: list[int]
     """Of the parts of an episode, counted from the first token of all."""
+    learner_logprobs: list[float | None] = []
+    """Of the learner before it trained the token; this and the next two are empty where no dump has them."""
+    ratios: list[float | None] = []
+    """Of the learner to what its trust region is around."""
+    advantages: list[float | None] = []
 
 
 def whole_group(run_folder: Path, fate: Fate) -> tuple[str, Group | None]:
@@ -86,6 +92,60 @@ def token_strip(sample: Sample, source: str, first: int, tokenizer: TextTokenize
         versions=versions[first:end],
         is_made=[bool(one) for one in made[first:end]],
         starts=_starts([part.num_tokens for part in parts]),
+    )
+
+
+def dumped_rows(run_folder: Path, fate: Fate) -> list[DumpedSequence]:
+    """What ``learner.dump`` has written down of a sample, part by part; empty where it has not.
+
+    Raises:
+        UserFault: the file cannot be read.
+    """
+    if fate.version is None or fate.version not in dumped_steps(run_folder):
+        return []
+    rows = read_step(run_folder, fate.version, group_id=fate.group_id)
+    return sorted((row for row in rows if row.sample_index == fate.index), key=lambda row: row.part)
+
+
+def with_learner(strip: TokenStrip, sample: Sample, rows: Sequence[DumpedSequence]) -> TokenStrip:
+    """The strip with what the learner has computed of its tokens."""
+    by_part = {row.part: row for row in rows}
+    end = strip.first + MAX_TOKENS
+    found: dict[str, list[float | None]] = {}
+    for name in ("logprobs", "ratios", "advantages"):
+        values: list[float] = []
+        for place, part in enumerate(sample.parts):
+            row = by_part.get(place)  # a function of the user's may have made another sequence of it
+            same = row is not None and tokens_view(part.tokens)[: len(row.tokens)].tolist() == row.tokens.tolist()
+            known = row.figures[name].tolist() if row is not None and same else []
+            values += [*known, *[math.nan] * (part.num_tokens - len(known))]
+        found[name] = _finite(values[strip.first : end])
+    return msgspec.structs.replace(
+        strip, learner_logprobs=found["logprobs"], ratios=found["ratios"], advantages=found["advantages"]
+    )
+
+
+def dumped_strip(rows: Sequence[DumpedSequence], first: int, tokenizer: TextTokenizer | None) -> TokenStrip:
+    """Of a sample of which nothing but its dump is kept."""
+    end = first + MAX_TOKENS
+    ids = [int(token) for row in rows for token in row.tokens]
+
+    def all_of(name: str) -> list[float | None]:
+        return _finite([float(value) for row in rows for value in row.figures[name]][first:end])
+
+    return TokenStrip(
+        source=DUMP_FOLDER,
+        num_tokens=len(ids),
+        first=first,
+        texts=[_token_text(token, tokenizer) for token in ids[first:end]],
+        logprobs=all_of("rollout_logprobs"),
+        teacher_logprobs=[],
+        versions=[int(version) for row in rows for version in row.versions][first:end],
+        is_made=[bool(one) for row in rows for one in row.mask][first:end],
+        starts=_starts([len(row.tokens) for row in rows]),
+        learner_logprobs=all_of("logprobs"),
+        ratios=all_of("ratios"),
+        advantages=all_of("advantages"),
     )
 
 

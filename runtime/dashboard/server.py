@@ -30,8 +30,7 @@ from aiohttp import web
 
 from penstock.backends.processes.http_server import Bounds, RequestError, application, check_token, decoded, listen
 from penstock.messages.errors import UserFault
-from penstock.runtime.dashboard import controls
-from penstock.runtime.dashboard.controls import Told, tell_run
+from penstock.runtime.dashboard.answers import SharedAnswers
 from penstock.runtime.dashboard.heads import HEAD_FILES, RunHead, head_of
 from penstock.runtime.dashboard.routes import LIMIT_S
 from penstock.runtime.dashboard.watching import MAX_CLIENTS, Client, Watch
@@ -115,6 +114,7 @@ class Dashboard:
         self._watch = Watch(self._folders, sorted({*HEAD_FILES, *(name for view in views for name in view.files)}))
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="dashboard")
         self._num_under_way = 0
+        self._shared = SharedAnswers()
         self._assets = _assets()
 
     async def open(self, port: int) -> Listener:
@@ -128,8 +128,9 @@ class Dashboard:
         app.cleanup_ctx.append(self._watching)
         app.router.add_get("/api/overview", self._overview)
         app.router.add_get("/api/changes", self._changes)
-        for route in (route for view in self._views for route in view.routes):
-            app.router.add_get(f"/api/{route.path}", self._handler(route))
+        for view in self._views:
+            for route in view.routes:
+                app.router.add_get(f"/api/{route.path}", self._handler(route, view.files))
         app.router.add_post("/api/command", self._command)
         app.router.add_get("/{path:.*}", self._asset)
         return await listen(app, HOST, port, bounds=BOUNDS, shutdown_s=STOP_S, handler_cancellation=True)
@@ -159,9 +160,9 @@ class Dashboard:
             views = [ViewHead(view.name, view.title, view.files) for view in self._views]
             return Overview(views, [head_of(folder) for folder in self._folders], HEAD_FILES)
 
-        return await self._answer(made, LIMIT_S)
+        return await self._answer(self._begin(made), LIMIT_S)
 
-    def _handler(self, route: Route) -> Handler:
+    def _handler(self, route: Route, files: Sequence[str]) -> Handler:
         async def handle(request: web.Request) -> web.Response:
             given = dict(request.query)
             folder = self._folder(given.pop("run", "0"))
@@ -169,29 +170,41 @@ class Dashboard:
                 query = msgspec.convert(given, route.query, strict=False)
             except msgspec.ValidationError as error:
                 raise RequestError(400, "invalid_request", f"the query: {error}") from None
-            return await self._answer(lambda: route.answer(folder, query), route.limit_s)
+
+            def begin() -> asyncio.Future[bytes]:
+                return self._begin(lambda: route.answer(folder, query))
+
+            if not route.is_shared:
+                return await self._answer(begin(), route.limit_s)
+            work = self._shared.ask((route.path, folder, query), [folder / name for name in files], begin)
+            return await self._answer(work, route.limit_s)
 
         return handle
 
     async def _command(self, request: web.Request) -> web.Response:
+        from penstock.runtime.dashboard import controls  # dear to import, for the few who tell anything
+
         if "Origin" not in request.headers:  # another one is refused already: only the page itself may ask
             raise RequestError(403, "other_origin", "only the page of this dashboard may tell a run something")
         folder = self._folder(request.query.get("run", "0"))
-        told = decoded(await request.read(), Told)
-        return await self._answer(lambda: tell_run(folder, told), controls.LIMIT_S)
+        told = decoded(await request.read(), controls.Told)
+        return await self._answer(self._begin(lambda: controls.tell_run(folder, told)), controls.LIMIT_S)
 
     def _folder(self, run: str) -> Path:
         if not run.isdecimal() or len(run) > 4 or int(run) >= len(self._folders):
             raise RequestError(404, "not_found", f"there are {len(self._folders)} runs here, counted from 0")
         return self._folders[int(run)]
 
-    async def _answer(self, make: Callable[[], msgspec.Struct], limit_s: float) -> web.Response:
+    def _begin(self, make: Callable[[], msgspec.Struct]) -> asyncio.Future[bytes]:
         if self._num_under_way >= MAX_UNDER_WAY:
             raise RequestError(503, "busy", "too many questions at a time; they are answered one after the other")
         self._num_under_way += 1
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(self._threads, lambda: msgspec.json.encode(make()))
         work.add_done_callback(self._done)
+        return work
+
+    async def _answer(self, work: asyncio.Future[bytes], limit_s: float) -> web.Response:
         try:
             async with asyncio.timeout(limit_s):
                 body = await asyncio.shield(work)

@@ -2,8 +2,8 @@
 
 Invariants:
 
-* Files are looked at by :meth:`Watch.look` alone, at most every ``interval_s``, however many clients there are. Nothing
-  is read, and nothing in the folders changes.
+* Files are looked at by :meth:`Watch.look` alone, at most every ``interval_s``, however many clients there are, and not
+  at all where there are none. Nothing is read, and nothing in the folders changes.
 * What a client was not told yet is kept as a set of names, which has a bound.
 
 | waits for | who ends it |
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.messages.errors import UserFault
+from penstock.runtime.dashboard.answers import stamp
 from penstock.runtime.launch.runs import RECORD_NAME, read_record
 from penstock.runtime.launch.status import state_of
 
@@ -76,6 +77,8 @@ class Watch:
         """Look until it is cancelled."""
         while True:
             await asyncio.sleep(self._interval_s)
+            if not self.clients:  # the first one that comes is told all that has changed since somebody listened
+                continue
             changed = await asyncio.to_thread(self.look)
             for client in self.clients if changed else ():
                 client.tell(changed)
@@ -91,11 +94,7 @@ class Watch:
         seen: dict[tuple[int, str], object] = {}
         for run, folder in enumerate(self._folders):
             for name in self._names:
-                try:
-                    stat = (folder / name).stat()
-                except OSError:
-                    continue  # not there, or not now: told when it is
-                seen[run, name] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+                seen[run, name] = stamp(folder / name)
             try:
                 # A process that was killed changes no file.
                 seen[run, RECORD_NAME] = (seen.get((run, RECORD_NAME)), state_of(read_record(folder)))

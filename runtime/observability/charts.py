@@ -84,6 +84,8 @@ def line_of(
 
 
 def _means(values: Sequence[float | None], size: int) -> list[float | None]:
+    if size == 1:  # as below, in a third of the time: the dashboard draws every figure of a run again and again
+        return [float(f"{x:.{_DIGITS}g}") if x is not None and math.isfinite(x) else None for x in values]
     parts = (values[at : at + size] for at in range(0, len(values), size))
     finite = ([value for value in part if value is not None and math.isfinite(value)] for part in parts)
     return [float(f"{math.fsum(part) / len(part):.{_DIGITS}g}") if part else None for part in finite]

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.backends.evaluation.figures import REWARD_MEAN, VERSIONS, Answer, Answered, figures_of, metric_name
+from penstock.backends.evaluation.figures import (
+    REWARD_MEAN,
+    SHARES_AT_K,
+    VERSIONS,
+    Answer,
+    Answered,
+    figures_of,
+    metric_name,
+)
 from penstock.runtime.observability.jsonl import read_rows
 from penstock.runtime.observability.trackers import METRICS_FILE, is_evaluation_line
 
@@ -74,6 +82,7 @@ def dataset_figures(dataset: EvaluatedDataset, each: EvaluationSet) -> tuple[Met
                     is_truncated=sample.outcome == TRUNCATED,
                     spans=sample.spans,
                     components=sample.components,
+                    extracted=sample.answer,
                 )
                 for sample in row.samples
             ),
@@ -154,6 +163,6 @@ def figures_text(figures: Mapping[str, float]) -> str:
     if "reward_stderr" in figures:
         reward += f" ± {figures['reward_stderr']:.3f}"
     parts = [reward]
-    parts += [f"{name} {100 * value:.1f} %" for name, value in figures.items() if name.startswith("pass@")]
+    parts += [f"{name} {100 * value:.1f} %" for name, value in figures.items() if name.startswith(SHARES_AT_K)]
     parts += [f"{name} {100 * figures[name]:.1f} %" for name in ("truncated", "missing") if figures.get(name)]
     return ", ".join(parts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.backends.evaluation.figures import REWARD_MEAN
+from penstock.backends.evaluation.figures import REWARD_MEAN, SHARES_AT_K
 from penstock.messages.samples import TerminalState
 from penstock.runtime.observability.chart_plans import LEARNING, PLANS, SHOWN_OTHERWISE, SPEED, matches, short_name
 from penstock.runtime.observability.charts import Chart, Line, line_of
@@ -51,8 +51,10 @@ class EvaluationTableRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passes(self) -> str:
-        """pass@k, for each k."""
-        return ", ".join(f"{name} {100 * value:.1f} %" for name, value in self.figures.items() if name[:5] == "pass@")
+        """pass@k and maj@k, for each k."""
+        return ", ".join(
+            f"{name} {100 * value:.1f} %" for name, value in self.figures.items() if name[:5] in SHARES_AT_K
+        )
 
 
 def planned_charts(steps: Sequence[StepRow], plans: Sequence[Plan]) -> list[Chart]:
@@ -183,12 +185,12 @@ def evaluation_charts(evaluations: Sequence[EvaluationRow]) -> list[Chart]:
 
 
 def evaluation_courses(evaluations: Sequence[EvaluationRow]) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
-    """Dataset → figure, mean reward and pass@k → versions and values."""
+    """Dataset → figure, mean reward, pass@k and maj@k → versions and values."""
     courses: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
     for row in evaluations:
         for dataset, figures in row.datasets().items():
             for name, value in figures.items():
-                if name == REWARD_MEAN or name.startswith("pass@"):
+                if name == REWARD_MEAN or name.startswith(SHARES_AT_K):
                     x, y = courses.setdefault(dataset, {}).setdefault(name, ([], []))
                     x.append(float(row.version))
                     y.append(value)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.profiling import profile_files
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import TerminalState
 from penstock.runtime.observability.accounting import read_accounts
@@ -127,6 +128,7 @@ def render_report(run_folder: Path, *, is_running: bool = False) -> str:
         scenario=scenario.read_text(encoding="utf-8") if scenario.exists() else None,
         num_steps=len(steps),
         samples=reported_samples(run_folder),
+        profiles=profile_files(run_folder),
     )
 
 

@@ -26,6 +26,7 @@ from penstock.backends.data.tokenizer import FILE_NAME, TextTokenizer
 from penstock.backends.learners.spec import is_modelled
 from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.evaluation_rules import sets_of
+from penstock.runtime.scenario.media_rules import SEEING_MODEL
 from penstock.runtime.scenario.named import MADE_DATA
 from penstock.runtime.scenario.recorded_rules import recorded_settings
 
@@ -69,10 +70,13 @@ def _tokenizer_folder(scenario: Scenario) -> Generator[Path | None]:
     if scenario.model.make is None:
         yield Path(path) if path is not None and Path(path, FILE_NAME).is_file() else None
         return
-    from penstock.backends.checkpoint.characters import character_tokenizer
+    from penstock.backends.checkpoint.characters import CHAT_TEMPLATE, character_tokenizer
 
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
-        character_tokenizer().save(str(Path(folder, FILE_NAME)))
+        sees = scenario.model.make == SEEING_MODEL
+        character_tokenizer(sees=sees).save(str(Path(folder, FILE_NAME)))
+        if sees:
+            Path(folder, "chat_template.jinja").write_text(CHAT_TEMPLATE)
         yield Path(folder)
 
 
@@ -151,7 +155,7 @@ def _check_source(
 
 def _check_demonstrations(data: DataOptions, warm_start: WarmStartOptions) -> None:
     def check_demonstration(row: RawRow) -> None:
-        prompt_of(row, data.prompt_key, chat_template=data.chat_template, block="learner.warm_start")
+        prompt_of(row, data.prompt_key, chat_template=data.chat_template, option="learner.warm_start.prompt_key")
         text_of(row, warm_start.response_key, "Set learner.warm_start.response_key")
 
     columns = [data.prompt_key, warm_start.response_key]

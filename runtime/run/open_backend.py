@@ -163,6 +163,7 @@ def _engine(
             recorded=recorded_settings(scenario),
             max_context=scenario.model.max_context,
             dtype=scenario.model.dtype,
+            true_on_policy=scenario.learner.true_on_policy,
             seed=scenario.run.seed,
             bucket_size_bytes=scenario.weights.bucket_size_bytes,
             sleeps=name in colocated(scenario),
@@ -222,6 +223,7 @@ def _learner(
                 dtype=scenario.model.dtype,
                 seed=scenario.run.seed,
                 num_steps=scenario.run.num_steps,
+                max_context=scenario.model.max_context,
                 epoch=epoch,
                 export=ExportPlan(
                     transport=plan.transport,
@@ -281,7 +283,9 @@ def _with_evaluation(plan: RunPlan, prompts: Backend[Any], *, keeps_messages: bo
     from penstock.backends.evaluation.prompts import PromptsWithEvaluation
     from penstock.runtime.run.rows import read_evaluation
 
-    datasets = read_evaluation(plan.scenario, Path(plan.model_folder), keeps_messages=keeps_messages)
+    datasets = read_evaluation(
+        plan.scenario, Path(plan.model_folder), keeps_messages=keeps_messages, run_folder=Path(plan.run_folder)
+    )
     return PromptsWithEvaluation(prompts, datasets)
 
 

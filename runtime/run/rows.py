@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.checkpoint.vision_config import read_vision_part
 from penstock.backends.data.dataset import load_dataset
 from penstock.backends.data.duplicates import duplicates_in, duplicates_text, rows_in_both
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.streamed import StreamedRows
+from penstock.backends.engines.spec import all_can
 from penstock.backends.episodes.functions.choice import chosen
 from penstock.backends.episodes.functions.opening import specs_of
 from penstock.backends.evaluation.rows import load_evaluation_rows
+from penstock.backends.protocol import Capability
 from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.evaluation_rules import sets_of
+from penstock.runtime.scenario.media_rules import has_images
 from penstock.runtime.scenario.recorded_rules import recorded_settings
 
 if TYPE_CHECKING:
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.data.dataset import Dataset
+    from penstock.backends.data.images import ImageIntake
     from penstock.backends.data.rows import Rows
     from penstock.backends.evaluation.rows import EvaluationRows
     from penstock.runtime.scenario import Scenario
@@ -56,6 +61,7 @@ def read_dataset(
             keeps_messages=keeps_messages,
             folder=None if run_folder is None else run_folder / INDEX_FOLDER,
             tell=tell,
+            images=image_intake(scenario, model_folder, run_folder),
         )
     dataset = load_dataset(
         scenario.data,
@@ -64,9 +70,34 @@ def read_dataset(
         max_context=scenario.model.max_context,
         keeps_messages=keeps_messages,
         recorded=recorded_settings(scenario),
+        images=image_intake(scenario, model_folder, run_folder),
     )
     _check_choices(scenario, dataset)
     return dataset
+
+
+def image_intake(scenario: Scenario, model_folder: Path, run_folder: Path | None) -> ImageIntake | None:
+    """What looks at the images of rows, where engine and learner compute them; None: nobody here does.
+
+    Args:
+        scenario: of the run.
+        model_folder: with the image processor.
+        run_folder: where images that stand in rows are kept; None: nowhere.
+
+    Raises:
+        UserFault: the model takes text only, or sees in another way than we compute.
+    """
+    if not has_images(scenario) or not all_can(scenario.engines, Capability.SEES):
+        return None
+    from penstock.backends.data.images import KEPT_FOLDER, ImageIntake
+
+    part = read_vision_part(model_folder)
+    if part is None:
+        raise UserFault(
+            f"model.path: {model_folder} takes text only, and rows have images (data.multimodal_keys); name a model "
+            "that sees, such as Qwen2.5-VL"
+        )
+    return ImageIntake(part, None if run_folder is None else run_folder.absolute() / KEPT_FOLDER)
 
 
 def _check_choices(scenario: Scenario, dataset: Dataset) -> None:
@@ -101,7 +132,7 @@ def row_notices(scenario: Scenario, model_folder: Path, rows: Rows) -> tuple[str
 
 
 def read_evaluation(
-    scenario: Scenario, model_folder: Path, *, keeps_messages: bool = False
+    scenario: Scenario, model_folder: Path, *, keeps_messages: bool = False, run_folder: Path | None = None
 ) -> tuple[EvaluationRows, ...]:
     """Every row of the datasets of the evaluation, checked and tokenised; the arguments are those of
     :func:`read_dataset`.
@@ -115,4 +146,5 @@ def read_evaluation(
         seed=scenario.run.seed,
         max_context=scenario.model.max_context,
         keeps_messages=keeps_messages,
+        images=image_intake(scenario, model_folder, run_folder),
     )

@@ -68,6 +68,8 @@ def find_architecture(scenario: Scenario) -> Found | None:
         UnreadableModelError: what is here cannot be read, is of no known family, or is not what the copy says.
     """
     model = scenario.model
+    if model.make == "vlm_xs":
+        raise UnreadableModelError(MODEL_MAKE, "a model that sees is of no family that the Megatron learner builds")
     if model.make is not None:
         text = msgspec.json.encode(MADE_CONFIGS[model.make])
         return Found(decode_architecture(text, f"model.make: {model.make}"), MODEL_MAKE)

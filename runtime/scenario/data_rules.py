@@ -10,9 +10,10 @@ from penstock.backends.data.mixture import named_sources
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.row import retries_problem
 from penstock.backends.data.sources import COMPRESSED_SUFFIXES, parse_source
-from penstock.backends.engines.spec import engines_that, some_can, unable
+from penstock.backends.engines.spec import some_can
 from penstock.backends.protocol import Capability
 from penstock.messages.option_keys import Names
+from penstock.runtime.scenario.media_rules import freeze_rules, media_rules, training_rules
 from penstock.runtime.scenario.named import MADE_DATA, named_values
 from penstock.runtime.scenario.row_metadata import metadata_blocks, unnamed
 
@@ -37,6 +38,7 @@ def data_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     for source in named_sources(s.data):
         yield from _template(source)
         yield from _media(s, source)
+    yield from freeze_rules(s)
     yield from _stream(s)
     yield from _retries(s)
     if s.data.sources and some_can(s.engines, Capability.FROM_ROWS):
@@ -101,22 +103,10 @@ def _media(s: Scenario, source: NamedSource) -> Iterator[tuple[KeyPath, str]]:
     key = ("data", "multimodal_keys")
     if not source.options.chat_template:
         yield key, "where images, videos and sounds stand is the chat template's to say; set data.chat_template: true"
-    yield from media_rules(s, key)
+    yield from media_rules(s, key, source.options.multimodal_keys)
     if s.episode.kind != "single":
         yield key, "an episode's turns are text only; set episode.kind: single, or remove it"
-    if s.run.only != "rollout":
-        yield (
-            key,
-            "no learner computes log-probs of a prompt with images, sound or video, and without these they would be "
-            "those of another prompt; collect samples with run.only: rollout, or remove it",
-        )
-
-
-def media_rules(s: Scenario, key: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    """Engines that do not take what the key asks for. (Also of an evaluation.)"""
-    for blind in unable(s.engines, Capability.MEDIA)[:1]:
-        seeing = " or ".join(engines_that(Capability.MEDIA))
-        yield key, f"engines of the backend {blind} take text only; set engines.backend: {seeing}, or remove it"
+    yield from training_rules(s)
 
 
 def _retries(s: Scenario) -> Iterator[tuple[KeyPath, str]]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from penstock.runtime.scenario.source import KeyPath
 
-MADE_DATA: Final = ("lines:", "sums:", "reasoning_gym:")
+MADE_DATA: Final = ("lines:", "sums:", "shapes:", "reasoning_gym:")
 """Prefixes of datasets that are made, not read."""
 
 

@@ -27,12 +27,15 @@ from penstock.runtime.scenario.capabilities import lacking
 from penstock.runtime.scenario.data_rules import data_rules
 from penstock.runtime.scenario.episode_rules import episode_rules
 from penstock.runtime.scenario.evaluation_rules import evaluation_rules
+from penstock.runtime.scenario.exact_rules import exact_rules
+from penstock.runtime.scenario.freeze_rules import freeze_rules
 from penstock.runtime.scenario.function_rules import function_rules
 from penstock.runtime.scenario.lora_rules import lora_rules
 from penstock.runtime.scenario.megatron_rules import megatron_rules
 from penstock.runtime.scenario.objective import OBJECTIVE
 from penstock.runtime.scenario.part_names import engine_keys, part_rules_of
 from penstock.runtime.scenario.part_rules import part_rules
+from penstock.runtime.scenario.profiling_rules import profiling_rules
 from penstock.runtime.scenario.rank_rules import rank_rules
 from penstock.runtime.scenario.recorded_rules import recorded_rules
 from penstock.runtime.scenario.reward_rules import reward_rules
@@ -299,7 +302,9 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _staleness,
     _objective,
     megatron_rules,
+    freeze_rules,
     lora_rules,
+    exact_rules,
     rank_rules,
     _engines,
     part_rules_of,
@@ -312,5 +317,6 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     part_rules,
     teacher_rules,
     evaluation_rules,
+    profiling_rules,
     _without_effect,
 )

@@ -30,6 +30,8 @@ def teacher_rules(s: Scenario) -> Iterator[Broken]:
     """The rules that this scenario breaks."""
     teacher = s.teacher
     if teacher is None:
+        if s.data.teacher_prompt_key is not None:
+            yield ("data", "teacher_prompt_key"), "has no effect without a block teacher; add that, or remove the key"
         if s.learner.objective.opd_kl_coef and not is_modelled(s.learner) and s.run.only != "learner":
             yield (
                 (*OBJECTIVE, "opd_kl_coef"),

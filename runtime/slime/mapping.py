@@ -142,6 +142,7 @@ READ_TOGETHER: Final = frozenset((
     "lr-warmup-fraction", "use-rollout-routing-replay", "eval-prompt-data", "eval-config", "skip-eval-before-train",
     "num-epoch", "attention-dropout", "hidden-dropout", "lr-warmup-iters", "lr-decay-iters", "load", "partial-rollout",
     "apply-chat-template-kwargs",
+    "freeze-params-name-list", "disable-rewards-normalization", "only-train-params-name-list",
     "distributed-timeout-minutes", "sglang-server-concurrency", "custom-config-path",
 ))  # fmt: skip
 """Flags that mean something with others only; :mod:`.convert` reads them."""

@@ -19,7 +19,6 @@ _BUFFER: Final = (
     "other",
     "slime's rollout buffer; agents of another process come by the gateway (docs/gateway.md)",
 )
-_FROZEN: Final = ("other", "all weights are trained, or adapters beside them (learner.lora, with backend torch)")
 _KERNEL: Final = ("but_for", "layers compute with Transformer Engine's kernels")
 _FRAGILE: Final = ("other", "what a run has recorded is trained by `penstock run --only learner --from RUN`")
 _LOGGED: Final = ("same", "figures and samples: docs/observability.md")
@@ -49,18 +48,13 @@ REASONS: Final[Mapping[str, tuple[Effect, str]]] = {
     "custom-model-provider-path": ("other", "the model is that of config.json; no function builds another"),
     "custom-update-weight-post-write-path": ("but_for", "weights.transport sends the weights, and no function follows"),
     "rollout-sample-hook-path": ("but_for", "what it does belongs in reward.function or episode.generate"),
-    "disable-rewards-normalization": (
-        "other", "a group's rewards are centered; learner.objective.advantage_function can hand them on as they are",
-    ),
     "disable-rollout-global-dataset": ("other", "prompts come from data.path or data.sources"),
     "distributed-backend": ("same", "NCCL on GPUs, gloo on CPUs"),
     "rollout-buffer-url": _BUFFER,
     "rollout-task-type": _BUFFER,
     "fetch-trajectory-retry-times": _BUFFER,
     "min-batch-collection-ratio": _BUFFER,
-    "freeze-indexer": _FROZEN,
-    "freeze-params-name-list": _FROZEN,
-    "only-train-params-name-list": _FROZEN,
+    "freeze-indexer": ("other", "no model with an indexer is trained (DeepSeek-V3.2)"),
     "http-proxy": ("same", "no request goes through a proxy"),
     "use-distributed-post": ("same", "each engine has a process of its own that sends its requests"),
     "keep-old-actor": ("but_for", "the ratio is taken to what learner.objective.old_logprobs says"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.sources import parse_source, read_rows
+from penstock.backends.learners.training.freezing import wrong_pattern
 from penstock.runtime.slime.script import Flag
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def write_objective(writer: Writer) -> None:
         writer.leave(flag, f"there is no objective {estimator!r}; learner.objective has {known}", "other")
     if writer.get(f"{_KEY}.name") is None:
         writer.set(f"{_KEY}.name", "grpo")
+    if "disable-rewards-normalization" in writer.flags:
+        _raw(writer, estimator)
     _clip(writer)
     writer.take(f"{_KEY}.reduction", "sequence_mean")
     if writer.whole("sampling.samples_per_group", 1) == 1:
@@ -68,6 +71,15 @@ def _own_loss(writer: Writer, flag: Flag | None, estimator: str) -> None:
         writer.set(f"{_KEY}.estimator", name)
     elif name not in ("grpo", "gspo", "cispo") and flag is not None:
         writer.leave(flag, "beside a loss of your own set learner.objective.estimator, and what it needs", "other")
+
+
+def _raw(writer: Writer, estimator: str) -> None:
+    """The others have no baseline of a group in any case."""
+    if OBJECTIVES.get(estimator) not in ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"):
+        return
+    writer.set(f"{_KEY}.estimator", "raw")
+    if estimator != "reinforce_plus_plus_baseline" and writer.number("kl-coef", 0.0):
+        writer.leave_named("kl-coef", f"is taken off raw rewards here; {estimator} of slime takes no notice of it")
 
 
 def _clip(writer: Writer) -> None:
@@ -145,10 +157,27 @@ def write_learner(writer: Writer) -> None:
         writer.set("learner.megatron.optimizer.optimizer_cpu_offload", True)
         fraction = writer.number("optimizer-offload-fraction", 1.0)
         writer.set("learner.megatron.optimizer.optimizer_offload_fraction", fraction)
+    _frozen(writer)
     if minutes := writer.number("distributed-timeout-minutes", 0.0):
         writer.set("learner.rank_timeout_s", 60.0 * minutes)
     _num_steps(writer)
     _schedule(writer)
+
+
+def _frozen(writer: Writer) -> None:
+    """Megatron's names are looked for here as well, so the patterns stay as they are."""
+    for name, key in (("freeze-params-name-list", "freeze"), ("only-train-params-name-list", "train_only")):
+        flag = writer.flags.get(name)
+        if flag is None:
+            continue
+        if reasons := [reason for pattern in flag.values if (reason := wrong_pattern(pattern))]:
+            writer.leave(flag, f"would be learner.{key}; {reasons[0]}", "other")
+            continue
+        writer.set(f"learner.{key}", list(flag.values))
+        if writer.get(f"{_KEY}.critic") == "own" or writer.value("advantage-estimator") == "ppo":
+            writer.leave(flag, "learner." + key + " is about the policy; a critic of its own is trained whole")
+        if writer.whole("learner.megatron.pipeline_parallel", 1) > 1 and any("layers" in text for text in flag.values):
+            writer.leave(flag, "layers are counted over the whole model, and in slime within each pipeline stage")
 
 
 def _num_steps(writer: Writer) -> None:

@@ -10,6 +10,8 @@ from reward_driver import RewardDriver, group_of, score_of, write_tokenizer
 
 from penstock.backends.engines.surroundings import Surroundings
 from penstock.backends.processes.user_code import UserCodeError
+from penstock.backends.rewards.extracted import bounded_answer
+from penstock.backends.rewards.functions import REWARD, load_function
 from penstock.backends.rewards.functions_asked import asks_for_groups, longest_timeout_s, scores_groups
 from penstock.backends.rewards.options import (
     ComponentOptions,
@@ -20,7 +22,7 @@ from penstock.backends.rewards.options import (
 )
 from penstock.backends.rewards.service_options import JudgeOptions
 from penstock.messages.base import Metric
-from penstock.messages.samples import Reward
+from penstock.messages.samples import MAX_ANSWER_CHARACTERS, Reward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,6 +58,9 @@ MINE = """
             self.weight = 2.0
         def __call__(self, responses):
             return [self.weight] * len(responses)
+
+    def votes(response):
+        return {"reward": 1.0, "answer": response or None}
 
     class Plain:
         async def __call__(self, response):
@@ -113,6 +118,50 @@ def test_components_are_added_by_their_weights_and_reported_one_by_one(
         Metric("n", 16.0),
         Metric("n/style", 0.5),
     )
+
+
+def test_what_a_function_takes_for_the_answer_comes_with_the_reward(
+    driver: Callable[..., RewardDriver], mine: Callable[[str], str]
+) -> None:
+    answers = driver(RewardOptions(function=mine("votes"))).judged(
+        score_of("four"), score_of("", 1), score_of("x" * 500, 2)
+    )
+    said = [each.reward.answer for each in answers if each.reward is not None]
+    assert said[:2] == ["four", ""]
+    assert len(said[2]) == MAX_ANSWER_CHARACTERS
+    assert said[2].startswith("xxx")
+    both = RewardOptions(components=(component("length", "length_penalty"), component("right", "math")))
+    (summed,) = driver(both).judged(score_of(r"so \boxed{\frac{1}{2}}", label="0.5"))
+    assert summed.reward is not None
+    assert (summed.reward.value, summed.reward.answer) == (1.0, "1/2")
+
+
+@pytest.mark.parametrize(
+    ("name", "response", "expected"),
+    [
+        ("math", r"first \boxed{3}, then \boxed{0.50}", "1/2"),
+        ("math", "so it is 1,200.", "1200"),
+        ("boxed_math", "so it is 1200.", None),
+        ("deepscaler", r"\boxed{1}</think> \boxed{2}", "2"),
+        ("deepscaler", r"\boxed{1}", None),
+        ("dapo", "Answer: 2/4", "1/2"),
+        ("dapo", "2", None),
+        ("gpqa", "the answer is (b)", "B"),
+        ("boxed_f1", r"\boxed{The  Cat}", "cat"),
+        ("boxed_f1", "a cat", None),
+    ],
+)
+def test_built_in_rewards_extract_answers_that_can_be_counted(name: str, response: str, expected: str | None) -> None:
+    extract = load_function(REWARD, name).extract
+    assert extract is not None
+    assert extract(response, False) == expected
+
+
+def test_an_answer_is_bounded_and_long_ones_stay_apart() -> None:
+    long = ["a" * 500 + end for end in ("x", "y")]
+    assert len({bounded_answer(text) for text in long}) == 2
+    assert all(len(bounded_answer(text)) == MAX_ANSWER_CHARACTERS for text in long)
+    assert bounded_answer(" \ud800 ") == "?"
 
 
 def test_a_component_that_fails_fails_the_sample_and_no_other(

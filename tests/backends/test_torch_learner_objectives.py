@@ -75,6 +75,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "rloo": {"constant_tokens": 40, "kl_coef": 0.05, "kl_in": "reward", "kl_estimator": "k1"},
     "reinforce_plus_plus": {"kl_coef": 0.05, "discount": 0.95},
     "reinforce_plus_plus_baseline": {"kl_coef": 0.05},
+    "reinforce": {"kl_coef": 0.05, "whiten": True},
     "dppo": {"clip_low": 0.01, "clip_high": 0.01},
     "dppo_kl": {"name": "dppo", "policy_loss": "dppo_kl", "clip_low": 1e-3, "clip_high": 1e-3},
     "tis": {"name": "dapo", "old_logprobs": "recompute", "tis_clip": 1.5, "tis_clip_low": 0.3},
@@ -335,6 +336,8 @@ def set_advantages(samples: list[PlainSample], o: ObjectiveOptions) -> None:
                 )
             case "reinforce_plus_plus_baseline":
                 sample.advantage = centred - kl
+            case "raw":
+                sample.advantage = sample.reward - kl
             case "teacher":
                 sample.advantage = torch.zeros_like(kl)
             case "uniform":

@@ -616,3 +616,44 @@ def test_a_warm_start_on_two_ranks_is_that_of_one(parallel: str, folder: Path, r
     alone = demonstrated(SOLO, folder / "tied", parallel)
     for found in ranks.run(2, demonstrated, folder / "tied", parallel):
         assert float(np.abs(found - alone).max()) <= TOLERANCE
+
+
+FREEZE: dict[str, Any] = {"freeze": ("embed_tokens", r"layers\.0\.", "q_proj")}
+
+
+def frozen_run(
+    workers: WorkerGroup, folder: Path, architecture: str, dtype: str, keys: dict[str, Any]
+) -> tuple[dict[str, NDArray[np.float32]], set[str]]:
+    """What is published after two batches; the names of weights of which an optimizer keeps something."""
+    options = learner_options("grpo with KL", learning_rate=1e-2, weight_decay=0.1, **keys)
+    model = load_divided(folder / architecture, workers, options, dtype=dtype)
+    trainer = PolicyTrainer(
+        model, options, temperature=0.8, num_steps=10, reference=None, check_stop=lambda: None, workers=workers
+    )
+    for version in (1, 2):
+        trainer.train(make_batch(version), version=version, min_token_version=0)
+    weights = GatheredWeights(model, workers)
+    published = {name: tensor.float().numpy().copy() for name, tensor in weights.tensors()}
+    weights.finish()
+    return published, {key.partition("/")[2] for key in trainer.state()}
+
+
+@pytest.mark.parametrize(("architecture", "dtype"), [("untied", "bfloat16"), ("experts", "float32")])
+def test_frozen_weights_are_published_with_the_bits_that_they_had(
+    architecture: str, dtype: str, folder: Path, ranks: Ranks
+) -> None:
+    bare = PackedModel.load(folder / architecture, dtype=dtype, device=CPU).named_tensors()
+    before = {name: tensor.float().numpy() for name, tensor in bare.items()}
+    kept = {name for name in before if any(text in name for text in ("embed_tokens", "layers.0.", "q_proj"))}
+    alone, of_optimizer = frozen_run(SOLO, folder, architecture, dtype, FREEZE)
+    assert not {name for name in of_optimizer if any(text in name for text in ("embed_tokens", "layers.0.", "q_proj"))}
+    runs = [alone]
+    for parallel in ("fsdp", "ddp"):
+        answers = ranks.run(2, frozen_run, folder, architecture, dtype, {**FREEZE, "parallel": parallel})
+        assert all(state == of_optimizer for _, state in answers)
+        runs.append(answers[0][0])
+    for published in runs:
+        assert published.keys() == before.keys()
+        assert {name for name in before if np.array_equal(published[name], before[name])} == kept
+        for name, found in published.items():
+            assert np.abs(found - alone[name]).max() <= (TOLERANCE if dtype == "float32" else 2e-2), name

@@ -27,7 +27,7 @@ from penstock.backends.learners.megatron.checkpoint.checkpoint import (
 from penstock.backends.learners.megatron.layout.layout import layout_of
 from penstock.backends.learners.megatron.model.build import build_model, close_groups, open_groups
 from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
-from penstock.backends.learners.megatron.weights.load import load_weights
+from penstock.backends.learners.megatron.weights.load import freeze, load_weights
 from penstock.backends.learners.megatron_options import MegatronOptions
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.worker_group.workers import WorkerGroup
@@ -58,6 +58,7 @@ class Learner:
         )  # fmt: skip
 
     def trainable(self, model: ParallelModel) -> TrainableModel:
+        freeze(model, self.options, rank=self.workers.rank)
         return TrainableModel(
             model, self.options.megatron, betas=plan.BETAS, weight_decay=plan.WEIGHT_DECAY,
             max_grad_norm=plan.MAX_GRAD_NORM, device=CPU, temperature=plan.TEMPERATURE,

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.megatron
 
 Layout = tuple[int, dict[str, Any]]
 
+FROZEN: dict[str, Any] = {"learner": {"freeze": ("embed_tokens", r"layers\.0\.")}}
 RESHARDED: list[tuple[str, Layout, list[Layout]]] = [
     (
         "qwen3 tied",
@@ -53,6 +54,7 @@ RESHARDED: list[tuple[str, Layout, list[Layout]]] = [
     ("qwen3_moe", (1, {}), [(2, {"expert_parallel": 2})]),
     ("deepseek_v3", (2, {"tensor_parallel": 2, "expert_parallel": 2}), [(2, {"pipeline_parallel": 2})]),
     ("qwen3", (2, {"tensor_parallel": 2, "distributed_optimizer": False}), [(1, {"distributed_optimizer": False})]),
+    ("qwen3", (2, {"tensor_parallel": 2, **FROZEN}), [(1, FROZEN)]),
 ]
 SAME = 5e-7
 """After one more step; another division adds up in another order."""

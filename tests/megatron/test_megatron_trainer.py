@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +133,7 @@ def test_a_model_costs_what_the_torch_learner_counts(family: str, tiny_family: C
 
 def check_against_torch(
     folder: Path, options: LearnerOptions, ranks: Ranks, num_ranks: int, batches: list[tuple[Group, ...]]
-) -> None:
+) -> Weights:
     """Figures of every batch, on every rank, and weights after the last.
 
     A first step of AdamW makes steps of full size of gradients that are hardly more than rounding. So figures of later
@@ -159,6 +160,28 @@ def check_against_torch(
     moved = norm({name: weights[name] - before[name] for name in weights})
     # Adam makes a step of full size from a gradient that is zero but for rounding; such weights are few.
     assert norm({name: after[name] - weights[name] for name in weights}) < 2e-3 * moved
+    return after
+
+
+@pytest.mark.parametrize("layout", ["tensor 2", "pipeline 2, tied", "expert 2"])
+def test_weights_that_are_frozen_keep_their_bits_and_the_others_are_trained_as_by_torch(
+    layout: str, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
+) -> None:
+    family, num_ranks, keys = plan.LAYOUTS[layout]
+    frozen = ("embed_tokens", r"layers\.0\.self_attn", "mlp.*down_proj")
+    options = plan.learner_options(megatron=keys, freeze=frozen)
+    before = {name: tensor.numpy() for name, tensor in loaded(tiny_family(family)).named_tensors().items()}
+    kept = {name for name in before if any(re.search(pattern, name) for pattern in frozen)}
+    after = check_against_torch(tiny_family(family), options, ranks(num_ranks), num_ranks, plan.make_batches(2))
+    assert {name for name in before if np.array_equal(before[name], after[name])} == kept
+
+
+def test_a_stage_that_has_nothing_to_train_is_refused(
+    ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
+) -> None:
+    wrong = plan.learner_options(megatron=PIPELINE, train_only=(r"layers\.0\.",))
+    with pytest.raises(AssertionError, match="every weight of the pipeline stage of rank 1 is frozen"):
+        ranks(2).run("trainer_cases:trained", str(tiny_family("qwen3")), encoded(wrong), 2, encoded([]))
 
 
 def without_layout(options: LearnerOptions) -> bytes:
@@ -196,6 +219,7 @@ def loaded(folder: Path) -> PackedModel:
 
 
 def torch_trainer(model: PackedModel, options: LearnerOptions) -> PolicyTrainer:
+    model.freeze(options)
     return PolicyTrainer(
         model, options, temperature=plan.TEMPERATURE, num_steps=plan.NUM_STEPS,
         reference=new_reference(model, options), check_stop=lambda: None, seed=plan.SEED,

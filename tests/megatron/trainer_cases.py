@@ -23,6 +23,7 @@ from penstock.backends.learners.megatron.model.build import ParallelModel, build
 from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
 from penstock.backends.learners.megatron.reference import copy_weights, frozen
 from penstock.backends.learners.megatron.trainer import MegatronTrainer
+from penstock.backends.learners.megatron.weights.load import freeze
 from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.options import LearnerOptions
@@ -126,6 +127,7 @@ def made(
     """A policy with its optimizer, and its trainer."""
     objective = options.objective
     model, _ = opened(rank, folder, msgspec.structs.asdict(options.megatron), num_ranks)
+    freeze(model, options, rank=rank)
     trainable = TrainableModel(
         model, options.megatron, betas=options.betas, weight_decay=options.weight_decay,
         max_grad_norm=options.max_grad_norm, device=CPU, temperature=plan.TEMPERATURE,

@@ -72,6 +72,7 @@ OBJECTIVES: dict[str, tuple[ObjectiveOptions, dict[str, Any]]] = {
         MOVING,
     ),
     "reinforce++, KL in the reward": (objective("reinforce_plus_plus", kl_coef=0.1), {"num_updates": 2}),
+    "raw rewards": (objective("reinforce", kl_coef=0.1), {"num_updates": 2}),
     "dpo": (objective("dpo"), {}),
     "kto": (objective("kto"), {"num_updates": 2}),
     "a teacher's likeliest tokens": (objective("gkd"), {"num_updates": 2}),

@@ -25,6 +25,8 @@ from penstock.runtime.observability.recorder import RunRecorder
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from penstock.runtime.dashboard.routes import View
+
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
 MARKUP = '<img src=x onerror="window.broken=1"><script>window.broken=1</script>'
 FINISHED = RunFinished(
@@ -109,9 +111,9 @@ class Asker:
 
 
 @asynccontextmanager
-async def served(folders: Sequence[Path]) -> AsyncGenerator[Asker]:
+async def served(folders: Sequence[Path], views: Sequence[View] = VIEWS) -> AsyncGenerator[Asker]:
     """Serve these runs within the block."""
-    dashboard = Dashboard(folders, VIEWS)
+    dashboard = Dashboard(folders, views)
     listener = await dashboard.open(0)
     try:
         async with asyncio.timeout(60), aiohttp.ClientSession() as session:

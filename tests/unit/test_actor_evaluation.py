@@ -43,7 +43,15 @@ from penstock.messages.flow import (
 )
 from penstock.messages.ledger import BatchLeased, GroupsGranted, VersionRecorded
 from penstock.messages.local import BatchTrained, LearnerOpened, Started, WeightsPublished
-from penstock.messages.samples import Prompt, Purpose, SampleKey, TerminalState, evaluation_group_id
+from penstock.messages.samples import (
+    Completed,
+    Prompt,
+    Purpose,
+    Reward,
+    SampleKey,
+    TerminalState,
+    evaluation_group_id,
+)
 from penstock.messages.training import (
     BatchReady,
     CheckpointNamed,
@@ -113,6 +121,18 @@ def test_an_evaluation_is_told_as_finished_when_its_last_group_is_recorded() -> 
     assert [s.reward for s in finished.datasets[0].rows[0].samples] == [0.0, 1.0]
     balance = bench.buffer.books.accounts.balance()
     assert {count.state: count.num_samples for count in balance.ended} == {TerminalState.EVALUATED: 6}
+
+
+def test_the_extracted_answer_of_a_sample_is_recorded_with_it() -> None:
+    bench = evaluating(before_first=True).started()
+    group = drive.group(E0, (0, 4))
+    voted = tuple(
+        msgspec.structs.replace(s, outcome=Completed(reward=Reward(value=1.0, answer=f"{s.key.index}/3")))
+        for s in group.samples
+    )
+    commands = bench.hear(GroupAdmitted(group=msgspec.structs.replace(group, samples=voted)))
+    (entry,) = drive.recorded(commands, GroupEvaluated)
+    assert [sample.answer for sample in entry.row.samples] == ["0/3", "1/3"]
 
 
 def test_what_comes_twice_or_of_no_open_evaluation_changes_nothing() -> None:

@@ -12,7 +12,7 @@ from penstock.actors.engine_worker.settings import TeacherSettings
 from penstock.actors.engine_worker.teacher import Teacher
 from penstock.actors.scorer.machine import TEACHER_TIMER, Scorer
 from penstock.actors.scorer.settings import ScorerSettings
-from penstock.messages.arrays import ArrayLengthError, floats_view, pack_floats, pack_tokens
+from penstock.messages.arrays import ArrayLengthError, floats_view, pack_floats, pack_tokens, tokens_view
 from penstock.messages.commands import ComputeLogprobs, OpenEngine, ReplaceActor, Score, StartTimer
 from penstock.messages.flow import SampleGenerated, SampleScored, SamplesSettled, ScoringFailed, SettledState
 from penstock.messages.local import EngineOpened, LogprobsComputed, SampleJudged, Started, TimerFired
@@ -127,6 +127,27 @@ def test_every_part_of_an_episode_is_asked_about_after_its_own_context() -> None
     )
     taught = drive.one_sent(driver.hear(answer), SampleScored).sample.parts
     assert [list(floats_view(part.teacher_logprobs)) for part in taught] == [[-2, -3], [-4]]
+
+
+def test_a_teacher_reads_what_the_row_has_for_it_in_place_of_the_prompt() -> None:
+    prompt = replace(drive.prompt(3), teacher_tokens=pack_tokens([8, 9]))
+
+    def part(*context: int) -> Part:
+        of_part = pack_tokens(list(context)) if context else b""
+        spans = (VersionSpan(0, 1),)
+        return Part(tokens=pack_tokens([7]), logprobs=pack_floats([-1]), spans=spans, context_tokens=of_part)
+
+    own = list(tokens_view(prompt.tokens))
+    sample = Sample(
+        key=SampleKey(3, 0),
+        parts=(part(), part(*own, 4, 5), part(*(token + 1 for token in own))),
+        outcome=Completed(reward=Reward(value=1.0)),
+    )
+    commands = scorer().hear(SampleGenerated(sample=sample, group_size=8, prompt=prompt))
+    contexts = [text.context for text in drive.one_sent(commands, TeacherAsked).texts]
+    edited = [token + 1 for token in own]
+    assert contexts == [pack_tokens([8, 9]), pack_tokens([8, 9, 4, 5]), pack_tokens(edited)]
+    assert drive.one_sent(commands, TeacherAsked).texts[0].tokens == sample.parts[0].tokens
 
 
 def test_the_likeliest_tokens_come_with_the_sample_and_only_as_many_as_it_has_places() -> None:

@@ -22,10 +22,11 @@ from penstock.messages.training import Activity, ActorReported
 from penstock.runtime.dashboard import server
 from penstock.runtime.dashboard.book import RunBook
 from penstock.runtime.dashboard.devices_view import FULL, MAX_LANES, NUM_WORST, Window, answer_devices
-from penstock.runtime.dashboard.flow_view import answer_flow
+from penstock.runtime.dashboard.flow_view import FLOW, Flow, answer_flow
 from penstock.runtime.dashboard.routes import Query, Route, View
 from penstock.runtime.dashboard.server import ASSETS, Dashboard
 from penstock.runtime.dashboard.views import VIEWS
+from penstock.runtime.dashboard.watching import Change, Client, Watch
 from penstock.runtime.observability.shares import LABELS
 from penstock.runtime.safe_text import terminal_text
 
@@ -315,6 +316,80 @@ def test_a_page_is_told_within_two_seconds_of_a_line_that_was_added(tmp_path: Pa
 
     asyncio.run(ask())
     recorder.abandon()
+
+
+def test_pages_that_ask_the_same_share_an_answer_until_a_file_of_it_changes(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    made: list[Path] = []
+
+    def counted(path: Path, query: Query) -> Flow:
+        made.append(path)
+        return answer_flow(path, query)
+
+    shared = Route(path="flow", query=Query, answer=counted, is_shared=True)
+    alone = Route(path="alone", query=Query, answer=counted)
+
+    async def ask() -> None:
+        async with served(
+            [finished, folder], [View(name="flow", title="", files=FLOW.files, routes=(shared, alone))]
+        ) as asker:
+            first, *others = await asyncio.gather(*(asker.get("/api/flow?run=1") for _ in range(5)))
+            assert (others, made) == ([first] * 4, [folder])
+            await asker.get("/api/flow")
+            assert made == [folder, finished]
+            (folder / "actors.json").touch()
+            assert await asker.get("/api/flow?run=1") == first
+            assert made == [folder, finished, folder]
+            await asker.get("/api/alone")
+            await asker.get("/api/alone")
+            assert made == [folder, finished, folder, finished, finished]
+
+    asyncio.run(ask())
+
+
+def test_an_answer_that_failed_is_not_shared(finished: Path) -> None:
+    answers = iter([UserFault("not now")])
+
+    def fails_once(path: Path, query: Query) -> Flow:
+        for fault in answers:
+            raise fault
+        return answer_flow(path, query)
+
+    route = Route(path="flow", query=Query, answer=fails_once, is_shared=True)
+
+    async def ask() -> None:
+        async with served([finished], [View(name="flow", title="", files=FLOW.files, routes=(route,))]) as asker:
+            assert (await asker.get("/api/flow", status=422))["error"] == "not now"
+            await asker.get("/api/flow")
+
+    asyncio.run(ask())
+
+
+def test_nothing_is_looked_at_while_no_page_listens(tmp_path: Path) -> None:
+    watch = Watch([tmp_path], ["metrics.jsonl"], interval_s=0.0)
+
+    async def listen() -> None:
+        looks = 0
+        look = watch.look
+
+        def counted() -> set[tuple[int, str]]:
+            nonlocal looks
+            looks += 1
+            return look()
+
+        watch.look = counted  # type: ignore[method-assign]
+        watching = asyncio.create_task(watch.run())
+        (tmp_path / "metrics.jsonl").write_text("{}\n")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert looks == 0
+        client = Client()
+        watch.clients.add(client)
+        assert await client.changes(TOLD_S) == [Change(0, ("metrics.jsonl",))]
+        watching.cancel()
+
+    asyncio.run(listen())
 
 
 def test_a_file_that_became_shorter_is_read_anew(finished: Path, tmp_path: Path) -> None:

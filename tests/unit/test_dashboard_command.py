@@ -10,20 +10,21 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import psutil
 import pytest
 from dashboard_runs import finished_run, recorder_of
 from rich.console import Console
+from typer.testing import CliRunner
 
 from penstock.messages.base import Metric
 from penstock.messages.training import ActorReported
+from penstock.runtime.cli.app import app
 from penstock.runtime.cli.dashboard import dashboard_beside
+from penstock.runtime.cli.program import NICE
 from penstock.runtime.launch.runs import open_record
 from penstock.runtime.observability.actors_file import ACTORS_FILE, ActorNow, ActorsFile, Loss, read_actors
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LATEST_S = 60.0
 
@@ -48,6 +49,7 @@ def test_the_command_prints_a_link_on_one_line_and_ends_with_ctrl_c(tmp_path: Pa
         assert process.stdout is not None
         link = next(line for line in process.stdout if "#token=" in line).strip()
         assert status(link.split("#")[0]) == 200
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + NICE
         process.send_signal(signal.SIGINT)
         assert process.wait(LATEST_S) == 0
         with pytest.raises(urllib.error.URLError):
@@ -66,6 +68,14 @@ def test_a_port_in_use_and_a_folder_without_a_run_are_the_users_to_change(tmp_pa
         assert (process.returncode, "run.json" in said) == (2, True)
 
 
+def test_a_command_that_is_called_within_another_process_leaves_its_priority_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "nice", lambda _: pytest.fail("the priority is changed"))
+    told = CliRunner().invoke(app, ["dashboard", str(finished_run(tmp_path / "run")), "--port", "0", "--until-end"])
+    assert (told.exit_code, "#token=" in told.output) == (0, True)
+
+
 def test_the_page_beside_a_run_is_there_while_it_is_driven(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     recorder = recorder_of(folder)
@@ -74,6 +84,11 @@ def test_the_page_beside_a_run_is_there_while_it_is_driven(tmp_path: Path) -> No
     with dashboard_beside(folder, Console(file=said, width=40)):
         link = said.getvalue().removeprefix("dashboard: ").strip()
         assert status(link.split("#")[0]) == 200
+        (beside,) = (each for each in psutil.Process().children() if "--until-end" in each.cmdline())
+        mine = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, beside.pid) == mine + NICE
+        groups = Path(f"/proc/{beside.pid}/autogroup")  # not every kernel has it
+        assert not groups.exists() or groups.read_text().endswith(f"nice {NICE}\n")
     with pytest.raises(urllib.error.URLError):
         status(link.split("#")[0])
     recorder.abandon()

@@ -56,7 +56,7 @@ def words(ids: list[int]) -> str:
 
 
 def test_each_answer_has_a_row_by_index_with_what_became_of_it() -> None:
-    reward = Reward(value=0.5, components=(Metric("format", 1.0),))
+    reward = Reward(value=0.5, components=(Metric("format", 1.0),), answer="12")
     ended = SampleEnd(key=SampleKey(GROUP_ID, 1), state=TerminalState.FAILED, cause="engine lost", num_tokens=4)
     rows = list(
         answer_rows(
@@ -76,6 +76,7 @@ def test_each_answer_has_a_row_by_index_with_what_became_of_it() -> None:
         (3, "policy_error", "a", 0.0),
     ]
     assert rows[0].components == {"format": 1.0}
+    assert [row.answer for row in rows] == ["12", "", "", ""]
     assert rows[0].spans == ((7, 2),)
     assert [row.detail for row in rows] == ["end_token", "engine lost", "", "no call"]
     assert {(row.evaluation, row.version, row.dataset, row.row, row.label) for row in rows} == {(2, 7, "sums", 3, "2")}

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backends.evaluation.figures import Answer, Answered, figures_of, metric_name, pass_at_k, versions_of
+from penstock.backends.evaluation.figures import (
+    Answer,
+    Answered,
+    figures_of,
+    maj_at_k,
+    metric_name,
+    pass_at_k,
+    versions_of,
+)
 from penstock.messages.base import Metric
 from penstock.messages.samples import VersionSpan
 
@@ -19,6 +28,19 @@ def chances(n: int, c: int, k: int) -> Fraction:
     """By going through every choice of k out of n answers of which the first c pass."""
     choices = list(itertools.combinations(range(n), k))
     return Fraction(sum(any(place < c for place in choice) for choice in choices), len(choices))
+
+
+def majority(votes: list[tuple[str, bool]], k: int) -> Fraction:
+    """By going through every choice of k votes."""
+    total, num_choices = Fraction(0), 0
+    for choice in itertools.combinations(range(len(votes)), k):
+        num_choices += 1
+        tally = Counter(votes[place][0] for place in choice if votes[place][0])
+        best = [answer for answer, count in tally.items() if count == max(tally.values())]
+        for answer in best:
+            verdicts = [passes for given, passes in votes if given == answer]
+            total += Fraction(sum(verdicts), len(verdicts) * len(best))
+    return total / num_choices
 
 
 def figures(
@@ -113,3 +135,32 @@ def test_lengths_truncation_components_and_versions() -> None:
 
 def test_names_of_figures() -> None:
     assert metric_name("gsm8k", "pass@8") == "eval/gsm8k/pass@8"
+
+
+@given(st.data())
+def test_maj_at_k_is_what_going_through_every_choice_gives(data: st.DataObject) -> None:
+    votes = data.draw(
+        st.lists(st.tuples(st.sampled_from(["", "1", "2", "3", "4"]), st.booleans()), min_size=1, max_size=9)
+    )
+    k = data.draw(st.integers(1, len(votes)))
+    assert maj_at_k(votes, k) == pytest.approx(float(majority(votes, k)), abs=1e-12)
+
+
+def test_ties_share_the_chance_and_a_response_without_an_answer_has_no_vote() -> None:
+    assert maj_at_k([("1", True), ("2", False)], 2) == 0.5
+    assert maj_at_k([("1", True), ("", False), ("", False)], 3) == 1.0
+    assert maj_at_k([("", True), ("", True)], 2) == 0.0, "nobody voted"
+    with pytest.raises(ValueError, match="maj@3 of 2"):
+        maj_at_k([("1", True)] * 2, 3)
+
+
+def test_maj_at_k_is_told_where_answers_were_extracted_and_k_is_more_than_one() -> None:
+    answers = tuple(Answer(float(text == "4"), 10, extracted=text) for text in ("4", "4", "5", ""))
+    told = figures([Answered(0, answers)], expected=4, k=(1, 2, 4))
+    assert told["maj@4"] == 1.0
+    assert "maj@1" not in told
+    assert told["maj@2"] == pytest.approx(float(majority([("4", True), ("4", True), ("5", False), ("", False)], 2)))
+    assert "maj@4" not in figures([prompt(0, 1.0, 0.0, 0.0, 1.0)], expected=4, k=(4,))
+    many = tuple(Answer(1.0, 10, extracted="4") for _ in range(65))
+    assert "maj@2" not in figures([Answered(0, many)], expected=65, k=(2, 65)), "counting choices would take too long"
+    assert figures([Answered(0, many)], expected=65, k=(2, 65))["maj@65"] == 1.0

@@ -22,6 +22,8 @@ from penstock.backends.learners.objectives.correction import (
 from penstock.backends.learners.objectives.kl import k3_kl, kl_estimate
 from penstock.backends.learners.objectives.logprobs import token_entropy, token_logprobs
 from penstock.backends.learners.objectives.policy_loss import cispo_loss, clipped_policy_loss, sequence_logprobs
+from penstock.backends.learners.objectives.spec import objective
+from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_advantages
 from penstock.backends.learners.objectives.values import clipped_value_loss
 from penstock.backends.learners.training.metrics import pass_at_k
 
@@ -148,6 +150,21 @@ def test_reinforce_plus_plus_baseline_has_the_golden_values() -> None:
     kl = torch.tensor([[0.1, 0.2, 0.3, 0.4]])
     advantages = reinforce_plus_plus_baseline_advantages(torch.tensor([0.5]), torch.ones(1, 4), kl=kl, kl_coef=0.1)
     assert_near(advantages[0], [0.49, 0.48, 0.47, 0.46])
+
+
+def test_raw_rewards_are_the_advantages() -> None:
+    """Slime's grpo with --disable-rewards-normalization, and its baseline with it: [1, 0, 0, 0 | 1, 1, 1, 0]."""
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0])
+    given = RewardedSamples(
+        rewards=rewards.double(),
+        group_ids=torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]),
+        samples=Segments(torch.arange(8), 8),
+        positions=torch.zeros(8, dtype=torch.int64),
+    )
+    assert token_advantages(given, objective("reinforce")).tolist() == rewards.tolist()
+    kl = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.0, 0.0, 0.0, -1.0])
+    found = token_advantages(given, objective("reinforce", kl_coef=0.1), kl=kl)
+    assert_near(found, [0.99, -0.02, -0.03, -0.04, 1.0, 1.0, 1.0, 0.1])
 
 
 def test_whitening_has_the_golden_values() -> None:

@@ -61,6 +61,20 @@ def sample(index: int, reward: float, version: int, outcome: str = "completed") 
     )
 
 
+def test_answers_that_were_extracted_are_votes() -> None:
+    event = evaluated(0, 20, passing=2)
+    voting = [
+        msgspec.structs.replace(
+            row, samples=tuple(msgspec.structs.replace(s, answer=f"{s.reward:g}") for s in row.samples)
+        )
+        for row in event.datasets[0].rows
+    ]
+    sums = msgspec.structs.replace(event.datasets[0], rows=tuple(voting))
+    row = evaluation_row(msgspec.structs.replace(event, datasets=(sums, event.datasets[1])), SETS, 1.0)
+    assert row.metrics["eval/sums/maj@4"] == 0.5, "two against two, of the one prompt that has four answers"
+    assert "maj@4 50.0 %" in evaluation_text(row)
+
+
 def evaluated(number: int, version: int, *, passing: int) -> EvaluationFinished:
     """Of the first prompt's four answers so many pass; the second one's last answer is missing, its others fail."""
     missing = SampleEnd(key=SampleKey(~1, 3), state=TerminalState.FAILED, cause="engine lost")

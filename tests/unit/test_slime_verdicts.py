@@ -94,7 +94,12 @@ CASES: Final = {
     "a value that is no number": Case(FULL.replace("--lr 1e-6", "--lr fast"), "other job", "lr"),
     "no length": Case(FULL.replace("--num-rollout 10", ""), "other job", "num-rollout"),
     "a policy that learns nothing": Case(FULL + "--eps-clip 0", "other job"),
-    "frozen layers": Case(FULL + "--freeze-params-name-list embedding", "other job", "freeze-params-name-list"),
+    "frozen layers": Case(FULL + "--freeze-params-name-list embedding output_layer", "same job"),
+    "raw rewards": Case(FULL + "--disable-rewards-normalization", "same job"),
+    "layers that are trained alone": Case(FULL + "--only-train-params-name-list experts", "same job"),
+    "frozen by no regular expression": Case(
+        FULL + "--freeze-params-name-list '*norm'", "other job", "freeze-params-name-list"
+    ),
 }
 
 

@@ -27,7 +27,7 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("checkpoint",),
         ("weights", "trackers"),
         ("processes",),
-        ("protocol", "registry", "draws", "durable", "extras", "devices", "device_memory"),
+        ("protocol", "registry", "draws", "durable", "extras", "devices", "device_memory", "profiling"),
     ),
     "backends/learners": (
         ("convert_model",),
@@ -40,9 +40,9 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("spec",),
         ("worker_group",),
         ("batch",),
-        ("plan", "learning_rate"),
+        ("plan", "learning_rate", "step_dumps"),
         ("options",),
-        ("objective_names", "megatron_options"),
+        ("objective_names", "megatron_options", "recording_options"),
     ),
     "backends/learners/megatron": (
         ("rank", "spec"),

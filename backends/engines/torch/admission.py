@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from penstock.backends.engines.torch.attention import Attention
+    from penstock.backends.engines.torch.learner_model import LearnerModel
     from penstock.backends.engines.torch.model import DecoderModel
     from penstock.backends.engines.torch.requests import Running
+    from penstock.backends.engines.torch.sight import Sight
     from penstock.backends.engines.torch.slots import PromptIndex
 
 MAX_PREFILL_TOKENS: Final = 2048
@@ -56,6 +58,8 @@ class Stretch(NamedTuple):
     tokens: list[int]
     is_fresh: bool
     """Nothing stands before it, and it is no part of a response."""
+    sight: Sight | None
+    """The images of its prompt."""
 
 
 class Shape(NamedTuple):
@@ -78,8 +82,15 @@ class Prefill(NamedTuple):
 class Admission:
     """Fills the cache for newcomers, on top of what the slots hold."""
 
-    def __init__(self, model: DecoderModel, prompts: PromptIndex) -> None:
+    def __init__(self, model: DecoderModel | LearnerModel, prompts: PromptIndex, *, is_exact: bool = False) -> None:
+        """
+        Args:
+            model: that is asked.
+            prompts: which slot holds which.
+            is_exact: prompts, too, are computed by the products of decode steps, and all at the cache's full length.
+        """
         self._model = model
+        self._is_exact = is_exact
         self._prompts = prompts
         self.num_prefilled = 0
         """Tokens whose keys and values were computed, since the start."""
@@ -95,14 +106,14 @@ class Admission:
         stretches: list[Stretch] = []
         computing: list[tuple[int, bytes]] = []
         for slot, running in newcomers:
-            prompt = running.request.prompt
+            prompt = running.request.prompt_key
             source = self._prompts.find(prompt, {slot})
             num_held = len(running.prompt_tokens) - 1
             if source is None:
                 self._prompts.put(slot, None)
                 computing.append((slot, prompt))
                 if num_held:
-                    stretches.append(Stretch(slot, 0, running.prompt_tokens[:-1], is_fresh=True))
+                    stretches.append(Stretch(slot, 0, running.prompt_tokens[:-1], not self._is_exact, running.sight))
             elif source != slot:
                 self._model.cache.copy(source, slot, num_held)
                 self._prompts.put(slot, prompt)
@@ -110,7 +121,7 @@ class Admission:
                 rest = running.prompt_tokens[-1:] + running.prefix_tokens[:-1]
                 for begin in range(0, len(rest), MAX_CONTINUED_TOKENS):
                     tokens = rest[begin : begin + MAX_CONTINUED_TOKENS]
-                    stretches.append(Stretch(slot, num_held + begin, tokens, is_fresh=False))
+                    stretches.append(Stretch(slot, num_held + begin, tokens, False, running.sight))
         for slot, prompt in computing:
             self._prompts.put(slot, prompt)
         passes = list(_passes(stretches))
@@ -134,8 +145,9 @@ class Admission:
             if not shape.reach:
                 attention = FreshAttention(config, ragged)
             elif cache.is_plain:
+                reach = cache.capacity if self._is_exact else shape.reach
                 parts_of_slots = [
-                    (SlotRange(stretch.slot, stretch.slot + 1, shape.reach), stretch.start, len(stretch.tokens))
+                    (SlotRange(stretch.slot, stretch.slot + 1, reach), stretch.start, len(stretch.tokens))
                     for stretch in stretches
                 ]
                 attention = ReplayedAttention(config, cache, parts_of_slots)
@@ -146,7 +158,12 @@ class Admission:
             positions.append(ragged.positions)
             addresses.append(cache.addresses(slot_of_row, ragged.positions))
             parts.append((ragged.num_rows, attention))
-        rows = Rows(torch.cat(tokens), torch.cat(positions), torch.cat(addresses), num_kept=0)
+        looking = [stretch for _, stretches in groups for stretch in stretches]
+        turned, seen = torch.cat(positions), None
+        if any(stretch.sight is not None for stretch in looking):
+            assert self._model.weights.eyes is not None
+            turned, seen = self._model.weights.eyes.rows(looking)
+        rows = Rows(torch.cat(tokens), turned, torch.cat(addresses), num_kept=0, seen=seen)
         self.num_prefilled += rows.tokens.shape[0]
         return Prefill(rows, parts)
 

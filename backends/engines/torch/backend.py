@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import nullcontext
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
 
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.checkpoint.model_config import ModelConfig
     from penstock.backends.engines.torch.engine_settings import EngineSettings
+    from penstock.backends.engines.torch.profile import EngineProfile
     from penstock.backends.engines.torch.requests import Ended
     from penstock.backends.protocol import Emit, Fail
     from penstock.backends.weights.protocol import FetchedWeights, WeightFetcher
@@ -103,12 +105,14 @@ class TorchEngineBackend:
         max_response_tokens: Sequence[int],
         num_threads: int,
         fetcher: WeightFetcher,
+        profile: EngineProfile | None = None,
     ) -> None:
         self._config = config
         self._settings = settings
         self._max_response_tokens = max_response_tokens
         self._num_threads = num_threads
         self._fetcher = fetcher
+        self._profile = profile
         self._engine: TorchEngine | None = None
         self._inbox: SimpleQueue[EngineCommand | _Staged | None] = SimpleQueue()
         self._fetches: SimpleQueue[WeightManifest | None] = SimpleQueue()
@@ -176,6 +180,8 @@ class TorchEngineBackend:
             self._take_all()
             if engine is not None:
                 self._step(engine)
+        if self._profile is not None:
+            self._profile.end()
 
     def _take_all(self) -> None:
         while not self._inbox.empty():
@@ -263,6 +269,7 @@ class TorchEngineBackend:
             seed=command.seed,
             max_new_tokens=min(limit, room),
             sampling_index=sampling_index,
+            media=command.prompt.media,
             prefix=prefix,
         )
 
@@ -271,7 +278,9 @@ class TorchEngineBackend:
         self._emit(GenerationEnded(key=key, attempt=attempt, outcome=outcome, part=prefix))
 
     def _step(self, engine: TorchEngine) -> None:
-        tick = engine.step()
+        is_idle = not (engine.num_running or engine.num_queued)
+        with nullcontext() if self._profile is None or is_idle else self._profile.step():
+            tick = engine.step()
         for advanced in tick.advanced:
             tag = advanced.tag
             assert isinstance(tag, RequestTag)
@@ -317,6 +326,8 @@ class TorchEngineBackend:
             raise RuntimeError(f"{num_requests} requests run at a swap in mode {mode}, which wants none")
         weights = self._staged.take(manifest)
         engine.load(weights.tensors, manifest.version)
+        if self._profile is not None:
+            self._profile.serve(manifest.version)
         digest = weights.digest_now()
         if digest != manifest.digest:  # changed since they were fetched: not one token is made with them
             for ended in engine.interrupt():

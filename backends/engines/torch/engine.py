@@ -31,6 +31,7 @@ from penstock.backends.engines.torch.attention import (
     FreshAttention,
     RaggedRows,
     Segments,
+    SlotRange,
 )
 from penstock.backends.engines.torch.cache import KeyValueCache
 from penstock.backends.engines.torch.model import DecoderModel, Rows
@@ -48,6 +49,7 @@ from penstock.backends.engines.torch.slots import MIN_ROWS, PromptIndex, Running
 from penstock.backends.engines.torch.stopping import EndReason, StopStringWatch
 from penstock.backends.engines.torch.weights import FusedWeights
 from penstock.messages.arrays import floats_view, tokens_view
+from penstock.messages.errors import UserFault
 from penstock.messages.parts import join
 from penstock.messages.samples import Part
 
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.admission import Prefill
     from penstock.backends.engines.torch.attention import Attention
     from penstock.backends.engines.torch.engine_settings import EngineSettings
+    from penstock.backends.engines.torch.learner_model import LearnerModel, LearnerWeights
+    from penstock.backends.engines.torch.sight import Sight
 
 MAX_SCORED_ROWS: Final = 512
 """Rows of logits that ``score`` holds at once; so many tokens can be scored whatever ``max_context`` is, if the model
@@ -89,20 +93,23 @@ class TorchEngine:
         self.num_generated = 0
         """Tokens drawn since the start."""
         device, dtype = settings.device, settings.dtype
+        self._weights: FusedWeights | LearnerWeights
+        self._model: DecoderModel | LearnerModel
         with torch.inference_mode():
-            fold = dtype == torch.float32 and device.type == "cpu"
-            self._weights = FusedWeights(config, dtype, device, fold=fold)
             num_slots = max(settings.num_slots, MIN_ROWS)
             self._cache = KeyValueCache(config, num_slots, settings.max_context, dtype, device)
             if settings.records_experts:
                 self._cache.record_experts(config)
             self._max_scored = min(config.max_positions, max(settings.max_context, MAX_SCORED_ROWS))
-            self._model = DecoderModel(self._weights, self._cache, self._max_scored)
+            self._weights, self._model = _opened_model(config, settings, self._cache, self._max_scored)
             self._slots = SlotState(num_slots, self._cache, dtype, device)
             self._stops = _stop_table(settings.stop_token_ids, config, device)
             self._other_stops = [_stop_table(other.stop_token_ids, config, device) for other in settings.others]
         self._prompts = PromptIndex(settings.num_slots)
-        self._admission = Admission(self._model, self._prompts)
+        is_exact = settings.learner_model is not None
+        self._whole_length = self._cache.capacity if is_exact else None
+        """Over which attention reads the cache in each step; None: as far as the longest context reaches."""
+        self._admission = Admission(self._model, self._prompts, is_exact=is_exact)
         self._scheduler = SlotScheduler(settings.num_slots, self._slots, self._admission, self._prompts)
         self._clock = 0
         """Decode steps since the start."""
@@ -275,7 +282,17 @@ class TorchEngine:
             raise RequestError(f"max_new_tokens must be at most {room} after this prompt, got {request.max_new_tokens}")
         stop_strings = self.settings.stop_strings_of(request.sampling_index)
         watch = None if stop_strings is None else StopStringWatch(stop_strings)
-        return Running(request, prompt, prefix, watch)
+        return Running(request, prompt, prefix, watch, self._sight_of(request, prompt))
+
+    def _sight_of(self, request: GenerationRequest, prompt: list[int]) -> Sight | None:
+        if not request.media:
+            return None
+        if self._weights.eyes is None:
+            raise RequestError("its prompt has images, and the model takes text only; name one that sees (model.path)")
+        try:
+            return self._weights.eyes.sight(prompt, request.media)
+        except UserFault as error:
+            raise RequestError(str(error)) from error
 
     def _already_over(self, running: Running) -> EndReason | None:
         prefix = running.prefix_tokens
@@ -289,11 +306,13 @@ class TorchEngine:
         """One step of the first ``n`` slots: which of them ended, and the drawn tokens if someone watches them."""
         state = self._running_slots(n)
         num_rows = state.fed.shape[0]
-        decoding = self._attention.prepare(
-            self._scheduler.ranges(num_rows, self._clock), state.mask.scatter_(1, state.at, 0.0)
-        )
+        ranges = self._scheduler.ranges(num_rows, self._clock)
+        if self._whole_length is not None:
+            ranges = [SlotRange(0, num_rows, self._whole_length)]
+        decoding = self._attention.prepare(ranges, state.mask.scatter_(1, state.at, 0.0))
         attention: Attention = decoding
-        rows = Rows(state.fed, state.position, (state.first_address + state.at).view(-1), num_rows, num_rows - n)
+        turned = state.position if self._weights.eyes is None else state.position + state.shift
+        rows = Rows(state.fed, turned, (state.first_address + state.at).view(-1), num_rows, num_rows - n)
         if prefill is not None:
             rows = _with_prefill(rows, prefill.rows)
             attention = Segments([(num_rows, decoding), *prefill.parts])
@@ -384,6 +403,20 @@ class TorchEngine:
         return reports
 
 
+def _opened_model(
+    config: ModelConfig, settings: EngineSettings, cache: KeyValueCache, max_scored: int
+) -> tuple[FusedWeights, DecoderModel] | tuple[LearnerWeights, LearnerModel]:
+    """Unset weights, and what computes with them over the cache."""
+    if settings.learner_model is not None:
+        from penstock.backends.engines.torch.learner_model import LearnerModel, LearnerWeights  # brings transformers
+
+        own = LearnerWeights(config, settings.learner_model)
+        return own, LearnerModel(own, cache)
+    fold = settings.dtype == torch.float32 and settings.device.type == "cpu"
+    weights = FusedWeights(config, settings.dtype, settings.device, fold=fold)
+    return weights, DecoderModel(weights, cache, max_scored)
+
+
 def _stop_table(stop_token_ids: frozenset[int], config: ModelConfig, device: torch.device) -> torch.Tensor:
     """Bool ``[V]``."""
     table = torch.zeros(config.vocab_size, dtype=torch.bool, device=device)
@@ -394,12 +427,18 @@ def _stop_table(stop_token_ids: frozenset[int], config: ModelConfig, device: tor
 def _with_prefill(decode: Rows, prefill: Rows) -> Rows:
     assert decode.addresses is not None
     assert prefill.addresses is not None
+    before, seen = decode.positions, prefill.seen
+    if prefill.positions.ndim == 2:
+        before = before[:, None].expand(-1, 3)
+    if seen is not None:
+        seen = (seen[0] + len(before), seen[1])
     return Rows(
         torch.cat((decode.tokens, prefill.tokens)),
-        torch.cat((decode.positions, prefill.positions)),
+        torch.cat((before, prefill.positions)),
         torch.cat((decode.addresses, prefill.addresses)),
         decode.num_kept,
         decode.num_idle,
+        seen,
     )
 
 

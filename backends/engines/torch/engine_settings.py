@@ -11,6 +11,8 @@ from penstock.backends.engines.torch.sampling import Sampler
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from penstock.backends.checkpoint.model_config import ModelConfig
     from penstock.backends.engines.torch.stopping import StopStrings
 
@@ -42,6 +44,8 @@ class EngineSettings:
     """A running request reports its tokens after every so many; None: never."""
     records_experts: bool = False
     """Ended requests say which experts their tokens went to."""
+    learner_model: Path | None = None
+    """The folder of the model, if it is to be computed with the learner's own products; see :mod:`.learner_model`."""
 
     def check(self, config: ModelConfig) -> None:
         """Raise where the model does not allow them.

@@ -10,6 +10,7 @@ from penstock.backends.checkpoint.model_config import read_model_config
 from penstock.backends.devices import choose_device
 from penstock.backends.engines.torch.backend import TorchEngineBackend
 from penstock.backends.engines.torch.engine_settings import EngineSettings, OtherSampling
+from penstock.backends.engines.torch.profile import EngineProfile
 from penstock.backends.engines.torch.sampling import Sampler
 from penstock.backends.engines.torch.sampling_parameters import sampling_parameters
 from penstock.messages.errors import UserFault
@@ -35,10 +36,14 @@ def open_torch_engine(
     dtype: str,
     fetcher: WeightFetcher,
     by_dataset: Sequence[SamplingOptions] = (),
+    true_on_policy: bool = False,
+    run_folder: Path | None = None,
+    name: str = "engine",
 ) -> Backend[EngineCommand]:
     """An embedded engine for the model in this folder. Of the folder only the configuration and the tokenizer are
     read: the weights come with the first ``ApplyWeights``. It draws as ``sampling`` says, and for prompts of a dataset
-    of an evaluation as ``by_dataset`` does.
+    of an evaluation as ``by_dataset`` does. With ``true_on_policy`` it computes with the learner's own
+    products. Its profiles are written to ``run_folder`` under its name.
 
     Raises:
         UserFault: a model, a device, a dtype or a limit that this engine cannot serve; the message says which.
@@ -63,14 +68,19 @@ def open_torch_engine(
         ),
         progress_tokens=options.progress_tokens,
         records_experts=options.record_experts,
+        learner_model=model_folder if true_on_policy else None,
     )
     settings.check(config)
+    profile = None
+    if options.profile is not None and run_folder is not None:
+        profile = EngineProfile(options.profile, run_folder, name, is_cuda=settings.device.type == "cuda")
     return TorchEngineBackend(
         config,
         settings,
         max_response_tokens=[each.sampling.max_response_tokens for each in (run, *others)],
         num_threads=options.num_threads,
         fetcher=fetcher,
+        profile=profile,
     )
 
 

@@ -39,13 +39,15 @@ class Rows:
     tokens: torch.Tensor
     """int64 ``[N]``"""
     positions: torch.Tensor
-    """int64 ``[N]``"""
+    """int64 ``[N]``; beside images ``[N, 3]``: by time, row and column."""
     addresses: torch.Tensor | None
     """int64 ``[N·2K]``: where their keys and values go; None: nowhere."""
     num_kept: int
     """Hidden states are wanted of the first so many rows only; the others are there for their keys and values."""
     num_idle: int = 0
     """The last so many of those belong to nobody."""
+    seen: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Rows ``[S]`` that stand for squares of images, and what was seen there ``[S, H]``; None: none do."""
 
 
 class DecoderModel:
@@ -68,7 +70,9 @@ class DecoderModel:
     def hidden_states(self, rows: Rows, attention: Attention) -> torch.Tensor:
         """Hidden states ``[num_kept, H]`` after the last layer, before the final norm."""
         x = self.weights.embedding.index_select(0, rows.tokens)
-        rotation = self._rotations.index_select(0, rows.positions).unsqueeze(1)
+        if rows.seen is not None:
+            x.index_copy_(0, *rows.seen)
+        rotation = self._rotation(rows.positions).unsqueeze(1)
         last = len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
             heads = self._heads(x, layer, rotation)
@@ -91,6 +95,15 @@ class DecoderModel:
                 if rows.addresses is not None and self.cache.records_experts:
                     self.cache.write_experts(index, rows.addresses, chosen)
         return x[: rows.num_kept]
+
+    def _rotation(self, positions: torch.Tensor) -> torch.Tensor:
+        """``[N, D / 2]``"""
+        if positions.ndim == 1:
+            return self._rotations.index_select(0, positions)
+        vision = self.weights.config.vision
+        assert vision is not None
+        parts = self._rotations.split(vision.sections, dim=1)
+        return torch.cat([part[positions[:, axis]] for axis, part in enumerate(parts)], dim=1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[N, H]`` to float32 ``[N, V]``."""

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from penstock.messages.arrays import ArrayLengthError, tokens_view
 from penstock.messages.parts import spans_between
-from penstock.messages.samples import Part, VersionSpan
+from penstock.messages.samples import Media, Part, VersionSpan
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    from penstock.backends.engines.torch.sight import Sight
     from penstock.backends.engines.torch.stopping import EndReason, StopStringWatch
 
 
@@ -36,8 +37,15 @@ class GenerationRequest:
     """Length limit of the response, prefix included."""
     sampling_index: int = 0
     """Which of the engine's sampling parameters it is drawn with."""
+    media: tuple[Media, ...] = ()
+    """Images that stand in the prompt, in their order."""
     prefix: Part = field(default_factory=Part)
     """Tokens of the response that are there already; generation goes on after them."""
+
+    @property
+    def prompt_key(self) -> bytes:
+        """The same for requests whose prompts have the same keys and values: the same tokens and images."""
+        return b"".join((self.prompt, *(each.digest.encode() for each in self.media)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,8 @@ class Running:
     prompt_tokens: list[int]
     prefix_tokens: list[int]
     watch: StopStringWatch | None
+    sight: Sight | None = None
+    """The images of the prompt; None: it has none."""
     born: int = 0
     """Clock of the engine when it was admitted; it gains one token per tick from there."""
     offset: int = 0
@@ -87,6 +97,11 @@ class Running:
         """It is admitted; ``version`` makes its next token."""
         self.born, self.offset = clock, self.first_position - clock
         self.marks = [VersionMark(version, 0)]
+
+    @property
+    def shift(self) -> int:
+        """What the rotary embedding adds to the place of a token after the prompt."""
+        return 0 if self.sight is None else self.sight.placed.shift
 
     @property
     def last_token(self) -> int:

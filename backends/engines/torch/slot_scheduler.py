@@ -98,7 +98,7 @@ class SlotScheduler:
         computed: set[bytes] = set()
         while self.queue and len(chosen) + len(deferred) < num_free:
             running = self.queue.popleft()
-            prompt = running.request.prompt
+            prompt = running.request.prompt_key
             if prompt in computed:
                 deferred.append(running)
                 continue
@@ -110,7 +110,7 @@ class SlotScheduler:
 
     def _take_slot(self, running: Running, free: set[int]) -> int:
         """Put a request into one of the free slots, best into one that holds its prompt, else far behind."""
-        held = self._prompts.find(running.request.prompt, free)
+        held = self._prompts.find(running.request.prompt_key, free)
         slot = held if held in free else max(free)
         free.remove(slot)
         self.running[slot] = running

@@ -52,6 +52,8 @@ class RunningSlots(NamedTuple):
     """int64 ``[m, 2K]``: of the slots' keys and values in the cache."""
     mask: torch.Tensor
     """``[m, C]``"""
+    shift: torch.Tensor
+    """int64 ``[m]``"""
     uniform: torch.Tensor
     """float64 ``[m, C]``"""
     tokens: torch.Tensor
@@ -67,10 +69,10 @@ class SlotState:
         self._cache = cache
         self._device = device
         shape = (num_slots, cache.capacity)
-        self._numbers = torch.zeros(3, num_slots, dtype=torch.int64, device=device)
-        self.fed, self.position, self.last = self._numbers.unbind(0)
-        """``[S]`` each: the token that the next step feeds, its position, and the position at which the length limit
-        ends the response."""
+        self._numbers = torch.zeros(4, num_slots, dtype=torch.int64, device=device)
+        self.fed, self.position, self.last, self.shift = self._numbers.unbind(0)
+        """``[S]`` each: the token that the next step feeds, its position, the position at which the length limit ends
+        the response, and what the rotary embedding adds to positions after the prompt."""
         self.mask = torch.full(shape, MASKED, dtype=dtype, device=device)
         """``[S, C]``: 0 for the positions that are in the cache, −∞ for the others."""
         self.uniform = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -87,7 +89,7 @@ class SlotState:
         """Make these slots ready to decode these requests, whose contexts but for the last token are, or are about
         to be, in the cache."""
         slots = torch.tensor([slot for slot, _ in newcomers], device=self._device)
-        numbers = [(running.last_token, running.first_position, running.last_position) for _, running in newcomers]
+        numbers = [(each.last_token, each.first_position, each.last_position, each.shift) for _, each in newcomers]
         packed = torch.tensor(numbers, device=self._device).t()
         self._numbers.index_copy_(1, slots, packed)
         self.mask.index_copy_(0, slots, torch.where(self._range < packed[1, :, None], self._seen, self._hidden))
@@ -111,6 +113,7 @@ class SlotState:
             last=self.last[:m],
             first_address=self._cache.first_addresses(m),
             mask=self.mask[:m],
+            shift=self.shift[:m],
             uniform=self.uniform[:m],
             tokens=self.tokens[:m],
             logprobs=self.logprobs[:m],

@@ -8,8 +8,11 @@ from penstock.backends.engines.spec import EngineContext, EngineSpec, TeacherCon
 from penstock.backends.protocol import Capability
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from penstock.backends.engines.options import EngineGroupOptions
+    from penstock.backends.engines.spec import Broken, KeyPath
     from penstock.backends.protocol import Backend
     from penstock.messages.commands import EngineCommand, TeacherCommand
 
@@ -26,6 +29,9 @@ def _open(context: EngineContext) -> Backend[EngineCommand]:
         dtype=context.dtype,
         fetcher=open_fetcher(),
         by_dataset=context.by_dataset,
+        true_on_policy=context.true_on_policy,
+        run_folder=context.run_folder,
+        name=context.name,
     )
 
 
@@ -46,6 +52,20 @@ def _longest_context(folder: Path) -> int:
     return read_model_config(folder).max_positions
 
 
+def _true_on_policy(path: KeyPath, group: EngineGroupOptions) -> Iterator[Broken]:
+    if group.device != "cpu":
+        yield (
+            (*path, "device"),
+            f"embedded engines have the learner's bits on a CPU; found {group.device}, with learner.true_on_policy set "
+            "it to cpu",
+        )
+    if group.num_threads != 1:
+        yield (
+            (*path, "num_threads"),
+            f"threads divide sums by their number; found {group.num_threads}, with learner.true_on_policy set it to 1",
+        )
+
+
 TORCH: Final = EngineSpec(
     open=_open,
     capabilities=frozenset(
@@ -61,9 +81,12 @@ TORCH: Final = EngineSpec(
             Capability.RECORDS_EXPERTS,
             Capability.ANSWERS_JUDGES,
             Capability.EMBEDDED,
+            Capability.SEES,
+            Capability.PROFILED,
         }
     ),
     longest_context=_longest_context,
+    true_on_policy=_true_on_policy,
     modules=(
         "penstock.backends.engines.torch.factory",
         "penstock.backends.episodes",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.backends.checkpoint.model_config import ModelConfig
+    from penstock.backends.engines.torch.vision import EngineEyes
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 FINAL_NORM: Final = "model.norm.weight"
@@ -79,6 +80,12 @@ class FusedWeights:
         self.head = self.embedding.t() if config.tied_head else self._empty(config.hidden_size, config.vocab_size)
         self.final_gain = None if fold and not config.tied_head else self._empty(config.hidden_size)
         """``[H]``. A tied head cannot take the gain in, for the embedding must not have it."""
+        self.eyes: EngineEyes | None = None
+        """None: it takes text only."""
+        if config.vision is not None:
+            from penstock.backends.engines.torch.vision import EngineEyes  # brings transformers
+
+            self.eyes = EngineEyes(config.vision, dtype, device)
         self.layers = tuple(self._empty_layer(index) for index in range(config.num_layers))
 
     def tensors(self) -> list[torch.Tensor]:
@@ -86,6 +93,8 @@ class FusedWeights:
         found = [self.embedding, self.head, self.final_gain]
         for layer in self.layers:
             found += [getattr(layer, field.name) for field in fields(layer)]
+        if self.eyes is not None:
+            found += self.eyes.tensors()
         return [tensor for tensor in found if tensor is not None]
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -95,6 +104,8 @@ class FusedWeights:
             UserFault: a parameter is missing, unknown, or of another shape.
         """
         check_parameters(self.config, shapes_of(tensors))
+        if self.eyes is not None:
+            self.eyes.load(tensors)
         self.embedding.copy_(tensors[EMBEDDING])
         norm = tensors[FINAL_NORM]
         if not self.config.tied_head:
@@ -261,6 +272,10 @@ def check_parameters(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]])
         UserFault: names what is missing, unknown or of another shape.
     """
     expected = parameter_shapes(config)
+    if config.vision is not None:
+        from penstock.backends.engines.torch.vision import vision_shapes  # brings transformers
+
+        expected |= vision_shapes(config.vision)
     names = set(shapes)
     missing = sorted(expected.keys() - names)
     unknown = sorted(names - expected.keys() - {HEAD} - {n for n in names if n.endswith("rotary_emb.inv_freq")})

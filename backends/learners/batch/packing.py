@@ -31,6 +31,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.backends.learners.batch.sequences import TrainSequence
+    from penstock.messages.samples import Media
+
+
+class Look(NamedTuple):
+    """A context with images."""
+
+    start: int
+    """Index of its first token among the inputs."""
+    num_tokens: int
+    media: tuple[Media, ...]
 
 
 class PackedTokens(NamedTuple):
@@ -56,6 +66,10 @@ class PackedTokens(NamedTuple):
     """Positions of each sequence ``[B]``, shared contexts counted."""
     top_ids: NDArray[np.int64] | None = None
     """Tokens whose log-probs are wanted beside the target's ``[T, k]``; None: none are."""
+    looks: tuple[Look, ...] = ()
+    """Of the contexts that have images."""
+    context_starts: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+    """Where the context of each input begins ``[N]``."""
 
 
 def split_into_micro_batches(sequences: Sequence[TrainSequence], max_tokens: int) -> list[list[TrainSequence]]:
@@ -102,6 +116,7 @@ def tiny_sequence(sequence: TrainSequence) -> TrainSequence:
         positions=sequence.positions[:1],
         versions=sequence.versions[:1],
         teacher_top=None,
+        media=(),
     )
 
 
@@ -112,11 +127,16 @@ def pack(sequences: Sequence[TrainSequence]) -> PackedTokens:
     inputs: list[NDArray[np.int32]] = []
     places: list[NDArray[np.int64]] = []
     context_starts: dict[int, int] = {}
+    starts: list[NDArray[np.int64]] = []
+    looks: list[Look] = []
     num_inputs = 0
     for row, sequence in enumerate(sequences):
         length, num_context = len(sequence.tokens) - 1, sequence.num_context
         start = context_starts.setdefault(sequence.prompt, num_inputs)
         first = 0 if start == num_inputs else num_context
+        if sequence.media and not first:
+            looks.append(Look(start, num_context, sequence.media))
+        starts.append(np.full(length - first, start, dtype=np.int64))
         rows[row, :num_context] = np.arange(start, start + num_context)
         rows[row, first:length] = np.arange(num_inputs, num_inputs + length - first)
         inputs.append(sequence.tokens[first:length])
@@ -136,6 +156,8 @@ def pack(sequences: Sequence[TrainSequence]) -> PackedTokens:
         sample_of=np.repeat(np.asarray([sequence.sample for sequence in sequences], dtype=np.int64), counts),
         lengths=np.asarray([len(sequence.tokens) - 1 for sequence in sequences], dtype=np.int64),
         top_ids=None if top is None else top.ids,
+        looks=tuple(looks),
+        context_starts=np.concatenate(starts),
     )
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.messages.samples import ExpertChoices, Group, Part, Sample
+    from penstock.messages.samples import ExpertChoices, Group, Media, Part, Sample
     from penstock.messages.top_logprobs import TopLogprobs
 
 
@@ -80,6 +80,8 @@ class TrainSequence(NamedTuple):
     """Which part of its sample it is."""
     is_of_one_version: bool = True
     """The same weights made the whole sample, all its parts, so none of its tokens was drawn over a cache of others."""
+    media: tuple[Media, ...] = ()
+    """Images that stand in its context, in their order."""
 
     @property
     def places(self) -> NDArray[np.int64]:
@@ -128,7 +130,7 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int, mask_old_tok
     rewards: list[float] = []
     group_ids: list[int] = []
     num_masked = num_trained = 0
-    contexts: dict[bytes, int] = {}
+    contexts: dict[tuple[bytes, tuple[Media, ...]], int] = {}
     for group in groups:
         for sample in group.samples:
             num_before = 0
@@ -139,7 +141,7 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int, mask_old_tok
                 trained = np.flatnonzero(made & recent)
                 if len(trained):
                     context = part.context_tokens or group.prompt.tokens
-                    number = contexts.setdefault(context, len(contexts))
+                    number = contexts.setdefault((context, group.prompt.media), len(contexts))
                     sequence = _sequence(sample, part, context, number, trained, len(rewards))
                     sequences.append(
                         sequence._replace(
@@ -147,6 +149,7 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int, mask_old_tok
                             is_recorded=group.prompt.is_recorded,
                             first=num_trained,
                             part=index,
+                            media=group.prompt.media,
                         )
                     )
                     num_trained += len(trained)

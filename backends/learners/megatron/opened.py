@@ -27,6 +27,7 @@ from penstock.backends.learners.megatron.reference import copy_weights, frozen
 from penstock.backends.learners.megatron.schedule.micro_batches import check_length
 from penstock.backends.learners.megatron.trainer import MegatronTrainer
 from penstock.backends.learners.megatron.warm_start import warm_start
+from penstock.backends.learners.megatron.weights.load import freeze
 from penstock.backends.learners.megatron.weights.publishing import WeightPublisher
 from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.objectives.validity import needs_reference
@@ -147,6 +148,7 @@ class LearnerOpener:
 
     def _trainable(self, model: ParallelModel) -> TrainableModel:
         options, objective = self._options, self._options.objective
+        freeze(model, options, rank=self._workers.rank)
         return TrainableModel(
             model,
             options.megatron,
@@ -184,6 +186,7 @@ class LearnerOpener:
             seed=self._plan.seed,
             workers=self._workers,
             critic=critic,
+            run_folder=self._plan.run_folder,
         )
         publisher = WeightPublisher(trainable, self._exporter, rank=self._workers.rank, device=self._workers.device)
         return OpenedLearner(

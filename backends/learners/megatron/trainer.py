@@ -40,6 +40,7 @@ from penstock.backends.learners.training.step import BatchTokens, Predictions, S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -73,6 +74,7 @@ class MegatronTrainer(BatchTrainer):
         seed: int,
         workers: WorkerGroup,
         critic: MegatronCritic | None = None,
+        run_folder: Path | None = None,
     ) -> None:
         """
         Args:
@@ -85,6 +87,7 @@ class MegatronTrainer(BatchTrainer):
             seed: of the order in which a batch is gone through, where it is divided.
             worker group: all ranks; each has such a trainer, and they are called alike.
             critic: as the objective has one.
+            run_folder: for dumps and profiles of steps.
 
         Raises:
             UserFault: the objective makes no sense.
@@ -104,11 +107,14 @@ class MegatronTrainer(BatchTrainer):
                 num_ranks=workers.num_ranks,
             ),
             workers=workers,
+            run_folder=run_folder,
         )
         self._trainable = trainable
         self._sources = SourceRanks(workers, model.layout)
         self._critic = critic
-        self._objective = open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
+        self._objective = self._recorder.around(
+            open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
+        )
         self._reference: MicroBatchRunner | None = None
         if reference is not None:
             self._reference = MicroBatchRunner(

@@ -83,7 +83,7 @@ def likelihood_objective(tokens: PolicyTokens, options: ObjectiveOptions) -> Obj
         "train/pg_loss": weighted(tokens.weights, pg_loss.detach()),
         "train/loss": loss.detach(),
     }
-    return ObjectiveTerms(loss=loss, figures=figures)
+    return ObjectiveTerms(loss, figures, (tokens.weights * per_token).detach())
 
 
 def _teacher_divergence(tokens: PolicyTokens, options: ObjectiveOptions) -> Tensor:
@@ -103,7 +103,7 @@ def imitation_terms(tokens: PolicyTokens, *, coef: float) -> ObjectiveTerms:
         SFT_TOKENS: nll.new_tensor(nll.numel(), dtype=torch.float64),
         "train/loss": loss.detach(),
     }
-    return ObjectiveTerms(loss=loss, figures=figures)
+    return ObjectiveTerms(loss, figures, (coef * tokens.weights * nll).detach())
 
 
 def beside_imitation(function: ObjectiveFunction) -> ObjectiveFunction:
@@ -115,12 +115,18 @@ def beside_imitation(function: ObjectiveFunction) -> ObjectiveFunction:
             return function(tokens, options)
         own, given = tokens.only(~tokens.imitated), tokens.only(tokens.imitated)
         terms = [imitation_terms(given, coef=options.sft_coef)] if len(given.logprobs) else []
+        which = [tokens.imitated] if terms else []
         if len(own.logprobs) or not terms:
             terms.append(function(own, options))
+            which.append(~tokens.imitated)
         figures: dict[str, Tensor] = {}
         for part in terms:
             figures |= part.figures
         loss = torch.stack([part.loss.double() for part in terms]).sum()
-        return ObjectiveTerms(loss=loss, figures={**figures, "train/loss": loss.detach()})
+        per_token = tokens.logprobs.detach().new_full((len(tokens.logprobs),), math.nan)
+        for part, places in zip(terms, which, strict=True):
+            if part.per_token is not None:
+                per_token[places] = part.per_token.to(per_token)
+        return ObjectiveTerms(loss, {**figures, "train/loss": loss.detach()}, per_token)
 
     return call

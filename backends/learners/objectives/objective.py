@@ -151,7 +151,7 @@ def policy_objective(tokens: PolicyTokens, options: ObjectiveOptions) -> Objecti
         "train/pg_loss": weighted(tokens.weights, pg_loss.detach()),
         "train/loss": loss.detach(),
     }
-    return ObjectiveTerms(loss=loss, figures=figures)
+    return ObjectiveTerms(loss, figures, (tokens.weights * per_token).detach())
 
 
 def always_reported(tokens: PolicyTokens) -> dict[str, Tensor]:

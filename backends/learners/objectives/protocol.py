@@ -64,6 +64,8 @@ class PolicyTokens(NamedTuple):
     imitated: Tensor | None = None
     """True ``[N]`` where a token is imitated, whatever the objective is; None where none of the step is. A function is
     called with the others alone."""
+    places: Tensor | None = None
+    """Of each token among those of the batch, int64."""
 
     def only(self, which: Tensor) -> PolicyTokens:
         """The tokens of which this is true ``[N]``; what belongs to the step stays as it is."""
@@ -89,6 +91,7 @@ class PolicyTokens(NamedTuple):
             student_top=some(self.student_top),
             is_of_one_version=some(self.is_of_one_version),
             imitated=None,
+            places=some(self.places),
         )
 
 
@@ -99,6 +102,8 @@ class ObjectiveTerms(NamedTuple):
     """Scalar, with gradient; float64 where many tokens were summed."""
     figures: Mapping[str, Tensor]
     """Detached scalars by metric name."""
+    per_token: Tensor | None = None
+    """What each token adds to the loss, without gradient ``[N]``; None where that is no sum over tokens."""
 
 
 class ObjectiveFunction(Protocol):

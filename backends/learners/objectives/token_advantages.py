@@ -112,8 +112,11 @@ def _estimated(given: RewardedSamples, options: ObjectiveOptions, kl: Tensor | N
             if kl is None and options.discount == 1.0:  # the reward at the end, seen alike from every trained token
                 return samples.spread(rewards)
             return _discounted(given, kl, options)
-        case "reinforce_plus_plus_baseline":
-            centred = samples.spread(group_normalized_advantages(rewards, given.group_ids, normalize_std=False))
+        case "reinforce_plus_plus_baseline" | "raw":
+            if options.estimator == "raw":  # no baseline
+                centred = samples.spread(rewards)
+            else:
+                centred = samples.spread(group_normalized_advantages(rewards, given.group_ids, normalize_std=False))
             # No position depends on another, so each token can stand in a row of its own.
             one = None if kl is None else kl[:, None]
             mask = centred.new_ones(len(centred), 1)

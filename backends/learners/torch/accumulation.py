@@ -25,6 +25,7 @@ from penstock.backends.learners.torch.collectives import Collectives
 from penstock.backends.learners.torch.rounds import MicroBatchSize, Rounds, laid_out, padding_micro_batch
 from penstock.backends.learners.training.batch_trainer import Added
 from penstock.backends.learners.training.coupling import logprob_gradients, places_in
+from penstock.backends.learners.training.exactness import LARGEST_DIFFERENCE, require_equal
 from penstock.backends.learners.training.mismatched import reference_point
 from penstock.backends.learners.training.step import BatchTokens, Predictions, Scores, StepTokens
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.rounds import MicroBatch
     from penstock.backends.learners.training.batch_trainer import UpdateWork
+    from penstock.backends.learners.training.token_records import TokenRecorder
     from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 
@@ -56,8 +58,9 @@ class Accumulation:
         temperature: float,
         check_stop: Callable[[], None],
         workers: WorkerGroup,
+        recorder: TokenRecorder,
     ) -> None:
-        """Arguments as for :class:`.PolicyTrainer`."""
+        """Arguments as for :class:`.PolicyTrainer`; ``recorder`` is told what the loss is computed from."""
         objective = options.objective
         self._policy = policy
         self._reference = reference
@@ -65,7 +68,7 @@ class Accumulation:
         self._options = options
         self._temperature = temperature
         self._workers = workers
-        self._objective = open_objective(objective, num_steps=options.num_updates * options.num_passes)
+        self._objective = recorder.around(open_objective(objective, num_steps=options.num_updates * options.num_passes))
         self._trains_entropy = objective.entropy_coef != 0.0 or loss_of(objective).is_function
         own_reference = [] if reference is None or reference.model is policy.model else [reference.model]
         roots = [policy.model, *own_reference, *([] if critic is None else critic.roots)]
@@ -83,6 +86,7 @@ class Accumulation:
         Raises:
             OutOfMemoryError: a micro-batch was too large; some gradients have been added.
         """
+        equal: dict[str, float] = {}
         known, update = work.known or self._opened(work), work.update
         division = self._division(update)
         parts = division.ranks[self._workers.rank]
@@ -94,10 +98,24 @@ class Accumulation:
         elif len(division.in_order) > 1 and couples_tokens(self._options.objective):
             whole = StepTokens(known, update, [update.sequences], is_only_step=work.is_only, reference_point=point)
             places = places_in(update, parts).to(self._policy.device)
-            figures = self._add_coupled(whole, own, batches, spare, places, update.num_tokens)
+            figures, logprobs = self._add_coupled(whole, own, batches, spare, places, update.num_tokens)
+            equal = self._compared(work, logprobs)
         else:
-            figures = self._add_apart(own, batches, spare)
-        return Added(known, self._workers.totals(figures))
+            figures, found = self._add_apart(own, batches, spare)
+            if self._options.true_on_policy:
+                places = places_in(update, parts).to(self._policy.device)
+                equal = self._compared(work, self._exchanged(found, places, update.num_tokens))
+        return Added(known, self._workers.totals(figures) | equal)
+
+    def _compared(self, work: UpdateWork, logprobs: Tensor) -> dict[str, float]:
+        """Where it is promised, see that the learner has found the very log-probs that the engine reported.
+
+        Raises:
+            InexactError: on every rank.
+        """
+        if not self._options.true_on_policy:
+            return {}
+        return {LARGEST_DIFFERENCE: require_equal(work.batch, logprobs.cpu().numpy(), step=work.version + 1)}
 
     def can_be_finer(self, updates: Sequence[Update]) -> bool:
         """Whether some micro-batch of these has several sequences."""
@@ -151,15 +169,18 @@ class Accumulation:
 
     def _add_apart(
         self, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch
-    ) -> Sequence[Mapping[str, Tensor]]:
-        """Loss and gradient micro-batch by micro-batch, for a loss that is a sum over tokens (or one micro-batch)."""
+    ) -> tuple[Sequence[Mapping[str, Tensor]], list[Tensor]]:
+        """Loss and gradient micro-batch by micro-batch, for a loss that is a sum over tokens (or one micro-batch);
+        figures, and the log-probs of this rank's tokens, of each of them."""
 
-        def work(batch: MicroBatch) -> dict[str, Tensor]:
+        def work(batch: MicroBatch) -> tuple[dict[str, Tensor], Tensor]:
             scores = self._scores(batch, with_reference=own.asks_reference)
             terms = self._objective(own.tokens(batch.part, scores), self._options.objective)
-            return {**terms.figures, **self._backward(terms.loss, batch, own, scores.hidden)}
+            figures = {**terms.figures, **self._backward(terms.loss, batch, own, scores.hidden)}
+            return figures, scores.logprobs.detach()
 
-        return self._rounds.run(f"apart {own.asks_reference}", batches, spare, work)
+        found = self._rounds.run(f"apart {own.asks_reference}", batches, spare, work)
+        return [figures for figures, _ in found], [logprobs for _, logprobs in found]
 
     def _add_coupled(
         self,
@@ -169,8 +190,9 @@ class Accumulation:
         spare: MicroBatch,
         places: Tensor,
         count: int,
-    ) -> Sequence[Mapping[str, Tensor]]:
-        """Where the loss of a token depends on log-probs of others; see :mod:`.coupling`."""
+    ) -> tuple[Sequence[Mapping[str, Tensor]], Tensor]:
+        """Where the loss of a token depends on log-probs of others; see :mod:`.coupling`. Figures, and the log-probs of
+        all tokens."""
         scores = self._all_scores(batches, spare, places, count, with_reference=own.asks_reference)
         gradients = logprob_gradients(
             self._objective, self._options.objective, whole, scores, places, workers=self._workers
@@ -183,7 +205,7 @@ class Accumulation:
 
         values = self._rounds.run("coupled", batches, spare, work)
         # Every rank has found those of the whole step, and they will be added up.
-        return [gradients.figures, *values] if self._workers.is_first else values
+        return ([gradients.figures, *values] if self._workers.is_first else values), scores.logprobs
 
     def _add_values(
         self, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch

@@ -27,6 +27,7 @@ from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
+from penstock.backends.learners.torch.row_products import attend_row_by_row
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -53,9 +54,19 @@ class PackedRows:
     ends: Tensor | None = None
     """``[B + 1]``, int32: where each row begins and the last ends, if rows of their own lengths are laid end to end and
     ``tokens`` and ``places`` are of these; None if they are padded to ``num_positions``."""
+    lengths: tuple[int, ...] = ()
+    """Of each row that is not padded; known where there are ``num_places``."""
+    num_places: int | None = None
+    """Attend as decoding does, over contexts that are filled up to so many positions; see :mod:`.row_products`."""
 
     @classmethod
-    def of(cls, packed: PackedTokens, device: torch.device, dtype: torch.dtype = torch.float32) -> PackedRows:
+    def of(
+        cls,
+        packed: PackedTokens,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        num_places: int | None = None,
+    ) -> PackedRows:
         """The rows of a micro-batch, padded or not as attention of this dtype takes them there."""
         if has_uneven_kernel(device, dtype):
             return cls.end_to_end(packed, device)
@@ -63,6 +74,8 @@ class PackedRows:
             num_positions=packed.rows.shape[1],
             tokens=torch.from_numpy(packed.rows.reshape(-1)).to(device),
             places=torch.from_numpy(packed.places).to(device),
+            lengths=tuple(packed.lengths.tolist()),
+            num_places=num_places,
         )
 
     @classmethod
@@ -137,6 +150,8 @@ def packed_attention(
             raise UserFault(f"{type(module).__name__} needs attention with {name}, which packed training lacks")
     if packed_rows.ends is not None:
         return _uneven_attention(query, key, value, packed_rows, scaling, sliding_window), None
+    if packed_rows.num_places is not None:
+        return _attention_of_decoding(query, key, value, packed_rows, packed_rows.num_places, scaling), None
     repeats = query.shape[1] // key.shape[1]
     rows = [packed_rows.spread(tokens) for tokens in (query, key, value)]
     mask = _window_mask(packed_rows.num_positions, sliding_window, query.device)
@@ -181,6 +196,24 @@ def _uneven_attention(
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return cast("Tensor", attended).index_select(0, rows.places)[None]
+
+
+def _attention_of_decoding(
+    query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, num_places: int, scaling: float | None
+) -> Tensor:
+    """As :func:`packed_attention`, by the products of :func:`.attend_row_by_row`: ``[1, H, N, D]`` →
+    ``[1, N, H, D]``."""
+    size = query.shape[-1]
+    scale = size**-0.5 if scaling is None else scaling
+    attended: list[Tensor] = []
+    for tokens, length in zip(rows.tokens.view(-1, rows.num_positions), rows.lengths, strict=True):
+        own = tokens[:length]
+        queries = query[0].transpose(0, 1).index_select(0, own).view(length, key.shape[1], -1, size)
+        keys, values = (states[0].index_select(1, own) for states in (key, value))
+        found = attend_row_by_row(queries, keys, values, num_places=max(num_places, length), scale=scale)
+        attended.append(functional.pad(found.flatten(1), (0, 0, 0, rows.num_positions - length)))
+    found = torch.cat(attended).index_select(0, rows.places)
+    return functional.pad(found, (0, 0, 0, query.shape[2] - len(found))).view(1, -1, query.shape[1], size)
 
 
 def _repeat_heads(states: Tensor, repeats: int) -> Tensor:

@@ -210,7 +210,7 @@ def _copied_trunk(policy: PackedModel, options: LearnerOptions, workers: WorkerG
             f"{type(policy.model).__name__} is in one piece; set critic: shared"
         )
     if not is_sharded(policy.model):
-        return copy.deepcopy(trunk)
+        return copy.deepcopy(trunk).requires_grad_()  # also what learner.freeze leaves of the policy
     built = without_memory(cast("PreTrainedModel", trunk))
     fill_like(built, trunk, workers, options, compute_dtype=policy.dtype)
     return built

@@ -21,17 +21,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
 from penstock.backends.checkpoint.hf_config import UNQUANTIZED
+from penstock.backends.checkpoint.huggingface_classes import auto_class
 from penstock.backends.checkpoint.open_config import open_config
 from penstock.backends.checkpoint.terminal import quiet_transformers
+from penstock.backends.checkpoint.vision_config import find_vision_part
 from penstock.backends.learners.batch.packing import PackedTokens, pack
 from penstock.backends.learners.batch.sequences import demonstration_sequence, open_ended_sequence
 from penstock.backends.learners.checkpoints.record import CheckpointError as CheckpointError
 from penstock.backends.learners.objectives.logprobs import other_logprobs, token_entropy, token_logprobs
 from penstock.backends.learners.torch.attention import PACKED_ATTENTION, PackedRows
+from penstock.backends.learners.torch.row_products import BLOCK, filled_up, multiply_in_tiles
+from penstock.backends.learners.training.freezing import frozen_weights
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -43,8 +47,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from penstock.backends.learners.batch.sequences import TrainSequence
-    from penstock.backends.learners.options import LoraOptions
+    from penstock.backends.learners.options import LearnerOptions, LoraOptions
     from penstock.backends.learners.torch.lora import Adapters
+    from penstock.backends.learners.torch.vision import LearnerEyes
 
 ADAPTER_PREFIX: Final = "adapter/"
 """How names of adapters begin in the state of a trainer."""
@@ -75,7 +80,10 @@ class PackedModel:
         self.checkpoint_names = CheckpointNames(model)
         self.adapters: Adapters | None = None
         """What is trained in place of the weights; None: the weights are."""
+        self.eyes: LearnerEyes | None = None
+        """None: it takes text only."""
         self._dtype: torch.dtype | None = None
+        self._num_places: int | None = None
 
     @classmethod
     def load(cls, folder: Path, *, dtype: str, device: torch.device) -> PackedModel:
@@ -87,6 +95,10 @@ class PackedModel:
         model = _load(folder, dtype)
         _leave_files(model)
         packed = cls(model.to(device).eval(), device)  # type: ignore[arg-type]  # to() is decorated without types
+        if (part := find_vision_part(folder)) is not None:
+            from penstock.backends.learners.torch.vision import LearnerEyes  # brings image processing
+
+            packed.eyes = LearnerEyes(model, part)
         packed.check_isolation()
         return packed
 
@@ -165,12 +177,39 @@ class PackedModel:
         """What the model says after each of ``tokens [T]``: float32 ``[T, V]`` on the CPU, for the caller to keep."""
         return self._logits(pack([open_ended_sequence(tokens)])).float().cpu()
 
+    def compute_as_engine(self, max_context: int) -> None:
+        """Compute every row by products of one shape from here on, as the engine does with ``learner.true_on_policy``.
+
+        Args:
+            max_context: ``model.max_context``, which the engine's cache is made for.
+
+        Raises:
+            UserFault: see :func:`.multiply_in_tiles`.
+        """
+        multiply_in_tiles(self.model)
+        self._num_places = -(-max_context // BLOCK) * BLOCK
+
     def adapt(self, options: LoraOptions) -> None:
         """Train low-rank adapters from here on; see :class:`.Adapters`. Before the model is divided over ranks."""
         from penstock.backends.learners.torch.lora import Adapters  # brings peft
 
         self.freeze_facts(self.dtype)
         self.adapters = Adapters(self.model, options)
+
+    def freeze(self, options: LearnerOptions) -> None:
+        """Leave the weights as they are that ``learner.freeze`` names. Before the model is divided over ranks.
+
+        Raises:
+            UserFault: see :func:`.frozen_weights`.
+        """
+        names = self.checkpoint_names
+        has_names = names.can_rename_one_by_one
+        weights = {
+            name: list(names.rename({name: parameter.detach()})) if has_names else [name]
+            for name, parameter in self.model.named_parameters()
+        }
+        for name in frozen_weights(options, weights):
+            self.model.get_parameter(name).requires_grad_(False)
 
     def weights(self, read: Callable[[Tensor], Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
         """Every parameter and persistent buffer by its name in memory, one after the other; one that has several names
@@ -256,14 +295,26 @@ class PackedModel:
         finally:
             handle.remove()
 
+    def _inputs(self, packed: PackedTokens) -> dict[str, Tensor]:
+        if packed.looks:
+            if self.eyes is None:
+                raise CheckpointError(
+                    f"{type(self.model).__name__} takes text only, and a prompt has images; train a model that sees "
+                    "(model.path), or remove data.multimodal_keys"
+                )
+            return self.eyes.inputs(packed, self.device)
+        tokens, positions = self.tensor(packed.input_ids), self.tensor(packed.position_ids)
+        if self._num_places is not None:
+            tokens, positions = filled_up(tokens), filled_up(positions)
+        return {"input_ids": tokens[None], "position_ids": positions[None]}
+
     def _logits(self, packed: PackedTokens) -> Tensor:
         """``[T, V]`` in the dtype of the model."""
         output = self.model(
-            input_ids=self.tensor(packed.input_ids)[None],
-            position_ids=self.tensor(packed.position_ids)[None],
+            **self._inputs(packed),
             logits_to_keep=self.tensor(packed.predicted_at),
             use_cache=False,
-            packed_rows=PackedRows.of(packed, self.device, self.dtype),
+            packed_rows=PackedRows.of(packed, self.device, self.dtype, self._num_places),
         )
         return cast("Tensor", output.logits)[0]
 
@@ -298,12 +349,12 @@ def _load(folder: Path, dtype: str, device_map: str | None = None) -> PreTrained
             config = open_config(folder)
             if getattr(config, "quantization_config", None) is not None:
                 raise CheckpointError(f"{folder}: its weights are quantized, {UNQUANTIZED}")
-            loaded = AutoModelForCausalLM.from_pretrained(
+            loaded = auto_class(folder).from_pretrained(
                 folder,
                 config=config,
                 dtype=DTYPES[dtype],
                 device_map=device_map,
-                attn_implementation=PACKED_ATTENTION,
+                attn_implementation={"": PACKED_ATTENTION, "text_config": PACKED_ATTENTION, "vision_config": "sdpa"},
                 output_loading_info=True,
                 # Reported below; transformers' own error points to a table that it prints.
                 ignore_mismatched_sizes=True,

@@ -201,7 +201,8 @@ class MasterAdamW:
                 found = list(masters[name].shape) if name in masters else "no such weight"
                 raise CheckpointError(
                     f"the optimizer state has {key} with shape {list(tensor.shape)}, and the model has {found}; the "
-                    "checkpoint is of another model, or was written with another version of transformers"
+                    "checkpoint is of another model, was written with another version of transformers, or with another "
+                    "learner.freeze or learner.train_only"
                 )
         for name, parameter, master in zip(self._names, self._parameters, self._masters, strict=True):
             moments = [kind for kind in MOMENTS if f"{kind}/{name}" in state]

@@ -155,7 +155,9 @@ def replica(model: PackedModel, workers: WorkerGroup, options: LearnerOptions) -
     """A second model with the same weights, divided in the same way; of a sharded one no rank ever has more than its
     share. Called by all ranks."""
     if not is_sharded(model.model):
-        return type(model)(copy.deepcopy(model.model), model.device)
+        made = type(model)(copy.deepcopy(model.model), model.device)
+        made.eyes = None if model.eyes is None else model.eyes.of(made.model)
+        return made
     built = type(model)(without_memory(model.model), model.device)
     built.freeze_facts(model.dtype)
     fill_like(built.model, model.model, workers, options, compute_dtype=model.dtype)

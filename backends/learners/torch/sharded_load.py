@@ -73,7 +73,8 @@ def load_divided(
 
     Raises:
         CheckpointError: it is no such folder, weights are missing in it, or the architecture cannot be packed.
-        UserFault: the model cannot have such adapters, or ``learner.cpu_offload`` with weights that are not sharded.
+        UserFault: the model has no weights of the names in ``learner.freeze``, it cannot have such adapters, or
+            ``learner.cpu_offload`` with weights that are not sharded.
     """
     is_sharded = shards_weights(workers, options)
     if is_sharded:
@@ -83,6 +84,7 @@ def load_divided(
             _log.warning("every rank reads the whole model and keeps its shares of it: %s", error)
     # One that is to be sharded need not fit on a device whole.
     model = PackedModel.load(folder, dtype=dtype, device=torch.device("cpu") if is_sharded else workers.device)
+    model.freeze(options)
     if lora is not None:
         model.adapt(lora)
     parallelize(model, workers, options)
@@ -104,6 +106,7 @@ def _load_shares(
     with _opened(folder) as tensors:
         sources = _sources(folder, model, tensors)
         buffers = _computed_buffers(model)
+        model.freeze(options)
         adapters = {} if lora is None else _adapted(model, lora)
         model.freeze_facts(model.dtype)
         materialize(model.model, buffers, workers, options, compute_dtype=model.dtype)

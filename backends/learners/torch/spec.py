@@ -27,6 +27,8 @@ def _open(context: LearnerContext) -> Backend[LearnerCommand]:
 TORCH: Final = LearnerSpec(
     open=_open,
     shares_gpu=True,
+    has_engine_bits=True,
+    can_record_steps=True,
     modules=(
         "penstock.backends.data.demonstrations",
         "penstock.backends.weights.renamed",

@@ -21,6 +21,7 @@ from penstock.backends.learners.torch.critic import Critic
 from penstock.backends.learners.torch.model import ADAPTER_PREFIX, CheckpointError
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 from penstock.backends.learners.torch.rounds import OutOfMemoryError
+from penstock.backends.learners.torch.sight import check_sight
 from penstock.backends.learners.torch.speed import DTYPE_NAMES, speed_of
 from penstock.backends.learners.training.batch_trainer import BatchTrainer, UpdateWork
 from penstock.backends.learners.training.mismatched import mismatched
@@ -28,6 +29,7 @@ from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -52,6 +54,7 @@ class PolicyTrainer(BatchTrainer):
         check_stop: Callable[[], None],
         seed: int = 0,
         workers: WorkerGroup = SOLO,
+        run_folder: Path | None = None,
     ) -> None:
         """
         Args:
@@ -63,6 +66,7 @@ class PolicyTrainer(BatchTrainer):
             check_stop: called before each micro-batch; raises to end the step.
             seed: of the order in which a batch is gone through, where it is divided.
             worker group: all ranks; each has such a trainer, and they are called alike.
+            run_folder: for dumps and profiles of steps.
 
         Raises:
             CheckpointError: the model cannot have such a critic.
@@ -76,6 +80,7 @@ class PolicyTrainer(BatchTrainer):
             dtype=DTYPE_NAMES.get(model.dtype, str(model.dtype)),
             speed=speed_of(model, options, num_ranks=workers.num_ranks),
             workers=workers,
+            run_folder=run_folder,
         )
         has_critic = options.objective.critic != "none"
         self._policy = model
@@ -88,11 +93,21 @@ class PolicyTrainer(BatchTrainer):
             compute_dtype=model.dtype,
             workers=workers,
         )
+        self._temperature = temperature
+        self._has_sight = False
+        """Whether engine and learner are known to look at their images."""
         self._optimizers: list[MasterAdamW | Critic] = [self._optimizer]
         if self._critic is not None:
             self._optimizers.append(self._critic)
         self._accumulation = Accumulation(
-            model, reference, self._critic, options, temperature=temperature, check_stop=check_stop, workers=workers
+            model,
+            reference,
+            self._critic,
+            options,
+            temperature=temperature,
+            check_stop=check_stop,
+            workers=workers,
+            recorder=self._recorder,
         )
 
     def check_length(self, sequence: TrainSequence, what: str, /) -> None:
@@ -154,6 +169,8 @@ class PolicyTrainer(BatchTrainer):
     def add(self, work: UpdateWork, /) -> Added:
         """See :class:`.BatchTrainer`. With smaller micro-batches if memory does not suffice, and then the opening anew
         as well, as it has to be of the same ones."""
+        if self._policy.eyes is not None and not self._has_sight and work.known is None:
+            self._has_sight = check_sight(self._policy, work.batch, version=work.version, temperature=self._temperature)
         pairs = mismatched(work.update) if loss_of(self._options.objective).needs_reference_point else None
         while True:
             try:
@@ -167,6 +184,7 @@ class PolicyTrainer(BatchTrainer):
                 self._accumulation.size.worked(step=work.version + 1)
                 return added
             self.forget_gradients()
+            self._recorder.forget()
             self._accumulation.size.halve(can_be_finer=can_be_finer)
 
     def change(self, totals: Mapping[str, float], *, step: int, name: str) -> dict[str, float]:

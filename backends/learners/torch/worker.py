@@ -170,10 +170,17 @@ class TorchWorker(CommandWorker[OpenedLearner]):
 
     def _loaded(self, folder: Path, lora: LoraOptions | None = None) -> PackedModel:
         """A model, divided over the ranks."""
-        return load_divided(folder, self._workers, self._plan.options, dtype=self._plan.dtype, lora=lora)
+        model = load_divided(folder, self._workers, self._plan.options, dtype=self._plan.dtype, lora=lora)
+        if self._plan.options.freeze_vision:
+            if model.eyes is None:
+                raise CheckpointError(f"learner.freeze_vision: {folder} takes text only; remove it")
+            model.eyes.freeze()
+        return model
 
     def _trainer(self, model: PackedModel, reference: PackedModel | None) -> PolicyTrainer:
         plan = self._plan
+        if plan.options.true_on_policy and self._workers.device.type == "cpu":  # on GPUs engines have other kernels
+            model.compute_as_engine(plan.max_context)
         return PolicyTrainer(
             model,
             plan.options,
@@ -183,6 +190,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             check_stop=self._host.check_stop,
             seed=plan.seed,
             workers=self._workers,
+            run_folder=plan.run_folder,
         )
 
     def _warm_start(self, model: PackedModel) -> None:

@@ -17,7 +17,10 @@ from __future__ import annotations
 import random
 import time
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from torch.profiler import record_function
 
 from penstock.backends.learners.batch.sequences import read_groups
 from penstock.backends.learners.batch.updates import divide_batch
@@ -29,9 +32,13 @@ from penstock.backends.learners.objectives.objective import finished
 from penstock.backends.learners.objectives.validity import compares_rewards
 from penstock.backends.learners.training.alarms import Alarms
 from penstock.backends.learners.training.metrics import as_metrics, batch_metrics
+from penstock.backends.learners.training.token_records import TokenRecorder
+from penstock.backends.profiling import ThreadProfiler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from penstock.backends.learners.batch.sequences import TrainBatch, TrainSequence
     from penstock.backends.learners.batch.updates import Update
@@ -100,7 +107,15 @@ class BatchTrainer(ABC):
     """Owns models and optimizers, reads batches, divides them into updates, and collects the figures."""
 
     def __init__(
-        self, options: LearnerOptions, *, num_steps: int, seed: int, dtype: str, speed: Speed, workers: WorkerGroup
+        self,
+        options: LearnerOptions,
+        *,
+        num_steps: int,
+        seed: int,
+        dtype: str,
+        speed: Speed,
+        workers: WorkerGroup,
+        run_folder: Path | None = None,
     ) -> None:
         """
         Args:
@@ -110,6 +125,7 @@ class BatchTrainer(ABC):
             dtype: that the model computes in.
             speed: of its steps.
             workers: all ranks; each has such a trainer, and they are called alike.
+            run_folder: for dumps and profiles of steps; None: there are none.
 
         Raises:
             UserCodeError: a hook cannot be loaded.
@@ -121,6 +137,12 @@ class BatchTrainer(ABC):
         self._alarms = Alarms(options, dtype)
         self._workers = workers
         self._hooks = BatchHooks(options, workers)
+        self._recorder = TokenRecorder(options.dump, workers, run_folder)
+        profile = options.profile
+        self._profiler: ThreadProfiler | None = None
+        if profile is not None and run_folder is not None:
+            is_cuda = workers.device.type == "cuda"
+            self._profiler = ThreadProfiler(run_folder, stacks=profile.stacks, memory=profile.memory, is_cuda=is_cuda)
 
     @abstractmethod
     def check_length(self, sequence: TrainSequence, what: str, /) -> None:
@@ -157,6 +179,20 @@ class BatchTrainer(ABC):
             DivergedError: see :meth:`change`.
             MemoryError: a micro-batch does not fit, and cannot be made smaller.
         """
+        with self._profiled(version):
+            return self._trained(
+                groups, version=version, min_token_version=min_token_version, mask_old_tokens=mask_old_tokens
+            )
+
+    def _profiled(self, version: int) -> AbstractContextManager[None]:
+        profile = self._options.profile
+        if self._profiler is None or profile is None or not profile.takes(version):
+            return nullcontext()
+        return self._profiler.around(f"learner-step-{version:07d}-rank-{self._workers.rank}")
+
+    def _trained(
+        self, groups: Sequence[Group], *, version: int, min_token_version: int, mask_old_tokens: bool
+    ) -> StepResult:
         started_s = time.perf_counter()
         batch = read_groups(groups, min_token_version=min_token_version, mask_old_tokens=mask_old_tokens)
         batch = self._hooks.prepared(batch, version=version - 1)
@@ -189,16 +225,21 @@ class BatchTrainer(ABC):
         trains_policy = step >= objective.critic_only_steps
         known: BatchTokens | None = None
         trained: list[TrainedUpdate] = []
+        self._recorder.begin(step + 1)
         for number, update in enumerate(updates, start=1):
             is_only = len(updates) == 1
-            found = self.add(UpdateWork(batch, passes[0], update, known, step, is_only, trains_policy))
+            with record_function("gradients"):
+                found = self.add(UpdateWork(batch, passes[0], update, known, step, is_only, trains_policy))
+            if number == len(passes[0]):  # before the change, so that what is not finite can be looked at
+                self._recorder.write(batch, step + 1)
             if known is None and found.known.user_values is not None:
                 check_agreement(
                     self._workers, found.known.user_values, "learner.objective: what its functions returned"
                 )
             known = found.known
             name = f"step {step + 1}" if is_only else f"step {step + 1}, update {number} of {len(updates)}"
-            norms = self.change(found.totals, step=step, name=name)
+            with record_function("optimizer step"):
+                norms = self.change(found.totals, step=step, name=name)
             trained.append(TrainedUpdate(update, found.totals | norms))
         # Figures are means over tokens where the user weighs, as they are where the loss is a sum over a constant.
         has_function = objective.reduction_function is not None

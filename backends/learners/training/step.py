@@ -287,6 +287,7 @@ class StepTokens:
         self._weights = self._samples.spread(weights.to(known.device))
         self._figure_weights = self._samples.spread(means.to(known.device))
         place = torch.from_numpy(joined([sequence.places for sequence in ordered])).to(known.device)
+        self._places = place
         self._rollout, self._staleness = known.rollout[place], known.staleness[place]
         self._advantages = known.advantages[place]
         self._is_of_one_version = known.is_of_one_version[place]
@@ -327,6 +328,7 @@ class StepTokens:
             knows_rollout=self._knows_rollout,
             is_of_one_version=self._is_of_one_version[part],
             imitated=_at(self._imitated, part),
+            places=self._places[part],
         )
 
     def value_targets(self, part: slice) -> ValueTargets:

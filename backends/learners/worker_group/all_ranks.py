@@ -5,7 +5,6 @@ A worker group on one node has no lines but those of :mod:`.rank_set`, no thread
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.learners.worker_group.other_nodes import OtherNodes
@@ -15,6 +14,7 @@ from penstock.backends.learners.worker_group.words import LOOPBACK, encode_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from penstock.backends.learners.plan import LearnerPlan
     from penstock.backends.learners.worker_group.other_nodes import FurtherNodes
@@ -47,7 +47,7 @@ class AllRanks:
                 range(len(numbers), num_ranks),
                 log_path,
                 model_folder=self._plan.model_folder,
-                run_folder=Path(self._plan.checkpoints_folder).parent,
+                run_folder=self._plan.run_folder,
             )
 
     @property

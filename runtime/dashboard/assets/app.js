@@ -2,12 +2,12 @@
 //
 // A view is a module views/<name>.js with `title` and `mount(root, context)`, which returns {update(files), unmount()}.
 // `update` is called when one of its files has changed, at most once a second, never while it is still at work, and then
-// not before four times as long as it took: however large a run is, its page costs a fifth of a core at most.
+// not before nine times as long as it took: however large a run is, its page costs a tenth of a core at most.
 import { controls } from "./controls.js";
 import { el } from "./dom.js";
 
 const TOKEN = "penstock-token", THEME = "penstock-theme";
-const UPDATE_MS = 1000, QUICK_MS = 250, REST = 4, RETRY_MS = [500, 1000, 2000, 5000, 10000];
+const UPDATE_MS = 1000, QUICK_MS = 250, REST = 9, RETRY_MS = [500, 1000, 2000, 5000, 10000];
 const at = (id) => document.getElementById(id);
 
 class Refused extends Error {}

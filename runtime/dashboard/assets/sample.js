@@ -9,7 +9,18 @@ const STRIPS = [
   ["age", "age when trained", "darker: older, in versions"],
   ["mask", "mask", "grey: not made by the model, no loss"],
   ["teacher", "teacher − engine", "blue: the teacher finds it likelier; red: less likely"],
+  ["learner", "learner − engine", "blue: the learner found it likelier before the step; red: less likely; full at 0.5"],
+  ["ratio", "ratio", "blue: above 1; red: below; full at a factor of 1.65"],
+  ["advantage", "advantage", "blue: made likelier; red: less likely; full at 2"],
 ];
+/** What a strip draws of token n, null where there is nothing: above 0 is blue, below red, 1 and more is full. */
+const LEANINGS = {
+  teacher: (found, n) => apart(found.teacher_logprobs[n], found.logprobs[n], 3),
+  learner: (found, n) => apart(found.learner_logprobs[n], found.logprobs[n], 0.5),
+  ratio: (found, n) => (found.ratios[n] ? Math.log(found.ratios[n]) / 0.5 : null),
+  advantage: (found, n) => apart(found.advantages[n], 0, 2),
+};
+const apart = (one, other, full) => (Number.isFinite(one) && Number.isFinite(other) ? (one - other) / full : null);
 const whole = (value) => value.toLocaleString("en");
 /** Seconds, or milliseconds of less than one: 0.86 ms, 5.2 s, 3 min 5 s. */
 export const took = (seconds) => (seconds && seconds < 1 ? `${number(1000 * seconds)} ms` : duration(seconds));
@@ -108,18 +119,23 @@ export function samplePage(context) {
     const detail = el("p", { class: "note token-detail", role: "status" }, "Point at a token, or move along them with the arrow keys.");
     const body = el("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": "tokens" });
     const key = el("span", { class: "note" });
-    const kinds = STRIPS.filter(([name]) => (name === "teacher" ? found.teacher_logprobs.length : name !== "age" || sample.step !== null));
+    const has = { teacher: found.teacher_logprobs.length, age: sample.step !== null };
+    has.learner = has.ratio = has.advantage = found.learner_logprobs.length;
+    const kinds = STRIPS.filter(([name]) => has[name] ?? true);
     const buttons = el("div", { class: "strips", role: "group", "aria-label": "what the colours show" }, ...kinds.map(([name, label]) => (
       el("button", { type: "button", "data-strip": name, click: () => { strip = name; draw(); } }, label))), key);
     const starts = new Set(found.starts.slice(1));
 
     function shade(n) {
       const mix = (name, share) => `color-mix(in srgb, var(--${name}) ${Math.round(60 * Math.min(1, Math.max(0, share)))}%, transparent)`;
-      const logprob = found.logprobs[n], teacher = found.teacher_logprobs[n] ?? null;
+      const logprob = found.logprobs[n];
       if (strip === "version") return mix(`c${found.versions[n] % NUM_COLOURS}`, 0.6);
       if (strip === "age") return mix("c1", (sample.step - 1 - found.versions[n]) / 4);
       if (strip === "mask") return found.is_made[n] ? "transparent" : mix("muted", 0.7);
-      if (strip === "teacher") return teacher === null || logprob === null ? "transparent" : mix(teacher > logprob ? "c0" : "c3", Math.abs(teacher - logprob) / 3);
+      if (strip in LEANINGS) {
+        const leaning = LEANINGS[strip](found, n);
+        return leaning === null ? "transparent" : mix(leaning > 0 ? "c0" : "c3", Math.abs(leaning));
+      }
       return logprob === null ? "transparent" : mix("c3", -logprob / 5);
     }
 
@@ -138,11 +154,13 @@ export function samplePage(context) {
     function tell(n) {
       body.querySelector(".at")?.classList.remove("at");
       at = n;
-      const token = body.querySelector(`[data-n="${n}"]`), teacher = found.teacher_logprobs[n] ?? null;
+      const token = body.querySelector(`[data-n="${n}"]`);
+      const said = (name, values) => (values[n] === null || values[n] === undefined ? null : `${name} ${number(values[n])}`);
       token.classList.add("at");
       token.scrollIntoView({ block: "nearest" });
       detail.textContent = [`token ${whole(found.first + n)}`, `log-prob ${number(found.logprobs[n])}`,
-        teacher === null ? null : `teacher ${number(teacher)}`, `weights of version ${found.versions[n]}`,
+        said("teacher", found.teacher_logprobs), said("learner", found.learner_logprobs), said("ratio", found.ratios),
+        said("advantage", found.advantages), `weights of version ${found.versions[n]}`,
         found.is_made[n] ? null : "not made by the model"].filter(Boolean).join(" · ");
     }
     body.addEventListener("pointerover", (event) => { if (event.target.dataset.n) tell(Number(event.target.dataset.n)); });

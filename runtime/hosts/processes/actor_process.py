@@ -28,6 +28,7 @@ from penstock.messages.errors import DISK_FULL_STORY, DivergedError, UserFault, 
 from penstock.messages.names import LEARNER, SUPERVISOR
 from penstock.messages.wire import Envelope, Header, encode_pack
 from penstock.runtime.hosts.processes import descendants as processes
+from penstock.runtime.hosts.processes.actor_log import open_log
 from penstock.runtime.hosts.processes.boot import VISIBLE_DEVICES, Boot, EndKind, ProcessEnd
 from penstock.runtime.hosts.processes.control import Address, ProcessStarted
 from penstock.runtime.hosts.processes.heartbeat import Heartbeat, Pulse
@@ -120,14 +121,7 @@ def story_of(error: Exception) -> ProcessEnd:
 
 def _open_log(boot: Boot) -> None:
     """Everything that this process prints goes to the log of its incarnation."""
-    path = Path(boot.run_folder) / log_name(boot.name, boot.epoch)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    open_log(Path(boot.run_folder) / log_name(boot.name, boot.epoch))
     log_to_stderr()
     faulthandler.enable(file=sys.stderr)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)

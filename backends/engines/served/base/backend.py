@@ -328,6 +328,9 @@ class ServedEngineBackend(LoopBackend[EngineCommand], Generic[EndpointT]):
                     await _each(endpoint.resume(SWAP_CALL_S) for endpoint in opened.endpoints)
             if opened.after_swap is not None:
                 await opened.after_swap()
+            if opened.on_version is not None:
+                async with self._occupied("the profile"):
+                    await opened.on_version(manifest.version)
             canary = await _score_canary(opened, manifest)
         except (CallError, UserFault) as error:
             raise EngineFailedError(f"the swap to version {manifest.version} failed: {error}") from error

@@ -84,6 +84,8 @@ class Opened(Generic[EndpointT]):
     """The nodes of our server but this one, if it has any."""
     after_swap: Callable[[], Awaitable[None]] | None = None
     """What is waited for before requests are let in again under new weights."""
+    on_version: Callable[[int], Awaitable[None]] | None = None
+    """Told of the version that is served from then on, likewise."""
 
     async def close(self, timeout_s: float = END_TIMEOUT_S) -> None:
         """Close the connections and end the server, if it is ours."""

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 ANSWER_S: Final = 10.0
 """For calls that the server answers out of hand, unless it hangs."""
 UPDATE_S: Final = 300.0
+PROFILE_S: Final = 120.0
+"""To write a trace."""
 FLUSH_MARGIN_S: Final = 5.0
 HTTP_UNAVAILABLE: Final = 503
 
@@ -371,6 +373,18 @@ class SglangControl:
     async def resume_memory(self, tags: Sequence[str] | None = None, timeout_s: float = UPDATE_S) -> None:
         """Take device memory again; what was in it is gone."""
         await self._tell("/resume_memory_occupation", wire.TagsBody(tags), timeout_s)
+
+    # --- profiles ---------------------------------------------------------------------------------------------
+
+    async def start_profile(
+        self, folder: str, *, num_passes: int, activities: Sequence[str], stacks: bool, timeout_s: float = PROFILE_S
+    ) -> None:
+        """Have the server's processes profile their next forward passes; the traces are in a folder of its machine."""
+        await self._tell("/start_profile", wire.ProfileBody(folder, num_passes, activities, stacks), timeout_s)
+
+    async def stop_profile(self, timeout_s: float = PROFILE_S) -> None:
+        """End the profile before its last pass and write it; refused if none runs."""
+        await self._tell("/stop_profile", wire.Empty(), timeout_s)
 
     # --- plumbing ---------------------------------------------------------------------------------------------
 

@@ -199,3 +199,14 @@ class TagsBody(msgspec.Struct, omit_defaults=True):
 
 class Empty(msgspec.Struct):
     """A body without fields."""
+
+
+class ProfileBody(msgspec.Struct):
+    """``/start_profile``."""
+
+    output_dir: str
+    num_steps: int
+    """Forward passes after which it ends by itself."""
+    activities: Sequence[str]
+    with_stack: bool
+    record_shapes: bool = True

@@ -31,6 +31,7 @@ from penstock.backends.engines.served.sglang.control import NoOpenSession, Sglan
 from penstock.backends.engines.served.sglang.endpoint import SglangEndpoint
 from penstock.backends.engines.served.sglang.environment import SGLANG_VERSION, find_environment
 from penstock.backends.engines.served.sglang.generate import SglangGenerator
+from penstock.backends.engines.served.sglang.profile import ServerProfile
 from penstock.backends.engines.served.sglang.router import await_router
 from penstock.backends.engines.served.sglang.server_options import command_line, defaults, merged
 from penstock.backends.engines.served.sglang.settings import SglangSettings
@@ -168,6 +169,7 @@ def _opened(
         is_seeded=info.deterministic,
         has_priorities=info.priority_scheduling,
         after_swap=after_swap,
+        on_version=None if options.profile is None else ServerProfile(setup, endpoints).serve,
     )
 
 

@@ -91,6 +91,26 @@ def _rules(path: KeyPath, group: EngineGroupOptions, options: EnginesOptions) ->
         )
 
 
+def _true_on_policy(path: KeyPath, group: EngineGroupOptions) -> Iterator[Broken]:
+    wanted = "enable_deterministic_inference: true, rl_on_policy_target: fsdp and an attention backend that can"
+    backends = ", ".join(deterministic_attention_backends())
+    if group.device == "cpu":
+        yield (
+            (*path, "device"),
+            "an SGLang server cannot infer deterministically on a CPU, so its log-probs cannot have the learner's bits "
+            f"there; learner.true_on_policy needs a GPU for the server and one for the learner, with {wanted} "
+            f"({backends}); or take embedded engines (backend: torch)",
+        )
+    elif group.addresses:
+        yield (
+            (*path, "addresses"),
+            "servers that run already do not say which kernels they compute with; with learner.true_on_policy remove "
+            "the addresses, so that they are started here",
+        )
+    elif _granted(group) == frozenset() or group.sglang.get("rl_on_policy_target") != "fsdp":
+        yield (*path, "sglang"), f"with learner.true_on_policy a server needs {wanted} ({backends})"
+
+
 def _option_rules(path: KeyPath, options: EngineGroupOptions | TeacherOptions) -> Iterator[Broken]:
     if options.addresses and options.sglang:
         yield (*path, "sglang"), "servers that run already have their options; remove it, or the addresses"
@@ -135,12 +155,14 @@ SGLANG: Final = EngineSpec(
             Capability.RECORDS_EXPERTS,
             Capability.MEDIA,
             Capability.ANSWERS_JUDGES,
+            Capability.PROFILED,
         }
     ),
     keys=("sglang", "addresses", "router"),
     granted=_granted,
     size=_size,
     rules=_rules,
+    true_on_policy=_true_on_policy,
     transports=(DISK, SHARED_MEMORY, DISTRIBUTED, TENSOR),
     needs="SGLang's environment",
     check_machine=_check_machine,

@@ -18,6 +18,8 @@ from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.learners.checkpoints.record import CheckpointError
 from penstock.backends.learners.megatron.bridge.families import EMBEDDING, EXPERT_BIAS, HEAD
 from penstock.backends.learners.megatron.bridge.weight_map import global_name, map_weights
+from penstock.backends.learners.training.freezing import frozen_weights
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.bridge.forms import Block
     from penstock.backends.learners.megatron.bridge.weight_map import Parameter, WeightMap
     from penstock.backends.learners.megatron.model.build import ParallelModel
+    from penstock.backends.learners.options import LearnerOptions
 
 _log = logging.getLogger(__name__)
 
@@ -73,9 +76,37 @@ def load_weights(model: ParallelModel, folder: Path, *, rank: int) -> None:
             )  # fmt: skip
 
 
+def freeze(model: ParallelModel, options: LearnerOptions, *, rank: int) -> None:
+    """Leave the weights as they are that ``learner.freeze`` names. Before they get gradients and an optimizer.
+
+    Raises:
+        UserFault: see :func:`.frozen_weights`; or a pipeline stage of this rank has nothing to train.
+    """
+    weights = {
+        name: [tensor.name for tensor in parameter.tensors]
+        for name, parameter in weight_map_of(model).parameters.items()
+        if not parameter.is_buffer
+    }
+    frozen = frozen_weights(options, weights)
+    for name, parameter in named_parameters(model, rank):
+        if name in frozen:
+            parameter.requires_grad_(False)
+    if not all(any(parameter.requires_grad for parameter in chunk.parameters()) for chunk in model.chunks):
+        raise UserFault(
+            f"learner.{'freeze' if options.freeze else 'train_only'}: every weight of the pipeline stage of rank "
+            f"{rank} is frozen, and no gradient could pass it; set learner.megatron.pipeline_parallel: 1, or train a "
+            "part of it"
+        )
+
+
 def own_parameters(model: ParallelModel, rank: int) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of this rank by their names over the whole model. The copy of tied embeddings that a last stage
-    holds goes by the name of these."""
+    """The weights of this rank, detached; names as of :func:`named_parameters`."""
+    return ((name, parameter.detach()) for name, parameter in named_parameters(model, rank))
+
+
+def named_parameters(model: ParallelModel, rank: int) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of this rank, and the biases of its routers, by their names over the whole model. The copy of tied
+    embeddings that a last stage holds goes by the name of these."""
     experts = model.architecture.experts
     per_rank = experts.count // model.layout.expert if experts else 0
     first_expert = per_rank * model.layout.place(rank).expert
@@ -86,7 +117,7 @@ def own_parameters(model: ParallelModel, rank: int) -> Iterator[tuple[str, Tenso
             name = global_name(local, layers=layers, first_expert=first_expert)
             if name == HEAD.megatron and model.architecture.has_tied_embeddings:
                 name = EMBEDDING.megatron
-            yield name, parameter.detach()
+            yield name, parameter
 
 
 def layers_of(chunk: GPTModel) -> dict[int, int]:

@@ -209,7 +209,19 @@ export function mount(root, context) {
     gpuBoxes.forEach((box) => box.destroy());
     gpuBoxes = answer.gpus.map(chartBox);
     if (gpuBoxes.length) below.append(el("h2", {}, "What NVML says"), ...gpuBoxes.map((box) => box.element));
+    if (answer.profiles.length) {
+      below.append(el("h2", {}, "Profiles"), el("ul", { class: "profiles" }, ...answer.profiles.map((name) => el("li", {},
+        el("button", { type: "button", click: () => download(name) }, name)))),
+      el("p", { class: "note" }, "Traces are for ui.perfetto.dev, snapshots for pytorch.org/memory_viz."));
+    }
     [...gpuBoxes].forEach((box, n) => box.set(answer.gpus[n]));
+  }
+
+  async function download(name) {
+    const { body } = await context.fetchJson("devices/profile", { name });
+    const href = URL.createObjectURL(new Blob([Uint8Array.from(atob(body), (one) => one.charCodeAt(0))]));
+    el("a", { href, download: name.split("/").pop() }).click();
+    URL.revokeObjectURL(href);
   }
 
   async function update() {

@@ -1,0 +1,93 @@
+"""Images that engine and learner compute themselves: what the reader of the rows finds out about each.
+
+Invariants:
+
+* Nothing is fetched. A file lies in the folder of the rows, is counted before it is read, and decoded once here, so a
+  run does not begin with an image that it cannot use.
+* A reference that travels is the path of a file and the SHA-256 of its bytes. What stands in a row is kept in the run's
+  folder, once.
+* The tokens of a prompt are those that the model sees: as many for each image as it has squares of patches.
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.data.row import BadColumnError
+from penstock.backends.vision.pictures import keep_picture, picture_facts
+from penstock.backends.vision.places import expanded
+from penstock.backends.vision.processor import ImageProcessor
+from penstock.messages.errors import UserFault
+from penstock.messages.samples import Media
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.backends.checkpoint.vision_config import VisionPart
+
+KEPT_FOLDER: Final = "images"
+"""Of a run's folder: images that stood in rows."""
+MAX_SHOWN: Final = 80
+
+
+class ImageIntake:
+    """Looks at the images of rows for one model."""
+
+    def __init__(self, part: VisionPart, folder: Path | None) -> None:
+        """
+        Args:
+            part: of the model.
+            folder: where images that stand in rows are kept; None: nowhere, as the rows are only looked at.
+
+        Raises:
+            UserFault: the model's folder has no image processor.
+        """
+        self._part = part
+        self._folder = folder
+        self._processor = ImageProcessor(part)
+
+    def taken(self, media: Sequence[Media], max_pixels: int) -> tuple[tuple[Media, ...], tuple[int, ...]]:
+        """References that travel, and how many tokens each image has.
+
+        Raises:
+            BadColumnError: one is no image, is too large, or would have to be fetched.
+        """
+        found = [self._taken(each, max_pixels) for each in media]
+        return tuple(each for each, _ in found), tuple(count for _, count in found)
+
+    def tokens(self, ids: Sequence[int], counts: Sequence[int]) -> list[int]:
+        """The tokens of a prompt, with all those of its images.
+
+        Raises:
+            BadColumnError: the template has not written one place for each.
+        """
+        try:
+            return expanded(ids, self._part.image_token_id, counts)
+        except UserFault as error:
+            raise BadColumnError("places and images differ", str(error)) from None
+
+    def _taken(self, media: Media, max_pixels: int) -> tuple[Media, int]:
+        shown = media.reference[:MAX_SHOWN]
+        if media.kind != "image":
+            raise BadColumnError(f"{media.kind} is not seen", f"{shown}: the model looks at images only")
+        if media.reference[:4].lower() == "http":
+            raise BadColumnError(
+                "an image is an address",
+                f"{shown}: nothing is fetched; download the image and name its file, beside the rows",
+            )
+        is_inside = media.reference[:5].lower() == "data:"
+        try:
+            if is_inside:
+                data = base64.b64decode(media.reference.partition(",")[2])
+            else:
+                data = Path(media.reference).read_bytes()
+            facts = picture_facts(data, max_pixels)
+            count = self._processor.num_tokens(facts.width, facts.height)
+        except (OSError, UserFault) as error:
+            raise BadColumnError("an image cannot be used", f"{shown}: {error}") from None
+        reference = media.reference
+        if is_inside and self._folder is not None:
+            reference = str(keep_picture(self._folder, data, facts.digest))
+        return Media("image", reference, facts.digest), count

@@ -1,0 +1,78 @@
+"""The images of a micro-batch, as the learner's model sees them.
+
+Axis letters: ``N`` input tokens of a micro-batch, ``H`` hidden size.
+
+Invariants:
+
+* An image is computed once for all samples of its prompt in a micro-batch, and every one of them sends its gradient.
+* A sequence has the embeddings and the positions that it would have alone, in transformers' own forward pass.
+"""
+
+# transformers is typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from penstock.backends.vision.places import placed
+from penstock.backends.vision.processor import ImageProcessor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from penstock.backends.checkpoint.vision_config import VisionPart
+    from penstock.backends.learners.batch.packing import PackedTokens
+
+
+class LearnerEyes:
+    """Looks at images with the vision part of one model."""
+
+    def __init__(self, model: PreTrainedModel, part: VisionPart) -> None:
+        """
+        Raises:
+            UserFault: the model's folder has no image processor.
+        """
+        self._model = model
+        self._part = part
+        self._processor = ImageProcessor(part)
+        self.is_blank = False
+        """Every image is as if nothing were on it: to see whether anything depends on what is."""
+
+    def of(self, model: PreTrainedModel) -> LearnerEyes:
+        """Those of a copy of the model."""
+        return LearnerEyes(model, self._part)
+
+    def freeze(self) -> None:
+        """Leave the vision part as it is; the language model is trained."""
+        cast("Any", self._model.model).visual.requires_grad_(requires_grad=False)
+
+    def inputs(self, packed: PackedTokens, device: torch.device) -> dict[str, Tensor]:
+        """Embeddings ``[1, N, H]`` and positions ``[3, 1, N]`` of a micro-batch with images."""
+        ids = torch.from_numpy(packed.input_ids).to(device)
+        embedded = cast("Tensor", self._model.get_input_embeddings()(ids))
+        positions = packed.position_ids[None].repeat(3, axis=0)
+        values, grids, at = [], [], []
+        for look in packed.looks:
+            patches = self._processor.all_patches(look.media)
+            values += [torch.from_numpy(each.values) for each in patches]
+            grids += [each.grid for each in patches]
+            end = look.start + look.num_tokens
+            prompt = packed.input_ids[look.start : end].astype("int32")
+            where = placed(prompt, self._part.image_token_id, [each.grid for each in patches], self._part.merge_size)
+            at.append(torch.from_numpy(where.at + look.start))
+            positions[:, packed.context_starts == look.start] += where.shift
+            positions[:, look.start : end] = where.positions
+        seen = self._features(torch.cat(values).to(device), torch.tensor(grids, device=device))
+        embedded = embedded.index_copy(0, torch.cat(at).to(device), seen.to(embedded.dtype))
+        return {"inputs_embeds": embedded[None], "position_ids": torch.from_numpy(positions).to(device)[:, None]}
+
+    def _features(self, values: Tensor, grids: Tensor) -> Tensor:
+        """``[squares of patches, H]``"""
+        tower = cast("Any", self._model.model).visual
+        if self.is_blank:
+            values = torch.zeros_like(values)
+        return cast("Tensor", tower(values.to(tower.dtype), grid_thw=grids).pooler_output)

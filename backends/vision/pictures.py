@@ -1,0 +1,91 @@
+"""Image files, which nobody trusts: what is in them is found out here, and nowhere else.
+
+Invariants:
+
+* Bytes are counted before they are read, and pixels, as the file's head gives them, before one is decoded.
+* Only the decoders of :data:`FORMATS` are tried; none of them draws, runs or fetches anything.
+* What is read again later is read only if it is the same, by its SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import uuid4
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from penstock.messages.errors import UserFault
+
+if TYPE_CHECKING:
+    from penstock.messages.samples import Media
+
+FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+
+
+class BadPictureError(UserFault):
+    """Bytes that are no image, or a larger one than is allowed."""
+
+
+class PictureFacts(NamedTuple):
+    """What is known of an image that was decoded once."""
+
+    width: int
+    height: int
+    digest: str
+    """SHA-256 of its bytes."""
+
+
+def picture_facts(data: bytes, max_pixels: int) -> PictureFacts:
+    """Decode an image for the first time.
+
+    Raises:
+        BadPictureError: it is none, is damaged, or has more than ``max_pixels``.
+    """
+    image = _decoded(data, max_pixels)
+    return PictureFacts(image.width, image.height, hashlib.sha256(data).hexdigest())
+
+
+def read_picture(media: Media) -> Image.Image:
+    """An image of a prompt, which was found to be good when the rows were read.
+
+    Raises:
+        BadPictureError: its file is gone, or is another one now.
+    """
+    try:
+        data = Path(media.reference).read_bytes()
+    except OSError as error:
+        raise BadPictureError(f"{media.reference} cannot be read any more: {error.strerror}") from error
+    if hashlib.sha256(data).hexdigest() != media.digest:
+        raise BadPictureError(f"{media.reference} is not the image that it was when the rows were read; put it back")
+    return _decoded(data, None)
+
+
+def keep_picture(folder: Path, data: bytes, digest: str) -> Path:
+    """The file, named by its digest, that an image which stood in a row is kept in. Several processes may do so."""
+    path = folder / digest
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        made = folder / f".{digest}.{uuid4().hex}"
+        made.write_bytes(data)
+        os.replace(made, path)
+    return path
+
+
+def _decoded(data: bytes, max_pixels: int | None) -> Image.Image:
+    try:
+        image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+        if max_pixels is not None and image.width * image.height > max_pixels:
+            raise BadPictureError(
+                f"an image of {image.width} x {image.height} pixels; at most {max_pixels} are allowed "
+                "(data.max_image_pixels)"
+            )
+        return ImageOps.exif_transpose(image).convert("RGB")
+    except UnidentifiedImageError:
+        raise BadPictureError(f"no image of the kinds {', '.join(FORMATS)}") from None
+    # Damaged files make Pillow's decoders raise any of these.
+    except (OSError, ValueError, SyntaxError, EOFError, OverflowError, Image.DecompressionBombError) as error:
+        raise BadPictureError(f"an image that cannot be decoded: {error}") from error

@@ -1,0 +1,87 @@
+"""What has to fit where prompts have images: the engines that look at them, and the learner that looks again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.data.media import media_columns
+from penstock.backends.data.mixture import named_sources
+from penstock.backends.engines.spec import all_can, engines_that, unable
+from penstock.backends.protocol import Capability
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.backends.data.options import MediaKeys
+    from penstock.runtime.scenario.source import KeyPath
+    from penstock.runtime.scenario.structure import Scenario
+
+KEY: Final[KeyPath] = ("data", "multimodal_keys")
+SEEING_MODEL: Final = "vlm_xs"
+"""Of the models of ``model.make``, the one that sees."""
+
+
+def has_images(s: Scenario) -> bool:
+    """Whether some rows, those of an evaluation too, have images, videos or sounds."""
+    given = [source.options.multimodal_keys for source in named_sources(s.data)]
+    given += [keys for each in s.evaluation.datasets if (keys := each.multimodal_keys) is not None]
+    return any(media_columns(keys) for keys in given)
+
+
+def media_rules(s: Scenario, key: KeyPath, keys: MediaKeys) -> Iterator[tuple[KeyPath, str]]:
+    """Engines that do not take what the key asks for. (Also of an evaluation.)"""
+    if all_can(s.engines, Capability.MEDIA):
+        return
+    if all_can(s.engines, Capability.SEES):
+        if other := [kind for kind in media_columns(keys) if kind != "image"]:
+            servers = " or ".join(engines_that(Capability.MEDIA))
+            yield key, f"engines of the backend torch look at images, not at {other[0]}; set engines.backend: {servers}"
+        if s.model.make not in (None, SEEING_MODEL):
+            yield ("model", "make"), f"takes text only, and rows have images; set it to {SEEING_MODEL}"
+        return
+    blind = [name for name in unable(s.engines, Capability.SEES) if name in unable(s.engines, Capability.MEDIA)]
+    if blind:
+        seeing = " or ".join(sorted({*engines_that(Capability.MEDIA), *engines_that(Capability.SEES)}))
+        yield key, f"engines of the backend {blind[0]} take text only; set engines.backend: {seeing}, or remove it"
+        return
+    yield (
+        key,
+        "engines of the backend torch look at images themselves, and those of the others have a server do so, so the "
+        "prompts of the one are not those of the other; have engines of one backend",
+    )
+
+
+def training_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """A learner that would not see what the engines saw."""
+    if s.run.only in ("rollout", "evaluate"):
+        return
+    if not all_can(s.engines, Capability.SEES):
+        if not unable(s.engines, Capability.MEDIA):
+            yield (
+                KEY,
+                "a server puts the tokens of images into the prompt by itself, so no learner knows which it saw; set "
+                "engines.backend: torch to train, or collect samples with run.only: rollout",
+            )
+        return
+    learner = s.learner
+    for found, path, remedy in (
+        (learner.backend != "torch", ("learner", "backend"), f"{learner.backend} computes text only; set it to torch"),
+        (learner.num_ranks > 1, ("learner", "num_ranks"), "images are computed by one rank only; set it to 1"),
+        (learner.lora is not None, ("learner", "lora"), "is for text only; remove it (learner.freeze_vision)"),
+        (learner.warm_start is not None, ("learner", "warm_start"), "its demonstrations have no images; remove it"),
+        (learner.objective.critic == "own", ("learner", "objective", "critic"), "sees no images; set it to shared"),
+        (s.teacher is not None, ("teacher",), "sees no images; remove it"),
+    ):
+        if found:
+            yield path, f"rows have images (data.multimodal_keys), and {remedy}"
+
+
+def freeze_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """Of ``learner.freeze_vision``."""
+    if not s.learner.freeze_vision:
+        return
+    key = ("learner", "freeze_vision")
+    if s.learner.backend != "torch":
+        yield key, f"is for learner.backend: torch, found {s.learner.backend}; remove it"
+    elif s.model.make not in (None, SEEING_MODEL):
+        yield key, f"the model of model.make: {s.model.make} has no part that sees; remove it"

@@ -1,0 +1,207 @@
+"""What ``learner.dump`` writes: all of a step's tokens, once, without a change of training, whatever the ranks are; and
+``learner.profile``: whole traces of the steps that were asked for."""
+
+# Transformers, safetensors and pyarrow are typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from learner_cases import make_groups, open_learner, train_command
+from rank_cases import CPU, open_ranks
+
+from penstock.backends.checkpoint.make import make_model
+from penstock.backends.learners.objectives.spec import objective
+from penstock.backends.learners.options import LearnerOptions
+from penstock.backends.learners.recording_options import DumpOptions, ProfileOptions
+from penstock.backends.learners.step_dumps import COLUMNS, DumpedSequence, dump_file, dumped_steps, read_step
+from penstock.backends.learners.torch.model import PackedModel
+from penstock.backends.learners.torch.parallel import parallelize, replica
+from penstock.backends.learners.torch.trainer import PolicyTrainer
+from penstock.backends.profiling import profile_files
+from penstock.messages.arrays import floats_view, tokens_view
+from penstock.messages.commands import OpenLearner, PublishWeights
+from penstock.messages.local import BatchTrained, LearnerOpened, WeightsPublished
+from penstock.messages.samples import Loss
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
+    from penstock.messages.samples import Group
+
+NUM_STEPS = 3
+Trained = tuple[list[dict[str, float]], dict[str, torch.Tensor]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("xs")
+    make_model("xs", path, seed=0)
+    return path
+
+
+def train(folder: Path, run: Path, **keys: Any) -> Trained:  # noqa: ANN401 - of the learner
+    """A few steps of a learner with its own thread: their figures, and the weights it ends with."""
+    learner = open_learner(folder, run / "checkpoints", LearnerOptions(**{"learning_rate": 1e-3, **keys}))
+    learner.ask(OpenLearner(), LearnerOpened)
+    figures = [
+        {metric.name: metric.value for metric in learner.ask(train_command(step), BatchTrained).metrics}
+        for step in range(1, NUM_STEPS + 1)
+    ]
+    learner.ask(PublishWeights(version=NUM_STEPS, publish=1), WeightsPublished)
+    learner.close()
+    return figures, learner.weights.published[-1]
+
+
+def rows_of(run: Path, step: int) -> list[DumpedSequence]:
+    return read_step(run, step)
+
+
+def test_a_dump_has_every_token_and_changes_no_bit_of_the_training(folder: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"objective": objective("grpo", old_logprobs="recompute", kl_coef=0.1)}
+    _, plain = train(folder, tmp_path / "plain", **options)
+    figures, dumped = train(folder, tmp_path / "dumped", **options, dump=DumpOptions(first_step=1, every=2))
+    assert all(torch.equal(plain[name], dumped[name]) for name in plain)
+    assert dumped_steps(tmp_path / "plain") == ()
+    assert dumped_steps(tmp_path / "dumped") == (1, 3)
+    samples = [sample for group in make_groups() for sample in group.samples]
+    for step in (1, 3):
+        rows = rows_of(tmp_path / "dumped", step)
+        assert [row.key for row in rows] == [(sample.key.group_id, sample.key.index, 0) for sample in samples]
+        for row, sample in zip(rows, samples, strict=True):
+            part = sample.parts[0]
+            assert row.tokens.tolist() == tokens_view(part.tokens).tolist()
+            assert row.context.tolist() == [10, 11 + row.group_id]
+            assert row.mask.all()
+            assert row.versions.tolist() == [0, *[1] * (len(row.tokens) - 1)]
+            assert row.figures["rollout_logprobs"].tolist() == floats_view(part.logprobs).tolist()
+            assert all(np.isfinite(values).all() for values in row.figures.values())
+        told = figures[step - 1]
+        every = {name: np.concatenate([row.figures[name] for row in rows]) for name in rows[0].figures}
+        assert every["losses"].sum() == pytest.approx(told["train/loss"], abs=1e-6)
+        for name, figure in (
+            ("logprobs", "log_probs"),
+            ("advantages", "advantages"),
+            ("reference_logprobs", "ref_log_probs"),
+        ):
+            mean = np.mean([row.figures[name].mean() for row in rows])  # as grpo weighs
+            assert mean == pytest.approx(told[f"rollout/{figure}"], abs=1e-5)
+        assert (every["ratios"] == 1.0).all()
+        assert (every["proximal_logprobs"] == every["logprobs"]).all()
+
+
+def test_several_optimizer_steps_and_coupled_losses_record_each_token_once(folder: Path, tmp_path: Path) -> None:
+    moving: dict[str, Any] = {"num_updates": 2, "num_passes": 2, "max_tokens_per_micro_batch": 16}
+    chosen = objective("gspo", clip_low=0.2, clip_high=0.2)
+    train(folder, tmp_path, objective=chosen, dump=DumpOptions(last_step=1), **moving)
+    rows = rows_of(tmp_path, 1)
+    assert dumped_steps(tmp_path) == (1,)
+    assert len(rows) == 5
+    for row in rows:
+        ratio = np.exp(row.figures["logprobs"] - row.figures["rollout_logprobs"])
+        assert row.figures["ratios"] == pytest.approx(ratio, rel=1e-5)
+        assert np.isnan(row.figures["proximal_logprobs"]).all()
+        assert np.isnan(row.figures["reference_logprobs"]).all()
+        assert np.isfinite(row.figures["losses"]).all()
+
+
+def test_masked_tokens_imitated_samples_and_losses_of_pairs_are_null_where_there_is_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
+    model = PackedModel.load(folder, dtype="float32", device=CPU)
+    first, second = make_groups()
+    imitated = msgspec.structs.replace(first.samples[0], loss=Loss.SUPERVISED)
+    groups = (msgspec.structs.replace(first, samples=(imitated, *first.samples[1:])), second)
+    run(model, tmp_path / "mixed", groups, min_token_version=1)
+    rows = rows_of(tmp_path / "mixed", 1)
+    assert [row.mask.tolist()[:2] for row in rows] == [[False, True]] * 5
+    assert [row.versions[0] for row in rows] == [-1] * 5
+    for row in rows:
+        assert all(np.isnan(values[0]) for values in row.figures.values())
+        assert np.isfinite(row.figures["losses"][1:]).all()
+    assert rows[0].figures["advantages"][1:].tolist() == [0.0, 0.0]
+    run(model, tmp_path / "pairs", make_groups(), name="dpo")
+    assert all(np.isnan(row.figures["losses"]).all() for row in rows_of(tmp_path / "pairs", 1))
+
+
+def run(
+    model: PackedModel,
+    run_folder: Path,
+    groups: tuple[Group, ...],
+    workers: WorkerGroup | None = None,
+    *,
+    name: str = "dapo",
+    min_token_version: int = 0,
+    **keys: Any,  # noqa: ANN401 - of the learner
+) -> None:
+    """One step of a trainer."""
+    chosen = objective(name, **keys)
+    options = LearnerOptions(objective=chosen, max_tokens_per_micro_batch=16, dump=DumpOptions())
+    reference = None
+    if workers is not None:
+        parallelize(model, workers, options)
+        reference = replica(model, workers, options) if name == "dpo" or chosen.kl_coef else None
+    trainer = PolicyTrainer(
+        model, options, temperature=1.0, num_steps=5, check_stop=lambda: None, run_folder=run_folder,
+        reference=model if workers is None and name == "dpo" else reference,
+        **({} if workers is None else {"workers": workers}),
+    )  # fmt: skip
+    trainer.train(groups, version=1, min_token_version=min_token_version)
+
+
+def run_on_ranks(workers: WorkerGroup, folder: Path, run_folder: Path, name: str) -> None:
+    run(PackedModel.load(folder, dtype="float32", device=CPU), run_folder, make_groups(), workers, name=name)
+
+
+@pytest.mark.long_run
+def test_ranks_write_one_file_with_what_one_rank_writes(folder: Path, tmp_path: Path) -> None:
+    with open_ranks(2) as ranks:
+        for name in ("dapo", "gspo"):
+            for number in (1, 2):
+                ranks.run(number, run_on_ranks, folder, tmp_path / f"{name}{number}", name)
+            alone, both = (rows_of(tmp_path / f"{name}{number}", 1) for number in (1, 2))
+            assert [row.key for row in alone] == [row.key for row in both]
+            for one, other in zip(alone, both, strict=True):
+                for column, values in one.figures.items():
+                    assert other.figures[column] == pytest.approx(values, abs=2e-6, nan_ok=True), column
+
+
+def test_the_file_has_the_columns_that_are_documented(folder: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet as parquet
+
+    train(folder, tmp_path, dump=DumpOptions(first_step=2, last_step=2))
+    table: Any = parquet.read_table(dump_file(tmp_path, 2))
+    assert set(table.column_names) == set(COLUMNS)
+    assert table.column("step").to_pylist() == [2] * 5
+    assert not list(dump_file(tmp_path, 2).parent.glob(".*"))
+    assert len(read_step(tmp_path, 2, group_id=1)) == 3
+
+
+def test_a_step_that_cannot_be_written_down_ends_no_training(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "steps").write_text("in the way")
+    figures, _ = train(folder, tmp_path, dump=DumpOptions())
+    assert len(figures) == NUM_STEPS
+    assert "learner.dump: step 1 could not be written down" in caplog.text
+
+
+def test_a_profile_is_a_trace_of_the_steps_that_were_asked_for(folder: Path, tmp_path: Path) -> None:
+    _, plain = train(folder, tmp_path / "plain")
+    _, profiled = train(folder, tmp_path / "run", profile=ProfileOptions(memory=True))
+    assert all(torch.equal(plain[name], profiled[name]) for name in plain)
+    (path,) = profile_files(tmp_path / "run")
+    assert str(path) == "profiles/learner-step-0000002-rank-0.json.gz"
+    events = json.loads(gzip.decompress((tmp_path / "run" / path).read_bytes()))["traceEvents"]
+    names = {event.get("name") for event in events}
+    assert {"gradients", "optimizer step", "aten::mm", "[memory]"} <= names
+    assert any("Backward" in str(name) for name in names), "autograd runs on the thread that is profiled"
+    assert profile_files(tmp_path / "plain") == []

@@ -1,0 +1,144 @@
+"""The torch learner on prompts with images: log-probs, gradients and positions against transformers' own forward pass,
+and training that would not see its images."""
+
+# torch and transformers are typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText
+from vision_cases import model_folder, picture, prompt_ids, sequence_of
+
+from penstock.backends.checkpoint.vision_config import read_vision_part
+from penstock.backends.learners.batch.packing import pack, split_into_micro_batches
+from penstock.backends.learners.batch.sequences import TrainBatch, TrainSequence
+from penstock.backends.learners.torch.model import PackedModel
+from penstock.backends.learners.torch.sight import BlindModelError, check_sight
+from penstock.backends.vision.processor import ImageProcessor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def sequences(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[TrainSequence]:
+    """Two samples of a prompt of two turns with three images, one of the same text with other images, whose answer has
+    the token that stands for images, and one of text alone."""
+    images = tmp_path_factory.mktemp("images")
+    first = tuple(picture(images, seed, size) for seed, size in enumerate([(24, 16), (16, 16), (40, 24)]))
+    other = tuple(picture(images, seed, size) for seed, size in enumerate([(24, 16), (16, 16), (40, 24)], start=5))
+    text = "user: # and # differ?\nassistant: yes\nuser: and #?\nassistant: "
+    ids = prompt_ids(folder, text, first)
+    part = read_vision_part(folder)
+    assert part is not None
+    return [
+        sequence_of(ids, [12, 13, 14, 15, 1], first, number=0, sample=0),
+        sequence_of(ids, [20, 1], first, number=0, sample=1),
+        sequence_of(ids, [20, part.image_token_id, 30], other, number=1, sample=2),
+        sequence_of(prompt_ids(folder, "user: hm\nassistant: ", ()), [40, 41, 1], (), number=2, sample=3),
+    ]
+
+
+def loaded(folder: Path) -> PackedModel:
+    return PackedModel.load(folder, dtype="float32", device=torch.device("cpu"))
+
+
+def plain_logprobs(model: torch.nn.Module, folder: Path, sequence: TrainSequence) -> Tensor:
+    """Of one sequence alone, by transformers' own processor, positions and mask."""
+    part = read_vision_part(folder)
+    assert part is not None
+    ids = torch.from_numpy(sequence.tokens.astype(np.int64))[None]
+    kinds = (ids == part.image_token_id).int()
+    kinds[:, sequence.num_context :] = 0  # in a response it is text
+    if not sequence.media:
+        logits = model(input_ids=ids).logits
+    else:
+        patches = [ImageProcessor(part).patches(each) for each in sequence.media]
+        values = torch.cat([torch.from_numpy(each.values) for each in patches])
+        grids = torch.tensor([each.grid for each in patches])
+        positions, _ = model.model.get_rope_index(ids, kinds, image_grid_thw=grids)  # type: ignore[union-attr, operator]
+        seen = torch.cat(model.model.get_image_features(values, grids).pooler_output)  # type: ignore[union-attr, operator]
+        embedded = model.get_input_embeddings()(ids)  # type: ignore[operator]
+        embedded = embedded.masked_scatter(kinds[..., None].bool(), seen)
+        logits = model(inputs_embeds=embedded, position_ids=positions).logits
+    places = torch.from_numpy(sequence.trained)
+    return logits[0].log_softmax(-1)[places - 1, ids[0, places]]
+
+
+def test_logprobs_and_gradients_are_those_of_a_plain_loop(folder: Path, sequences: list[TrainSequence]) -> None:
+    model = loaded(folder)
+    plain = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    expected = [plain_logprobs(plain, folder, sequence) for sequence in sequences]
+    weights = [torch.linspace(-1.0, 2.0, len(each)) for each in expected]
+    torch.stack([(w * each).sum() for w, each in zip(weights, expected, strict=True)]).sum().backward()
+    by_sample = {sequence.sample: index for index, sequence in enumerate(sequences)}
+    parts = split_into_micro_batches(sequences, 90)
+    assert len(parts) > 1, "several micro-batches, of which one has two samples of a prompt"
+    for part in parts:
+        found = model.logprobs(pack(part), temperature=1.0)
+        wanted = torch.cat([expected[by_sample[each.sample]] for each in part])
+        assert torch.allclose(found, wanted, atol=1e-5)
+        (torch.cat([weights[by_sample[each.sample]] for each in part]) * found).sum().backward()
+    own = dict(model.model.named_parameters())
+    for name, parameter in plain.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.allclose(own[name].grad, parameter.grad, atol=1e-5), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def batch_of(sequences: list[TrainSequence]) -> TrainBatch:
+    return TrainBatch(tuple(sequences), np.zeros(4), np.zeros(4, dtype=np.int64), 0)
+
+
+def as_rolled_out(model: PackedModel, sequences: list[TrainSequence], *, is_blank: bool) -> list[TrainSequence]:
+    """The same with the log-probs of an engine that saw the images, or none of them."""
+    assert model.eyes is not None
+    model.eyes.is_blank = is_blank
+    made = [
+        each._replace(rollout_logprobs=model.logprobs(pack([each]), temperature=1.0).detach().numpy())
+        for each in sequences
+    ]
+    model.eyes.is_blank = False
+    return made
+
+
+@pytest.fixture
+def model(folder: Path) -> PackedModel:
+    return loaded(folder)
+
+
+def test_a_model_that_looks_is_trained(model: PackedModel, sequences: list[TrainSequence]) -> None:
+    batch = batch_of(as_rolled_out(model, sequences, is_blank=False))
+    assert check_sight(model, batch, version=0, temperature=1.0)
+    assert not check_sight(model, batch, version=1, temperature=1.0), "made by other weights: not known yet"
+    assert not check_sight(model, batch_of(sequences[3:]), version=0, temperature=1.0), "no image"
+
+
+def test_a_learner_that_does_not_look_is_refused(
+    model: PackedModel, sequences: list[TrainSequence], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = batch_of(as_rolled_out(model, sequences, is_blank=False))
+    eyes = model.eyes
+    assert eyes is not None
+    look = eyes._features  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(eyes, "_features", lambda values, grids: torch.zeros_like(look(values, grids)))
+    with pytest.raises(BlindModelError, match="the learner does not look at its images: over 2 prompts"):
+        check_sight(model, batch, version=0, temperature=1.0)
+
+
+def test_an_engine_that_does_not_look_is_refused(model: PackedModel, sequences: list[TrainSequence]) -> None:
+    batch = batch_of(as_rolled_out(model, sequences, is_blank=True))
+    with pytest.raises(BlindModelError, match="the engine does not look at its images"):
+        check_sight(model, batch, version=0, temperature=1.0)

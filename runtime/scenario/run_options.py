@@ -45,6 +45,10 @@ class RuntimeOptions(Options, frozen=True, kw_only=True):
     on this machine, which is quicker; for tests, notebooks and quick trials."""
     ray_address: str | None = None
     """null: Ray is started embedded and ends with the run."""
+    gpu_memory_gb: Annotated[float, Meta(ge=1)] | None = None
+    """Memory of each GPU that the run gets, in 10⁹ bytes: 80 for an H100. `--dry-run` compares with it what a rank of
+    the learner and an engine need, and fails where that is more; `--gpu-memory` goes before. null: it compares with
+    80 GB and only says so."""
     encrypt: bool = True
     """CURVE on every socket, with keys made for the run."""
     heartbeat_s: Seconds = 1.0

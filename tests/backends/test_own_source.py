@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,10 +18,10 @@ from penstock.messages.commands import ChooseRows, FetchPrompts, PromptRequest, 
 from penstock.messages.errors import UserFault
 from penstock.messages.flow import RowOutcome
 from penstock.messages.local import PromptsFetched, RowsDrawn
+from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from penstock.backends.data.own_source.backend import OwnSourceBackend
     from penstock.messages.samples import Prompt
@@ -236,3 +237,21 @@ def test_a_journal_has_one_process_and_a_damaged_one_is_refused(tmp_path: Path) 
     (tmp_path / FOLDER / ROWS_FILE).write_bytes(b"{}\n")
     with pytest.raises(UserFault, match="the file is damaged"):
         Journal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("data.path=lines:8",), r"data\.path.*the rows are those of the class that data\.source names"),
+        (("data.num_epochs=2",), r"data\.num_epochs.*has no end to count from"),
+        (("data.stream=true",), r"data\.stream.*nothing is read from a file"),
+        (("data.skip_bad_rows=true",), r"data\.skip_bad_rows.*leave bad ones out there"),
+        (("prompt_source.replay={fraction: 0.5, below_reward: 0.1}",), r"prompt_source\.replay.*which row comes next"),
+        (("data.source=null", "data.path=lines:8"), r"data\.source_options.*are for the class that data\.source names"),
+    ],
+)
+def test_what_cannot_work_beside_it_is_refused(overrides: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(textwrap.dedent(MINE))
+    given = ("data.path=null", f"data.source={tmp_path}/mine.py:Rows", "data.source_options={base: 3}", *overrides)
+    with pytest.raises(UserFault, match=f"(?s){message}"):
+        load_scenario(Path(__file__).parents[2] / "scenarios" / "quickstart.yaml", given)

@@ -97,7 +97,7 @@ class ThreadProfiler:
         import torch
 
         partial = self._folder / f".{name}{SNAPSHOT_SUFFIX}"
-        torch.cuda.memory._dump_snapshot(str(partial))  # documented so
+        torch.cuda.memory._dump_snapshot(str(partial))  # type: ignore[no-untyped-call]  # documented so
         torch.cuda.memory._record_memory_history(enabled=None)  # likewise
         partial.replace(self._folder / f"{name}{SNAPSHOT_SUFFIX}")
 

@@ -32,6 +32,8 @@ class Names(StrEnum):
     SAMPLES_HOOK = "hook"
     PRIORITY = "priority"
     ROUTING = "routing"
+    DATA_SOURCE = "data source"
+    EVALUATION_HOOK = "evaluation hook"
     TRAINING_HOOK = "training hook"
     TRACKER = "tracker"
 
@@ -67,6 +69,8 @@ EpisodeKey = Annotated[str, _marked(Names.EPISODE)]
 FilterKey = Annotated[str, _marked(Names.FILTER)]
 SampleFilterKey = Annotated[str, _marked(Names.SAMPLE_FILTER)]
 SamplesHookKey = Annotated[str, _marked(Names.SAMPLES_HOOK)]
+DataSourceKey = Annotated[str, _marked(Names.DATA_SOURCE)]
+EvaluationHookKey = Annotated[str, _marked(Names.EVALUATION_HOOK)]
 PriorityKey = Annotated[str, _marked(Names.PRIORITY)]
 RoutingKey = Annotated[str, _marked(Names.ROUTING)]
 TrainingHookKey = Annotated[str, _marked(Names.TRAINING_HOOK)]

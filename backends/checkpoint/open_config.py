@@ -37,4 +37,7 @@ def open_config(folder: Path) -> PreTrainedConfig:
     if built_as is None:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     whole, _ = PreTrainedConfig.get_config_dict(folder, local_files_only=True)
-    return AutoConfig.for_model(built_as, **{key: whole[key] for key in whole if key not in CUSTOM_CODE})
+    config: PreTrainedConfig = AutoConfig.for_model(
+        built_as, **{key: whole[key] for key in whole if key not in CUSTOM_CODE}
+    )
+    return config

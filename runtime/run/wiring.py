@@ -202,7 +202,7 @@ def _prompt_source(plan: RunPlan, epoch: int) -> PromptSourceSettings:
         epoch=epoch,
         seed=scenario.run.seed,
         num_rows=plan.num_rows,
-        shuffle=scenario.data.shuffle,
+        shuffle=_shuffles(plan),
         sources=plan.sources,
         chooses_rows=plan.chooses_rows,
         prefetch_rows=scenario.data.prefetch_rows if scenario.data.stream else 0,
@@ -289,6 +289,7 @@ def _buffer(plan: RunPlan) -> BufferSettings:
         keep_after_batches=scenario.filter.keep_when_insufficient,
         mask_old_tokens=staleness.mask_old_tokens,
         chooses_rows=plan.chooses_rows,
+        tells_row_ends=scenario.data.source is not None,
         settle_delay_s=scenario.runtime.settle_delay_s,
         keep_checkpoints=scenario.learner.keep_checkpoints,
         keep_samples=scenario.run.keep_samples,
@@ -297,7 +298,7 @@ def _buffer(plan: RunPlan) -> BufferSettings:
         else RunRecorded(
             seed=scenario.run.seed,
             num_rows=plan.num_rows,
-            shuffle=scenario.data.shuffle,
+            shuffle=_shuffles(plan),
             samples_per_group=num_samples,
             groups_per_batch=scenario.learner.groups_per_batch,
             sources=_mixture(plan.sources),
@@ -308,7 +309,12 @@ def _buffer(plan: RunPlan) -> BufferSettings:
 
 def _order(plan: RunPlan) -> PromptOrder:
     sources = plan.sources or (RowSource(name="", num_rows=plan.num_rows),)
-    return PromptOrder(sources, seed=plan.scenario.run.seed, shuffle=plan.scenario.data.shuffle)
+    return PromptOrder(sources, seed=plan.scenario.run.seed, shuffle=_shuffles(plan))
+
+
+def _shuffles(plan: RunPlan) -> bool:
+    """A class that makes rows has an order of its own."""
+    return plan.scenario.data.shuffle and plan.scenario.data.source is None
 
 
 def _mixture(sources: Sequence[RowSource]) -> str:

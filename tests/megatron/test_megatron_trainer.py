@@ -20,6 +20,8 @@ from penstock.backends.learners.batch.sequences import read_groups
 from penstock.backends.learners.megatron.bridge.architecture import read_architecture
 from penstock.backends.learners.megatron.speed import shape_of
 from penstock.backends.learners.objectives.spec import objective
+from penstock.backends.learners.recording_options import DumpOptions
+from penstock.backends.learners.step_dumps import read_step
 from penstock.backends.learners.torch import speed
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.reference import new_reference
@@ -110,6 +112,35 @@ def test_loss_and_gradient_are_those_of_the_torch_learner(
     for name, wanted in expected.items():
         np.testing.assert_allclose(found[name], wanted, rtol=0, atol=1e-5, err_msg=name)
     assert norm(expected) > 1, "there is something to see"
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["data 2", "context 2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tensor 2", "pipeline 2, tied"))],
+)
+def test_a_dump_has_what_the_torch_learner_writes_and_changes_no_bit(
+    layout: str, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path], tmp_path: Path
+) -> None:
+    family, num_ranks, keys = plan.LAYOUTS[layout]
+    folder, batches = tiny_family(family), plan.make_batches(1)
+    chosen = objective("gspo" if layout == "data 2" else "grpo", old_logprobs="recompute", kl_coef=0.1)
+    options = plan.learner_options(chosen, keys, num_updates=2)
+    dumped = msgspec.structs.replace(options, dump=DumpOptions())
+    torch_trainer(loaded(folder), dumped, tmp_path / "torch").train(batches[0], version=1, min_token_version=0)
+    ends: list[Weights] = []
+    for given, run in ((options, ""), (dumped, str(tmp_path / layout))):
+        answers = ranks(num_ranks).run(
+            "trainer_cases:trained", str(folder), encoded(given), num_ranks, encoded(batches), run
+        )  # fmt: skip
+        ends.append(answers[0][1])
+    assert all(np.array_equal(ends[0][name], ends[1][name]) for name in ends[0])
+    expected, found = read_step(tmp_path / "torch", 1), read_step(tmp_path / layout, 1)
+    assert [row.key for row in found] == [row.key for row in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.tokens.tolist(), ours.mask.tolist()) == (theirs.tokens.tolist(), theirs.mask.tolist())
+        for name, values in theirs.figures.items():
+            assert np.isfinite(values[theirs.mask]).all(), name
+            np.testing.assert_allclose(ours.figures[name], values, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("keys", [{}, plan.OVERLAPS, {"distributed_optimizer": False}, plan.TP2, plan.PP2])
@@ -257,11 +288,12 @@ def loaded(folder: Path) -> PackedModel:
     return PackedModel.load(folder, dtype="float32", device=CPU)
 
 
-def torch_trainer(model: PackedModel, options: LearnerOptions) -> PolicyTrainer:
+def torch_trainer(model: PackedModel, options: LearnerOptions, run_folder: Path | None = None) -> PolicyTrainer:
     model.freeze(options)
     return PolicyTrainer(
         model, options, temperature=plan.TEMPERATURE, num_steps=plan.NUM_STEPS,
         reference=new_reference(model, options), check_stop=lambda: None, seed=plan.SEED,
+        run_folder=run_folder,
     )  # fmt: skip
 
 

@@ -48,16 +48,19 @@ def workers_of(rank: int, num_ranks: int) -> WorkerGroup:
 
 
 def trained(
-    rank: int, folder: str, options: bytes, num_ranks: int, batches: bytes
+    rank: int, folder: str, options: bytes, num_ranks: int, batches: bytes, run_folder: str = ""
 ) -> tuple[list[dict[str, float]], dict[str, Any]]:
     """The figures of every batch, and on the first rank the weights after the last.
 
     Args:
         options: the ``learner:`` block, as msgpack.
         batches: groups of each batch, as msgpack.
+        run_folder: for dumps of steps.
     """
     learner = msgspec.msgpack.decode(options, type=LearnerOptions)
-    model, trainable, trainer = made(rank, folder, learner, num_ranks)
+    model, trainable, trainer = made(
+        rank, folder, learner, num_ranks, run_folder=Path(run_folder) if run_folder else None
+    )
     figures: list[dict[str, float]] = []
     for number, groups in enumerate(msgspec.msgpack.decode(batches, type=list[tuple[Group, ...]]), start=1):
         result = trainer.train(groups, version=number, min_token_version=0)
@@ -94,7 +97,7 @@ def short_of_memory(
     that ended the learner."""
     learner = msgspec.msgpack.decode(options, type=LearnerOptions)
     kept = Path(limit.folder)
-    model, trainable, trainer = made(rank, folder, learner, num_ranks, kept)
+    model, trainable, trainer = made(rank, folder, learner, num_ranks, kept=kept)
 
     def run_out(values: torch.Tensor) -> None:
         if values.shape[0] > limit.max_inputs:
@@ -162,7 +165,13 @@ def named_weights(model: ParallelModel, rank: int) -> dict[str, Any]:
 
 
 def made(
-    rank: int, folder: str, options: LearnerOptions, num_ranks: int, kept: Path | None = None
+    rank: int,
+    folder: str,
+    options: LearnerOptions,
+    num_ranks: int,
+    *,
+    run_folder: Path | None = None,
+    kept: Path | None = None,
 ) -> tuple[ParallelModel, TrainableModel, MegatronTrainer]:
     """A policy with its optimizer, and its trainer."""
     objective = options.objective
@@ -184,6 +193,7 @@ def made(
         trainable, reference, options, temperature=plan.TEMPERATURE, num_steps=plan.NUM_STEPS,
         check_stop=lambda: None, seed=plan.SEED, workers=workers_of(rank, num_ranks),
         critic=open_critic(trainable, options, num_steps=plan.NUM_STEPS, workers=workers_of(rank, num_ranks)),
+        run_folder=run_folder,
         folder=kept,
     )  # fmt: skip
     return model, trainable, trainer

@@ -24,6 +24,7 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("ledger", "engines"),
         ("learners",),
         ("data",),
+        ("vision",),
         ("checkpoint",),
         ("weights", "trackers"),
         ("processes",),

@@ -118,9 +118,9 @@ class MegatronTrainer(BatchTrainer):
         self._objective = self._recorder.around(
             open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
         )
-        self._reference = reference and MicroBatchRunner(
+        self._reference = None if reference is None else MicroBatchRunner(
             reference, reference.chunks, device=workers.device, temperature=temperature, check_stop=check_stop
-        )
+        )  # fmt: skip
         self._size_micro_batches(folder)
 
     def _size_micro_batches(self, folder: Path | None) -> None:

@@ -21,7 +21,7 @@ from penstock.runtime.contracts.cases import cases, texts
 from penstock.runtime.contracts.kinds import KINDS, check_function
 from penstock.runtime.scenario import load_scenario
 from penstock.runtime.slime.convert import to_scenario
-from penstock.runtime.slime.mapping import FUNCTIONS, NO_COUNTERPART, TO_BE_WRITTEN_ANEW
+from penstock.runtime.slime.mapping import FUNCTIONS, TO_BE_WRITTEN_ANEW
 from penstock.runtime.slime.script import read_script
 
 if TYPE_CHECKING:
@@ -98,10 +98,11 @@ def test_every_function_flag_of_slime_is_on_the_page_and_converted(tmp_path: Pat
     page = PAGE.read_text()
     flags = {*FUNCTIONS, "rollout-function-path", "dynamic-sampling-filter-path"}
     assert all(f"--{flag}" in page for flag in flags)
-    assert "custom-eval-rollout-log-function-path" in NO_COUNTERPART
     for flag, key in FUNCTIONS.items():
         script = tmp_path / "run.sh"
-        script.write_text(f"python3 train.py --hf-checkpoint /m --prompt-data /d --{flag} my.functions.one\n")
+        evaluates = "--eval-interval 5 --eval-prompt-data e /e.jsonl"
+        given = f"--hf-checkpoint /m --prompt-data /d {evaluates} --{flag} my.functions.one"
+        script.write_text(f"python3 train.py {given}\n")
         converted = to_scenario(read_script(script), "mine")
         if flag in TO_BE_WRITTEN_ANEW:
             assert any(left.flag == flag and key in left.reason for left in converted.left)

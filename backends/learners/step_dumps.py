@@ -152,12 +152,15 @@ def _rows(table: Any) -> Iterator[DumpedSequence]:  # noqa: ANN401 - as above
     columns = {name: table.column(name).combine_chunks() for name in ("group_id", "sample_index", "part", *names)}
 
     def of(name: str, row: int, absent: float, dtype: type[np.generic]) -> NDArray[Any]:
-        values = columns[name][row].values
-        return values.fill_null(absent).to_numpy(zero_copy_only=False).astype(dtype)
+        values = columns[name][row].values.fill_null(absent)
+        found: NDArray[Any] = values.to_numpy(zero_copy_only=False).astype(dtype)
+        return found
 
     for row in range(table.num_rows):
         yield DumpedSequence(
-            *(int(columns[name][row].as_py()) for name in ("group_id", "sample_index", "part")),
+            columns["group_id"][row].as_py(),
+            columns["sample_index"][row].as_py(),
+            columns["part"][row].as_py(),
             of("context", row, -1, np.int32),
             of("tokens", row, -1, np.int32),
             of("mask", row, False, np.bool_),

@@ -91,7 +91,7 @@ def dump_text(scenario: Scenario) -> str:
     num_steps, of_step = dumped_bytes(scenario)
     if not num_steps:
         return ""
-    parts = " for each part of an episode" if scenario.episodes is not None else ""
+    parts = " for each part of an episode" if scenario.episode.kind != "single" else ""
     return (
         f"# learner.dump: {num_steps} steps of at most {bytes_text(of_step)}{parts}, "
         f"{bytes_text(num_steps * of_step)} together before compression\n#\n"

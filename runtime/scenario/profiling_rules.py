@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def profiling_rules(s: Scenario) -> Iterator[Broken]:
     """See :mod:`penstock.runtime.scenario.rules`."""
     learner = s.learner
-    for key, block in (("dump", learner.dump), ("profile", learner.profile)):
-        if block is not None and not LEARNERS.spec(learner.backend).can_record_steps:
+    for key, given in (("dump", learner.dump), ("profile", learner.profile)):
+        if given is not None and not LEARNERS.spec(learner.backend).can_record_steps:
             able = " or ".join(LEARNERS.having(lambda spec: spec.can_record_steps))
             yield ("learner", key), f"a {learner.backend} learner cannot; set learner.backend: {able}, or remove it"
     if s.engines.profile is not None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Effect = Literal["same", "but_for", "other"]
 """On what is trained: none; one that can be named, and the job is the same but for it; or another job."""
 
-_DEBUG: Final = ("same", "a look at slime's own insides")
+_PROFILED: Final = ("same", "learner.profile and engines.profile name the steps to be profiled (docs/profiling.md)")
 _CI: Final = ("same", "a check of slime's own tests")
 _BUFFER: Final = (
     "other",
@@ -71,12 +71,12 @@ REASONS: Final[Mapping[str, tuple[Effect, str]]] = {
     "megatron-deepgemm-moe-forward-layers": _KERNEL,
     "megatron-deepgemm-moe-forward-modules": _KERNEL,
     "qwen-gdn-backend": _KERNEL,
-    "memory-recorder": _DEBUG,
-    "memory-snapshot-dir": _DEBUG,
-    "memory-snapshot-num-steps": _DEBUG,
-    "record-memory-history": _DEBUG,
-    "profile-target": _DEBUG,
-    "save-debug-train-data": _DEBUG,
+    "memory-recorder": _PROFILED,
+    "memory-snapshot-dir": _PROFILED,
+    "memory-snapshot-num-steps": _PROFILED,
+    "record-memory-history": _PROFILED,
+    "profile-target": _PROFILED,
+    "save-debug-train-data": ("same", "learner.dump writes single steps down (docs/profiling.md)"),
     "mtp-loss-scaling-factor": ("but_for", "multi-token prediction is not trained"),
     "padded-vocab-size": ("same", "the vocabulary is filled up by learner.megatron.vocab_multiple"),
     "ref-ckpt-step": ("other", "the reference is the model as it was before the first step"),
@@ -106,7 +106,7 @@ REASONS: Final[Mapping[str, tuple[Effect, str]]] = {
 EFFECTS: Final[Mapping[str, Effect]] = {
     **dict.fromkeys(
         (
-            "custom-eval-rollout-log-function-path", "prefill-num-servers", "update-weight-disk-dir",
+            "prefill-num-servers", "update-weight-disk-dir",
             "update-weight-disk-keep-files", "update-weight-mode", "update-weight-delta-encoding",
             "update-weight-delta-checksum", "update-weight-local-checkpoint-dir", "save-debug-rollout-data",
             "dump-details", "use-wandb", "disable-compute-advantages-and-returns",

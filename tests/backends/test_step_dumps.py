@@ -15,26 +15,35 @@ import numpy as np
 import pytest
 import torch
 from learner_cases import make_groups, open_learner, train_command
-from rank_cases import CPU, open_ranks
+from rank_cases import CPU
+from typer.testing import CliRunner
 
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.recording_options import DumpOptions, ProfileOptions
-from penstock.backends.learners.step_dumps import COLUMNS, DumpedSequence, dump_file, dumped_steps, read_step
+from penstock.backends.learners.step_dumps import (
+    COLUMNS,
+    DumpedSequence,
+    dump_file,
+    dumped_steps,
+    read_step,
+    write_step,
+)
 from penstock.backends.learners.torch.model import PackedModel
-from penstock.backends.learners.torch.parallel import parallelize, replica
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.backends.profiling import profile_files
 from penstock.messages.arrays import floats_view, tokens_view
 from penstock.messages.commands import OpenLearner, PublishWeights
+from penstock.messages.errors import UserFault
 from penstock.messages.local import BatchTrained, LearnerOpened, WeightsPublished
 from penstock.messages.samples import Loss
+from penstock.runtime.cli.app import app
+from penstock.runtime.observability.step_difference import compare_steps
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.messages.samples import Group
 
 NUM_STEPS = 3
@@ -50,7 +59,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(folder: Path, run: Path, **keys: Any) -> Trained:  # noqa: ANN401 - of the learner
     """A few steps of a learner with its own thread: their figures, and the weights it ends with."""
-    learner = open_learner(folder, run / "checkpoints", LearnerOptions(**{"learning_rate": 1e-3, **keys}))
+    options: dict[str, Any] = {"learning_rate": 1e-3, **keys}
+    learner = open_learner(folder, run / "checkpoints", LearnerOptions(**options))
     learner.ask(OpenLearner(), LearnerOpened)
     figures = [
         {metric.name: metric.value for metric in learner.ask(train_command(step), BatchTrained).metrics}
@@ -120,7 +130,7 @@ def test_masked_tokens_imitated_samples_and_losses_of_pairs_are_null_where_there
     first, second = make_groups()
     imitated = msgspec.structs.replace(first.samples[0], loss=Loss.SUPERVISED)
     groups = (msgspec.structs.replace(first, samples=(imitated, *first.samples[1:])), second)
-    run(model, tmp_path / "mixed", groups, min_token_version=1)
+    run(model, tmp_path / "mixed", groups, version=1)
     rows = rows_of(tmp_path / "mixed", 1)
     assert [row.mask.tolist()[:2] for row in rows] == [[False, True]] * 5
     assert [row.versions[0] for row in rows] == [-1] * 5
@@ -133,45 +143,76 @@ def test_masked_tokens_imitated_samples_and_losses_of_pairs_are_null_where_there
 
 
 def run(
-    model: PackedModel,
-    run_folder: Path,
-    groups: tuple[Group, ...],
-    workers: WorkerGroup | None = None,
-    *,
-    name: str = "dapo",
-    min_token_version: int = 0,
-    **keys: Any,  # noqa: ANN401 - of the learner
+    model: PackedModel, run_folder: Path, groups: tuple[Group, ...], *, name: str = "dapo", version: int = 0
 ) -> None:
-    """One step of a trainer."""
-    chosen = objective(name, **keys)
-    options = LearnerOptions(objective=chosen, max_tokens_per_micro_batch=16, dump=DumpOptions())
-    reference = None
-    if workers is not None:
-        parallelize(model, workers, options)
-        reference = replica(model, workers, options) if name == "dpo" or chosen.kl_coef else None
+    """One step of a trainer that trains tokens of this version and newer ones."""
+    options = LearnerOptions(objective=objective(name), max_tokens_per_micro_batch=16, dump=DumpOptions())
+    reference = model if name == "dpo" else None
     trainer = PolicyTrainer(
         model, options, temperature=1.0, num_steps=5, check_stop=lambda: None, run_folder=run_folder,
-        reference=model if workers is None and name == "dpo" else reference,
-        **({} if workers is None else {"workers": workers}),
+        reference=reference,
     )  # fmt: skip
-    trainer.train(groups, version=1, min_token_version=min_token_version)
+    trainer.train(groups, version=1, min_token_version=version)
 
 
-def run_on_ranks(workers: WorkerGroup, folder: Path, run_folder: Path, name: str) -> None:
-    run(PackedModel.load(folder, dtype="float32", device=CPU), run_folder, make_groups(), workers, name=name)
+def test_runs_are_told_apart_by_what_differs_first(folder: Path, tmp_path: Path) -> None:
+    plain: dict[str, Any] = {"dump": DumpOptions()}
+    others: dict[str, dict[str, Any]] = {
+        "same": {},
+        "rate": {"learning_rate": 2e-3},
+        "advantage": {"objective": objective("dapo", normalize_std=False)},
+        "reduction": {"objective": objective("dapo", reduction="sequence_mean")},
+    }
+    train(folder, tmp_path / "plain", **plain)
+    found: dict[str, tuple[int, str] | None] = {}
+    for name, keys in others.items():
+        train(folder, tmp_path / name, **plain, **keys)
+        difference = compare_steps(tmp_path / "plain", tmp_path / name, step=None, tolerance=0.0).difference
+        found[name] = None if difference is None else (difference.step, difference.column)
+    assert found == {"same": None, "rate": (2, "logprobs"), "advantage": (1, "advantages"), "reduction": (1, "losses")}
+    loose = compare_steps(tmp_path / "plain", tmp_path / "rate", step=2, tolerance=10.0)
+    assert loose.difference is None
 
 
-@pytest.mark.long_run
-def test_ranks_write_one_file_with_what_one_rank_writes(folder: Path, tmp_path: Path) -> None:
-    with open_ranks(2) as ranks:
-        for name in ("dapo", "gspo"):
-            for number in (1, 2):
-                ranks.run(number, run_on_ranks, folder, tmp_path / f"{name}{number}", name)
-            alone, both = (rows_of(tmp_path / f"{name}{number}", 1) for number in (1, 2))
-            assert [row.key for row in alone] == [row.key for row in both]
-            for one, other in zip(alone, both, strict=True):
-                for column, values in one.figures.items():
-                    assert other.figures[column] == pytest.approx(values, abs=2e-6, nan_ok=True), column
+def test_the_first_difference_is_the_cause_and_is_said_with_its_token(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    train(folder, tmp_path / "a", dump=DumpOptions(last_step=2))
+    rows = read_step(tmp_path / "a", 2)
+    tokens, advantages = rows[4].tokens.copy(), rows[0].figures["advantages"] + 1
+    tokens[1] = 7
+    planted = [
+        rows[0]._replace(figures={**rows[0].figures, "advantages": advantages}),
+        *rows[1:4],
+        rows[4]._replace(tokens=tokens),
+    ]  # fmt: skip
+    write_step(tmp_path / "b", 1, read_step(tmp_path / "a", 1))
+    write_step(tmp_path / "b", 2, planted)
+    words = ["diff-steps", str(tmp_path / "a"), str(tmp_path / "b")]
+    told = CliRunner().invoke(app, words)
+    assert told.exit_code == 1
+    assert "first difference: step 2, sample 1/2, token 1:" in told.output
+    assert "it differs in 1 tokens in 1 sequences; context are the same in this step" in told.output
+    as_json = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    assert as_json["difference"]["values"] == [float(rows[4].tokens[1]), 7.0]
+    assert as_json["steps"] == [1, 2]
+    same = CliRunner().invoke(app, [*words, "--step", "1"])
+    assert (same.exit_code, "no difference in step 1" in same.output) == (0, True)
+    write_step(tmp_path / "b", 2, rows[:-1])
+    told = CliRunner().invoke(app, words)
+    assert "sample 1/2, which one of the runs has not trained" in told.output
+
+
+def test_a_run_without_a_dump_is_told_the_key(tmp_path: Path) -> None:
+    with pytest.raises(UserFault, match=r"learner\.dump\.last_step=20"):
+        compare_steps(tmp_path, tmp_path, step=None, tolerance=0.0)
+    (tmp_path / "steps").mkdir()
+    (tmp_path / "steps" / "step-0000003.parquet").write_bytes(b"torn")
+    with pytest.raises(UserFault, match=r"step 4 is not written down .*found steps 3"):
+        compare_steps(tmp_path, tmp_path, step=4, tolerance=0.0)
+    with pytest.raises(UserFault, match="is no dump of a step that can be read"):
+        compare_steps(tmp_path, tmp_path, step=3, tolerance=0.0)
 
 
 def test_the_file_has_the_columns_that_are_documented(folder: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from penstock.backends.learners.batch.sequences import demonstration_sequence, r
 from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.options import LearnerOptions, WarmStartOptions
+from penstock.backends.learners.step_dumps import read_step
 from penstock.backends.learners.torch.attention import PACKED_ATTENTION
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.parallel import (
@@ -616,6 +617,34 @@ def test_a_warm_start_on_two_ranks_is_that_of_one(parallel: str, folder: Path, r
     alone = demonstrated(SOLO, folder / "tied", parallel)
     for found in ranks.run(2, demonstrated, folder / "tied", parallel):
         assert float(np.abs(found - alone).max()) <= TOLERANCE
+
+
+def write_down(workers: WorkerGroup, folder: Path, run_folder: Path, name: str, kind: type[PackedModel]) -> None:
+    """One step with a dump."""
+    model, options = loaded(folder, kind), learner_options(name, dump={}, max_tokens_per_micro_batch=64, num_updates=2)
+    parallelize(model, workers, options)
+    trainer = PolicyTrainer(
+        model, options, temperature=0.8, num_steps=10, reference=None, check_stop=lambda: None, workers=workers,
+        run_folder=run_folder,
+    )  # fmt: skip
+    trainer.train(make_batch(1), version=VERSION, min_token_version=5)
+
+
+@pytest.mark.parametrize("name", ["dapo", "gspo"])
+def test_a_dump_is_the_same_packed_padded_and_over_ranks(ranks: Ranks, folder: Path, tmp_path: Path, name: str) -> None:
+    ways: dict[str, tuple[int, type[PackedModel]]] = {
+        "packed": (1, PackedModel), "padded": (1, PaddedModel), "ranks": (2, PackedModel),
+    }  # fmt: skip
+    for way, (num_ranks, kind) in ways.items():
+        ranks.run(num_ranks, write_down, folder / "tied", tmp_path / way, name, kind)
+    rows = {way: read_step(tmp_path / way, VERSION) for way in ways}
+    assert any(row.part for row in rows["packed"]), "an episode is among them"
+    assert not all(row.mask.all() for row in rows["packed"])
+    for way in ("padded", "ranks"):
+        assert [row.key for row in rows[way]] == [row.key for row in rows["packed"]]
+        for ours, theirs in zip(rows[way], rows["packed"], strict=True):
+            for column, values in theirs.figures.items():
+                np.testing.assert_allclose(ours.figures[column], values, rtol=1e-5, atol=1e-6, err_msg=column)
 
 
 FREEZE: dict[str, Any] = {"freeze": ("embed_tokens", r"layers\.0\.", "q_proj")}

@@ -20,6 +20,8 @@ from penstock.backends.learners.batch.sequences import read_groups
 from penstock.backends.learners.megatron.bridge.architecture import read_architecture
 from penstock.backends.learners.megatron.speed import shape_of
 from penstock.backends.learners.objectives.spec import objective
+from penstock.backends.learners.recording_options import DumpOptions
+from penstock.backends.learners.step_dumps import read_step
 from penstock.backends.learners.torch import speed
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.reference import new_reference
@@ -112,6 +114,35 @@ def test_loss_and_gradient_are_those_of_the_torch_learner(
     assert norm(expected) > 1, "there is something to see"
 
 
+@pytest.mark.parametrize(
+    "layout",
+    ["data 2", "context 2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tensor 2", "pipeline 2, tied"))],
+)
+def test_a_dump_has_what_the_torch_learner_writes_and_changes_no_bit(
+    layout: str, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path], tmp_path: Path
+) -> None:
+    family, num_ranks, keys = plan.LAYOUTS[layout]
+    folder, batches = tiny_family(family), plan.make_batches(1)
+    chosen = objective("gspo" if layout == "data 2" else "grpo", old_logprobs="recompute", kl_coef=0.1)
+    options = plan.learner_options(chosen, keys, num_updates=2)
+    dumped = msgspec.structs.replace(options, dump=DumpOptions())
+    torch_trainer(loaded(folder), dumped, tmp_path / "torch").train(batches[0], version=1, min_token_version=0)
+    ends: list[Weights] = []
+    for given, run in ((options, ""), (dumped, str(tmp_path / layout))):
+        answers = ranks(num_ranks).run(
+            "trainer_cases:trained", str(folder), encoded(given), num_ranks, encoded(batches), run
+        )  # fmt: skip
+        ends.append(answers[0][1])
+    assert all(np.array_equal(ends[0][name], ends[1][name]) for name in ends[0])
+    expected, found = read_step(tmp_path / "torch", 1), read_step(tmp_path / layout, 1)
+    assert [row.key for row in found] == [row.key for row in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.tokens.tolist(), ours.mask.tolist()) == (theirs.tokens.tolist(), theirs.mask.tolist())
+        for name, values in theirs.figures.items():
+            assert np.isfinite(values[theirs.mask]).all(), name
+            np.testing.assert_allclose(ours.figures[name], values, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
 @pytest.mark.parametrize("keys", [{}, plan.OVERLAPS, {"distributed_optimizer": False}, plan.TP2, plan.PP2])
 def test_a_step_whose_gradient_is_no_number_changes_nothing(
     keys: dict[str, Any], ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
@@ -184,6 +215,45 @@ def test_a_stage_that_has_nothing_to_train_is_refused(
         ranks(2).run("trainer_cases:trained", str(tiny_family("qwen3")), encoded(wrong), 2, encoded([]))
 
 
+@pytest.mark.parametrize(
+    ("name", "place"), [("grpo", "forward"), ("grpo", "backward"), ("gspo", "backward"), ("ppo", "forward")]
+)
+def test_a_rank_that_runs_out_of_memory_has_all_of_them_go_on_with_smaller_micro_batches(
+    name: str, place: str, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder, batches = str(tiny_family("qwen3")), encoded(plan.make_batches(2))
+    keys: dict[str, Any] = {"critic": "shared"} if name == "ppo" else {}
+    options = plan.learner_options(objective(name, **keys), num_updates=2)
+    limit = plan.Limit(30, (1,), place, str(tmp_path))
+    answers = ranks(2).run("trainer_cases:short_of_memory", folder, encoded(options), 2, batches, limit)
+    assert [(size, story) for _, _, size, story in answers] == [(plan.MAX_TOKENS // 2, "")] * 2
+    smaller = encoded(msgspec.structs.replace(options, max_tokens_per_micro_batch=plan.MAX_TOKENS // 2))
+    figures, weights = ranks(2).run("trainer_cases:trained", folder, smaller, 2, batches)[0]
+    for found, wanted in zip(answers[0][0], figures, strict=True):
+        of_step = {key: value for key, value in wanted.items() if not key.startswith("perf/")}
+        assert {key: found[key] for key in of_step} == pytest.approx(of_step, rel=1e-6, abs=1e-7, nan_ok=True)
+    assert norm({key: answers[0][1][key] - weights[key] for key in weights}) < 5e-5
+
+
+def test_where_others_wait_in_a_layer_the_next_learner_has_smaller_micro_batches(
+    ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Both ranks run out, as here none would be ended while it waits for the other."""
+    keys, num_ranks = plan.TP2, 2
+    options, batches = plan.learner_options(megatron=keys), encoded(plan.make_batches(1))
+    limit = plan.Limit(15, (0, 1), "forward", str(tmp_path))  # of a sequence that two divide
+    for others, size, reason in (
+        ({}, 24, "out of memory with micro-batches of at most 48 tokens. .* goes on from its last checkpoint with 24"),
+        ({}, 24, "^$"),
+        ({"max_tokens_per_micro_batch": 40}, 20, "at most 40 tokens"),
+    ):
+        asked = encoded(msgspec.structs.replace(options, **others))
+        given = (str(tiny_family("qwen3")), asked, num_ranks, batches, limit)
+        for _, _, found, story in ranks(num_ranks).run("trainer_cases:short_of_memory", *given):
+            assert found == size
+            assert re.search(reason, story)
+
+
 def without_layout(options: LearnerOptions) -> bytes:
     """What the torch learner reads of these, for the cache."""
     return encoded(msgspec.structs.replace(options, megatron=type(options.megatron)()))
@@ -218,11 +288,12 @@ def loaded(folder: Path) -> PackedModel:
     return PackedModel.load(folder, dtype="float32", device=CPU)
 
 
-def torch_trainer(model: PackedModel, options: LearnerOptions) -> PolicyTrainer:
+def torch_trainer(model: PackedModel, options: LearnerOptions, run_folder: Path | None = None) -> PolicyTrainer:
     model.freeze(options)
     return PolicyTrainer(
         model, options, temperature=plan.TEMPERATURE, num_steps=plan.NUM_STEPS,
         reference=new_reference(model, options), check_stop=lambda: None, seed=plan.SEED,
+        run_folder=run_folder,
     )  # fmt: skip
 
 

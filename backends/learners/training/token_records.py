@@ -121,8 +121,8 @@ def _of_all(taken: list[_Taken], count: int, workers: WorkerGroup) -> Mapping[st
     for places, values in taken:
         bits[:, places] = (values + 0.0).contiguous().view(torch.int32)
     whole = workers.max_(bits).cpu()
-    values = whole.view(torch.float32).masked_fill(whole == _ABSENT, math.nan).numpy()
-    return dict(zip(FIGURES, values, strict=True))
+    found: NDArray[np.float32] = whole.view(torch.float32).masked_fill(whole == _ABSENT, math.nan).numpy()
+    return dict(zip(FIGURES, found, strict=True))
 
 
 def _rows(batch: TrainBatch, found: Mapping[str, NDArray[np.float32]]) -> list[DumpedSequence]:

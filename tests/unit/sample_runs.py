@@ -103,10 +103,10 @@ def dump_sample(folder: Path, group_id: int, index: int) -> None:
     (part,) = next(sample for sample in group.samples if sample.key.index == index).parts
     count = part.num_tokens
     figures = {name: np.full(count, np.nan, dtype=np.float32) for name in FIGURES}
-    figures["rollout_logprobs"] = floats_view(part.logprobs)
+    figures["rollout_logprobs"] = np.asarray(floats_view(part.logprobs))
     for name, value in (("logprobs", -0.75), ("ratios", 1.25), ("advantages", 2.0)):
         figures[name][:2] = value  # the last token is not trained
     mask = np.arange(count) < 2
-    tokens, versions = tokens_view(part.tokens), np.where(mask, 0, -1).astype(np.int32)
+    tokens, versions = np.asarray(tokens_view(part.tokens)), np.where(mask, 0, -1).astype(np.int32)
     row = DumpedSequence(group_id, index, 0, np.ones(2, dtype=np.int32), tokens, mask, versions, figures)
     write_step(folder, fate.version, [row])

@@ -10,6 +10,7 @@ EXTRAS: Final = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "mlflow": "mlflow",
+    "PIL": "vision",
 }
 """By the module that is imported."""
 
@@ -19,4 +20,5 @@ def missing_extra(module: str) -> str:
     if importlib.util.find_spec(module) is not None:
         return ""
     extra = EXTRAS[module]
-    return f'{extra} is not installed; it comes with an extra of the same name: pip install -e ".[{extra}]"'
+    what = "Pillow, which decodes images," if module == "PIL" else extra
+    return f'{what} is not installed; it comes with the extra {extra}: pip install -e ".[{extra}]"'

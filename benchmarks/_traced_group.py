@@ -115,8 +115,8 @@ class TracedGroups:
         observer, sent, begin_ns, end_ns = self._observers.get(name), [*commands], time.time_ns(), time.time_ns()
         if observer is None:  # a shell without traces makes all that as well
             return [b"" for each in sent if isinstance(each, Send)]
-        observer.handled(event, header, begin_ns, end_ns, sent)
-        return [observer.trace_of(each.event, context or b"") for each in sent if isinstance(each, Send)]
+        contexts = observer.handled(event, header, begin_ns, end_ns, sent)
+        return [contexts.get(id(each.event), b"") if contexts else b"" for each in sent if isinstance(each, Send)]
 
 
 def cost_us(folder: Path, fraction: float | None, num_groups: int) -> float:

@@ -45,7 +45,7 @@ NUM_CALLS: Final = 20_000
 REPETITIONS: Final = 7
 SPANS_A_BATCH: Final = 512
 GROUPS_A_REPETITION: Final = 640
-FRACTIONS: Final = {"with every sample traced": 1.0, "with one in ten": 0.1, "with none": 0.0}
+FRACTIONS: Final = {"with every group traced": 1.0, "with one in ten": 0.1, "with none": 0.0}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
 RECORDED: Final = "a span recorded as a tuple"
 DERIVED: Final = "the trace id of a sample, derived"
 HANDLED_ON: Final = "an event watched: its span, its stage, its context"
-HANDLED_OUT: Final = "the same, sample not among those traced"
+HANDLED_OUT: Final = "the same, group not among those traced"
 HANDLED_OFF: Final = "the same, tracing switched off (a check for None)"
 CONVERTED: Final = "a tuple made an OpenTelemetry span, where there is a collector"
 EXPORTED: Final = "a tuple written to the run's folder as OTLP/JSON"
@@ -152,8 +152,8 @@ def _observer(fraction: float) -> TraceObserver:
 
 
 def _watch(num_calls: int, observer: TraceObserver | None, *, is_empty: bool = False) -> None:
-    """What the Scorer hears and sends for one sample after another, with the three calls that a shell makes for each
-    event. Three events are three calls."""
+    """What the Scorer hears and sends for one sample after another, as a shell hands them over. Three events
+    are three calls."""
     prompt = Prompt(row=0, epoch=0, tokens=pack_tokens(range(16)))
     part = Part(tokens=pack_tokens([1]), logprobs=pack_floats([-1.0]), spans=(VersionSpan(1, 1),))
     header = Header("engine/0", 1, 1, 1, 0, bytes(24))
@@ -171,8 +171,6 @@ def _watch(num_calls: int, observer: TraceObserver | None, *, is_empty: bool = F
             observer.handled(generated, header, observer.clock_ns(), observer.clock_ns(), [])
         if observer is not None:
             observer.handled(judged, None, observer.clock_ns(), observer.clock_ns(), [*sends])
-        if observer is not None:
-            observer.trace_of(scored, b"")
         if observer is not None:
             observer.handled(settled, header, observer.clock_ns(), observer.clock_ns(), [])
 

@@ -54,6 +54,13 @@ class RowOutcome(Value, frozen=True, array_like=True):
     """Mean over its samples; None: no reward came."""
     is_rejected: bool
     """The Filter turned it away."""
+    end: str = ""
+    """What became of it after it came in, or instead: ``trained``, ``requeued`` (its row comes again), ``stale``,
+    ``failed`` or ``cancelled``. Empty: it came in. Told to sources of the user's only."""
+    cause: str = ""
+    """Of a rejection or an end. As ``end``."""
+    rewards: tuple[float, ...] = ()
+    """Of the samples of a group that came in. As ``end``."""
 
 
 class DemandGranted(Event, frozen=True, kw_only=True):

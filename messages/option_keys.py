@@ -31,6 +31,9 @@ class Names(StrEnum):
     SAMPLE_FILTER = "sample filter"
     SAMPLES_HOOK = "hook"
     PRIORITY = "priority"
+    ROUTING = "routing"
+    DATA_SOURCE = "data source"
+    EVALUATION_HOOK = "evaluation hook"
     TRAINING_HOOK = "training hook"
     TRACKER = "tracker"
 
@@ -42,7 +45,7 @@ class Names(StrEnum):
     @property
     def is_only_function(self) -> bool:
         """Whether no word stands for one that is built in."""
-        words = (Names.REWARD, Names.POLICY, Names.OBJECTIVE, Names.EPISODE_PART, Names.TRACKER)
+        words = (Names.REWARD, Names.POLICY, Names.ROUTING, Names.OBJECTIVE, Names.EPISODE_PART, Names.TRACKER)
         return self.is_function and self not in words
 
 
@@ -66,6 +69,9 @@ EpisodeKey = Annotated[str, _marked(Names.EPISODE)]
 FilterKey = Annotated[str, _marked(Names.FILTER)]
 SampleFilterKey = Annotated[str, _marked(Names.SAMPLE_FILTER)]
 SamplesHookKey = Annotated[str, _marked(Names.SAMPLES_HOOK)]
+DataSourceKey = Annotated[str, _marked(Names.DATA_SOURCE)]
+EvaluationHookKey = Annotated[str, _marked(Names.EVALUATION_HOOK)]
 PriorityKey = Annotated[str, _marked(Names.PRIORITY)]
+RoutingKey = Annotated[str, _marked(Names.ROUTING)]
 TrainingHookKey = Annotated[str, _marked(Names.TRAINING_HOOK)]
 TrackerKey = Annotated[str, _marked(Names.TRACKER)]

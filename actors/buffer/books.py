@@ -86,7 +86,7 @@ class Books:
         self.evaluations = Evaluations(settings.evaluation)
         self.rejections = Rejections()
         self.failures = Failures()
-        self.history = RowHistory(row_of)
+        self.history = RowHistory(row_of, tells_ends=settings.tells_row_ends)
 
     @property
     def checkpoint_version(self) -> int:
@@ -237,6 +237,7 @@ class Books:
             tracked = self.table.remove(group_id)
             assert tracked.record is not None
             self._prompt_ended(tracked.ordinal)
+            self.history.trained(tracked)
             self.accounts.trained(tracked.record)
         self.version, self.open_lease = entry.version, None
         self.evaluations.stepped(entry.version)

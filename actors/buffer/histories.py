@@ -4,6 +4,7 @@ Invariants:
 
 * Both follow from the ledger's entries alone, so a Buffer that is built from them knows the same.
 * A group has at most one outcome: that of its admission, or of being turned away. One that nobody judged has none.
+  Where a source of the user's is told of ends, one that came in has its end as well, and so has one that nobody judged.
 * A group that came in and has no recorded row was drawn by its place in the stream of prompts: where rows are chosen,
   none is issued before its row is recorded. So the entries say in which of the two ways a run was begun.
 * When a run that was begun by places goes on with chosen rows, the groups that are outstanding then keep the rows of
@@ -16,8 +17,11 @@ from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from penstock.messages.base import Metric
 from penstock.messages.flow import DemandGranted, GroupRow, RowOutcome
+from penstock.messages.samples import TerminalState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
     from penstock.messages.ledger import GroupClosed, GroupRecorded, RowsRecorded
 
 OUTCOMES_AT_ONCE: Final = 2000
+REQUEUED: Final = "requeued"
+MAX_CAUSE_CHARACTERS: Final = 200
 MAX_CAUSES: Final = 30
 """Of each kind that have a figure of their own; users may return as many causes as they like."""
 
@@ -72,8 +78,12 @@ def cause_name(cause: str) -> str:
 class RowHistory:
     """The list of outcomes, and the rows of requeued groups; empty unless rows are chosen."""
 
-    def __init__(self, row_of: Callable[[int], tuple[int, int]] | None = None) -> None:
-        """``row_of``: row and epoch of a place in the stream of prompts; None: nobody chooses rows."""
+    def __init__(self, row_of: Callable[[int], tuple[int, int]] | None = None, *, tells_ends: bool = False) -> None:
+        """
+        Args:
+            row_of: row and epoch of a place in the stream of prompts; None: nobody chooses rows.
+            tells_ends: the list has the ends of groups too, and the rewards of their samples.
+        """
         self.next_position = 0
         """In the stream of prompts: the first that no recorded row has taken."""
         self.is_recording = False
@@ -89,11 +99,14 @@ class RowHistory:
         self._rewards = array("d")
         """NaN where no reward came."""
         self._is_rejected = bytearray()
+        self._tells_ends = tells_ends
+        self._told: list[bytes] = []
+        """The list as msgpack, where it has more than the three above."""
         self._again: dict[int, GroupRow] = {}
         """Rows of groups that are granted anew, by ordinal."""
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._told) if self._tells_ends else len(self._rows)
 
     @property
     def begins(self) -> bool:
@@ -123,13 +136,20 @@ class RowHistory:
 
     def admitted(self, tracked: TrackedGroup, entry: GroupRecorded) -> None:
         """A group came in with its rewards."""
-        rewards = [note.reward for note in entry.samples if note.reward is not None]
-        self._came_in(tracked, sum(rewards) / len(rewards) if rewards else None, is_rejected=False)
+        rewards = tuple(note.reward for note in entry.samples if note.reward is not None)
+        self._came_in(tracked, sum(rewards) / len(rewards) if rewards else None, is_rejected=False, rewards=rewards)
+
+    def trained(self, tracked: TrackedGroup) -> None:
+        """A group was trained."""
+        self._ended(tracked, TerminalState.TRAINED, "")
 
     def closed(self, tracked: TrackedGroup, entry: GroupClosed) -> None:
         """A group ended otherwise than by training."""
         if entry.rejected_cause:
-            self._came_in(tracked, entry.mean_reward, is_rejected=True)
+            self._came_in(tracked, entry.mean_reward, is_rejected=True, cause=entry.rejected_cause)
+        elif entry.ended:
+            end = entry.ended[0]
+            self._ended(tracked, REQUEUED if entry.is_requeued else end.state, end.cause)
         if entry.is_requeued and tracked.row is not None:
             self._again[tracked.ordinal] = tracked.row
         elif entry.is_requeued and not self.is_recording:
@@ -150,7 +170,7 @@ class RowHistory:
 
     def outcomes(self, first: int) -> tuple[RowOutcome, ...]:
         """A stretch of the list, of a bounded size."""
-        end = min(len(self._rows), first + OUTCOMES_AT_ONCE)
+        end = min(len(self), first + OUTCOMES_AT_ONCE)
         return tuple(self._outcome(index) for index in range(first, end))
 
     def fill(self, demand: DemandGranted, groups: Iterable[TrackedGroup], *, num_known: int) -> DemandGranted:
@@ -166,16 +186,35 @@ class RowHistory:
             num_outcomes=len(self),
         )
 
-    def _came_in(self, tracked: TrackedGroup, reward: float | None, *, is_rejected: bool) -> None:
+    def _ended(self, tracked: TrackedGroup, end: str, cause: str) -> None:
+        if self._tells_ends and tracked.row is not None:
+            self._tell(RowOutcome(tracked.row.row, None, False, end, cause[:MAX_CAUSE_CHARACTERS]))
+
+    def _tell(self, outcome: RowOutcome) -> None:
+        self._told.append(msgspec.msgpack.encode(outcome))
+
+    def _came_in(
+        self,
+        tracked: TrackedGroup,
+        reward: float | None,
+        *,
+        is_rejected: bool,
+        cause: str = "",
+        rewards: tuple[float, ...] = (),
+    ) -> None:
         row = tracked.row
         if row is None and not self.is_recording:
             self._num_by_place += 1
             row = None if self._row_of is None else self._placed(tracked.group_id, tracked.ordinal)
-        if row is not None:
+        if row is not None and self._tells_ends:
+            self._tell(RowOutcome(row.row, reward, is_rejected, "", cause[:MAX_CAUSE_CHARACTERS], rewards))
+        elif row is not None:
             self._rows.append(row.row)
             self._rewards.append(float("nan") if reward is None else reward)
             self._is_rejected.append(is_rejected)
 
     def _outcome(self, index: int) -> RowOutcome:
+        if self._tells_ends:
+            return msgspec.msgpack.decode(self._told[index], type=RowOutcome)
         reward = self._rewards[index]
         return RowOutcome(self._rows[index], None if reward != reward else reward, bool(self._is_rejected[index]))

@@ -2,8 +2,9 @@
 
 Invariants:
 
-* A request is answered by what then holds. It is repeated until it is answered, so it is carried out once: what holds
-  already is accepted without a further record, and a repeat gets the answer that it got.
+* A request is answered by what then holds. It is repeated until it is answered for good, so it is carried out once:
+  what holds already is accepted without a further record, and a repeat gets the answer that it got. No Buffer takes
+  back what its predecessor has promised.
 * A policy and a pause are in the ledger before anything follows from them, and hold for every grant after that entry.
 
 | waits for | who ends it |
@@ -129,6 +130,10 @@ class OperatorSide:
 
     def _save(self, event: SaveAsked) -> tuple[str, str]:
         books = self._books
+        if self._run.phase is Phase.FILLING and books.version:
+            # Its predecessor may have promised this one. It is repeated, and the Learner is about to say where it is.
+            self._promise(event.request, books.version)
+            return "", ""
         if self._run.phase is not Phase.RUNNING:
             return f"the run is {self._run.phase}", ""
         if not books.version:
@@ -140,11 +145,13 @@ class OperatorSide:
             return "", f"version {books.checkpoint_version} is saved: {books.checkpoints[-1].path}"
         if is_new:  # said once, the runtime repeats it; a second one could have the next version saved too
             self._keeper.send(LEARNER, CheckpointDemanded(version=version))
-        if event.request:
-            text = f"a checkpoint of version {version} or a later one is asked for"
-            asked = OperatorAnswered(request=event.request, accepted=True, text=text, is_final=False)
-            self._keeper.send(SUPERVISOR, asked)
+        self._promise(event.request, version)
         return "", ""
+
+    def _promise(self, request: int, version: int) -> None:
+        if request:
+            text = f"a checkpoint of version {version} or a later one is asked for"
+            self._keeper.send(SUPERVISOR, OperatorAnswered(request=request, accepted=True, text=text, is_final=False))
 
     def saved(self) -> None:
         """A checkpoint is recorded: answer those who have asked for it."""

@@ -32,6 +32,8 @@ class BufferSettings(Value, frozen=True, kw_only=True):
     mask_old_tokens: bool = False
     chooses_rows: bool = False
     """PromptSource chooses the rows of groups; they are recorded before they are issued."""
+    tells_row_ends: bool = False
+    """It is told what became of each row in the end, and not only what came in."""
     settle_delay_s: float = 0.1
     keep_checkpoints: int = 1
     keep_samples: bool = False

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.actors.prompt_source.policies import RoutedSample
 from penstock.actors.prompt_source.routing import Cache
 from penstock.messages.evaluation import EvaluatedPlace
 from penstock.messages.parts import cut, join
@@ -210,12 +211,19 @@ class LeaseTable:
     def choose_engine(self, group: LeasedGroup, lease: Lease) -> EngineView | None:
         """Where this sample, whose prompt is read, goes next; None while it has to wait."""
         assert group.prompt is not None
-        return self.router.choose(
-            is_recorded=group.prompt.is_recorded,
+        sample = RoutedSample(
+            group_id=lease.key.group_id,
+            index=lease.key.index,
+            row=group.prompt.row,
+            num_prompt_tokens=len(group.prompt.tokens) // 4,
             min_version=group.min_version,
+            group_engine=group.engine,
+        )
+        return self.router.choose(
+            sample,
+            is_recorded=group.prompt.is_recorded,
             avoids=lease.avoids,
             cache=lease.cache,
-            group=group.engine,
             group_size=len(group.leases),
         )
 

@@ -31,6 +31,7 @@ from penstock.actors.first_failures import FirstFailures
 from penstock.actors.prompt_source.census import Census, Inheritance
 from penstock.actors.prompt_source.issuing import Issuing
 from penstock.actors.prompt_source.leases import Lease, LeasedGroup, LeaseState, LeaseTable
+from penstock.actors.prompt_source.policies import POLICIES
 from penstock.actors.prompt_source.pools import EnginePools
 from penstock.actors.prompt_source.prompts import Prompts
 from penstock.actors.prompt_source.recovering import Recovering, is_outdated
@@ -64,6 +65,7 @@ from penstock.messages.weights import EngineReady, VersionAnnounced
 
 if TYPE_CHECKING:
     from penstock.actors.prompt_source.census import Found
+    from penstock.actors.prompt_source.policies import RoutingPolicy
     from penstock.actors.prompt_source.settings import PromptSourceSettings
     from penstock.messages.commands import AnyCommand
     from penstock.messages.flow import SettledState
@@ -80,11 +82,19 @@ SWEEP_TIMER: Final = "sweep"
 class PromptSource:
     """The PromptSource's state machine."""
 
-    def __init__(self, settings: PromptSourceSettings) -> None:
+    def __init__(self, settings: PromptSourceSettings, routing: RoutingPolicy | None = None) -> None:
+        """``routing``: the user's own, where the settings name one."""
         self.settings = settings
-        is_affine = settings.options.routing == "prefix_affine"
+        options = settings.options
+        if routing is None and options.routing in POLICIES:
+            routing = POLICIES[options.routing]()
         self.table = LeaseTable(
-            EnginePools(recorded=settings.recorded_engines, is_affine=is_affine, max_load=settings.options.max_load)
+            EnginePools(
+                recorded=settings.recorded_engines,
+                is_affine=options.routing == "prefix_affine",
+                max_load=options.max_load,
+                policy=routing,
+            )
         )
         self.census = Census()
         self.issuing = Issuing(settings, self.table, self.census)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
 from penstock.messages.base import Options
-from penstock.messages.option_keys import PriorityKey
+from penstock.messages.option_keys import PriorityKey, RoutingKey
 from penstock.messages.rows import ReplayOptions
-
-Routing = Literal["prefix_affine", "least_loaded"]
 
 
 class PromptSourceOptions(Options, frozen=True, kw_only=True):
     """Which engine gets a sample, retries and deadlines."""
 
-    routing: Routing = "prefix_affine"
+    routing: RoutingKey = "prefix_affine"
     """``prefix_affine``: the samples of a group go to one engine, which computes their prompt once, and to others when
-    it is full. ``least_loaded``: each goes to the engine with the smallest share of its slots taken."""
+    it is full. ``least_loaded``: each goes to the engine with the smallest share of its slots taken. ``round_robin``:
+    one engine after the other. ``consistent_hash``: a prompt goes to the same engine whenever it comes, as long as that
+    has room. Or ``file.py:Class`` (docs/hooks.md)."""
     max_load: Annotated[float, Meta(ge=1, le=16)] = 1.5
     """Samples that an engine is given at most, relative to its slots. What is above 1 waits there: a slot that becomes
     free is taken at once, and an engine whose slots are full can be given a whole group."""

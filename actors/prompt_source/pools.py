@@ -16,6 +16,7 @@ from penstock.actors.prompt_source.routing import Router
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from penstock.actors.prompt_source.policies import RoutedSample, RoutingPolicy
     from penstock.actors.prompt_source.routing import Cache, EngineView
     from penstock.messages.weights import ServingEngine
 
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
 class EnginePools:
     """All engines of the run; see :class:`~penstock.actors.prompt_source.routing.Router` for each kind."""
 
-    def __init__(self, *, recorded: Collection[str], is_affine: bool, max_load: float) -> None:
-        """``recorded``: the names of the engines that answer with responses of rows."""
+    def __init__(
+        self, *, recorded: Collection[str], is_affine: bool, max_load: float, policy: RoutingPolicy | None = None
+    ) -> None:
+        """``recorded``: the names of the engines that answer with responses of rows; ``policy``: of those that
+        generate."""
         self._recorded_names = frozenset(recorded)
-        self._generating = Router(is_affine=is_affine, max_load=max_load)
+        self._generating = Router(is_affine=is_affine, max_load=max_load, policy=policy)
         self._recorded = Router(is_affine=is_affine, max_load=max_load)
         self.engines: Mapping[str, EngineView] = ChainMap(self._generating.engines, self._recorded.engines)
 
@@ -61,12 +65,10 @@ class EnginePools:
         self._recorded.serves(engines)
 
     def choose(
-        self, *, is_recorded: bool, min_version: int, avoids: str, cache: Cache | None, group: str, group_size: int
+        self, sample: RoutedSample, *, is_recorded: bool, avoids: str, cache: Cache | None, group_size: int
     ) -> EngineView | None:
         """The engine for a sample; None when it has to wait. ``is_recorded``: its row holds its response."""
-        return self._kind(is_recorded).choose(
-            min_version=min_version, avoids=avoids, cache=cache, group=group, group_size=group_size
-        )
+        return self._kind(is_recorded).choose(sample, avoids=avoids, cache=cache, group_size=group_size)
 
     def _kind(self, is_recorded: bool) -> Router:
         return self._recorded if is_recorded else self._generating

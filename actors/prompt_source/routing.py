@@ -10,12 +10,15 @@ The rules, the first that applies:
    loaded in proportion. One that serves the version that the sample needs goes before one that does not yet; one that
    the sample is to avoid is taken only when no other has room.
 
+With a policy (:mod:`.policies`) that takes the place of the second rule and the third: it says which engine of those
+with room, and no group waits until all of it fits.
+
 Invariants:
 
 * No engine is given more than its capacity, ``slots × max_load``: a short queue keeps its slots busy, a long one would
   only bind samples early.
-* The first two rules never let a sample queue while an engine that the third would take has a free slot: a group that
-  is larger than the room spreads.
+* Without a policy the first two rules never let a sample queue while an engine that the third would take has a free
+  slot: a group that is larger than the room spreads.
 * Every engine with room has one valid entry in the heap, and one in that of engines that serve the newest version
   which a group has asked for, if it does. Choosing costs O(log n), but O(n) once for each such version.
 """
@@ -28,9 +31,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from penstock.actors.prompt_source.policies import RoutedEngine, RoutedSample
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from penstock.actors.prompt_source.policies import RoutingPolicy
     from penstock.messages.weights import ServingEngine
 
 
@@ -84,7 +90,9 @@ _Heap = list[tuple[float, str, int]]
 class Router:
     """The engines, and which of them is next."""
 
-    def __init__(self, *, is_affine: bool, max_load: float) -> None:
+    def __init__(self, *, is_affine: bool, max_load: float, policy: RoutingPolicy | None = None) -> None:
+        """``policy``: what chooses in place of the rules; None: they do."""
+        self._policy = policy
         self.engines: dict[str, EngineView] = {}
         self._is_affine = is_affine
         self._max_load = max_load
@@ -141,18 +149,16 @@ class Router:
 
     # --- the choice -------------------------------------------------------------------------------------------
 
-    def choose(
-        self, *, min_version: int, avoids: str, cache: Cache | None, group: str, group_size: int
-    ) -> EngineView | None:
+    def choose(self, sample: RoutedSample, *, avoids: str, cache: Cache | None, group_size: int) -> EngineView | None:
         """The engine for a sample; None when it has to wait.
 
         Args:
-            min_version: the sample needs it.
+            sample: with the version that it needs, and the engine that the last sample of its group went to.
             avoids: the engine on which it did not get on; may be empty.
             cache: where what there is of it was made.
-            group: the engine that the last sample of its group went to; empty when it is the first one.
             group_size: samples of the group.
         """
+        min_version, group = sample.min_version, sample.group_engine
         if min_version > self._newest:
             self._newest = min_version
             self._serving = [self._entry(view) for view in self.engines.values() if self._is_serving(view)]
@@ -163,7 +169,20 @@ class Router:
         for view in self._preferred(cache, group):
             if view.name != avoids and (view.has_free_slot or (view.has_room and not first.has_free_slot)):
                 return view
+        if self._policy is not None:
+            return self._by_policy(self._policy, sample, avoids, first)
         return first if first.takes(group_size if self._is_affine and not group else 1) else None
+
+    def _by_policy(self, policy: RoutingPolicy, sample: RoutedSample, avoids: str, first: EngineView) -> EngineView:
+        given = [
+            RoutedEngine(
+                name=view.name, num_slots=view.num_slots, capacity=view.capacity, load=view.load, version=view.version
+            )
+            for view in self.engines.values()
+            if view.has_room and (view.name != avoids or first.name == avoids)
+        ]
+        name = policy.choose(sample, given)
+        return first if name is None else self.engines[name]
 
     def _preferred(self, cache: Cache | None, group: str) -> list[EngineView]:
         found: list[EngineView] = []

@@ -98,7 +98,7 @@ def _examined(folder: Path, tensors: CheckpointTensors) -> Examined:
 
 def _load_without_memory(folder: Path) -> tuple[PreTrainedModel, Mapping[str, Any]]:
     with quiet_transformers():
-        config = open_config(folder)
+        config: Any = open_config(folder)
         if hasattr(config, "quantization_config"):  # else transformers asks for the GPU that computes in it
             del config.quantization_config
         loaded = auto_class(folder).from_pretrained(

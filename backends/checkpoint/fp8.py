@@ -106,7 +106,7 @@ def quantize(name: str, weight: Tensor) -> tuple[Tensor, Tensor]:
     quantized = torch.empty(weight.shape, dtype=E4M3)
     scales = torch.empty(BLOCKS.scales_of(tuple(weight.shape)), dtype=torch.float32)
     num_columns = weight.shape[1]
-    for row, strip in enumerate(weight.split(BLOCKS.rows)):
+    for row, strip in enumerate(torch.split(weight, BLOCKS.rows)):
         values = strip.float()
         if not values.isfinite().all():
             raise UserFault(f"{name}: has numbers that are infinite or NaN, and FP8 has no place for them")
@@ -127,7 +127,7 @@ def dequantize(name: str, quantized: Tensor, scales: Tensor, blocks: Blocks, dty
     if not (scales.isfinite().all() and (scales > 0).all()):
         raise UserFault(f"{name}{SCALE}: has scales that are not positive and finite; fetch the checkpoint anew")
     weight = torch.empty(quantized.shape, dtype=dtype)
-    for row, strip in enumerate(quantized.split(blocks.rows)):
+    for row, strip in enumerate(torch.split(quantized, blocks.rows)):
         values = strip.float() * _widened(scales[row].float(), blocks, quantized.shape[1])
         if not values.isfinite().all():
             raise UserFault(f"{name}: has numbers that are infinite or NaN; fetch the checkpoint anew")
@@ -225,4 +225,5 @@ class _Quantized:
             return self._model[name]
         if self._last is None or self._last[0] != weight:
             self._last = (weight, *quantize(weight, self._model[weight]))
-        return self._last[2 if name != weight else 1]
+        _, quantized, scales = self._last
+        return quantized if name == weight else scales

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -12,6 +12,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def auto_class(folder: Path) -> Any:
+def auto_class(folder: Path) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
     """The class for models that see where the model does, and is of a family that we compute."""
     return AutoModelForCausalLM if find_vision_part(folder) is None else AutoModelForImageTextToText

@@ -1,5 +1,4 @@
-"""A small Qwen2.5-VL made on the spot: random weights, a character tokenizer with places for images, a chat template and
-an image processor. For tests, and to try a training run with images on a CPU."""
+"""A small Qwen2.5-VL made on the spot, with random weights and an image processor: for tests and trials on a CPU."""
 
 # transformers is typed in part only:
 # pyright: reportUnknownMemberType=false

@@ -64,7 +64,8 @@ def complete_tokenizer(source: Path, target: Path) -> None:
     pattern = _find_pattern(source)
     assert pattern is not None, "tiktoken_problem() was asked before"
     try:
-        tokenizer = cast("Tokenizer", _Converter(str(source / TIKTOKEN_FILE), pattern=pattern).converted())
+        converter: Any = _Converter
+        tokenizer: Tokenizer = converter(str(source / TIKTOKEN_FILE), pattern=pattern).converted()
         config_file = source / TOKENIZER_CONFIG_FILE
         said = config_file.read_bytes() if config_file.is_file() else b"{}"
         named = msgspec.json.decode(said, type=_TokenizerConfig, strict=False).added_tokens_decoder

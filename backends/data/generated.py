@@ -66,8 +66,14 @@ def sums_rows(path: str, rest: str, seed: int) -> Iterator[RawRow]:
 
 
 def shapes_rows(path: str, rest: str, seed: int) -> Iterator[RawRow]:
-    """``shapes:N``: columns ``prompt``, ``images`` (the bytes of one) and ``label`` (the first letter of a colour)."""
-    from penstock.backends.data.shapes import shapes_row  # brings Pillow
+    """``shapes:N``: columns ``prompt``, ``images`` (the bytes of one) and ``label`` (the first letter of a colour).
+
+    Raises:
+        DataError: Pillow is not installed.
+    """
+    if missing := missing_extra("PIL"):
+        raise DataError(f"{path}: {missing}")
+    from penstock.backends.data.shapes import shapes_row
 
     for index in range(_count(path, rest, "shapes:256")):
         row = shapes_row(seed, index)

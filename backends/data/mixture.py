@@ -41,6 +41,9 @@ class NamedSource(NamedTuple):
 
 def named_sources(data: DataOptions) -> tuple[NamedSource, ...]:
     """The sources of a ``data:`` block that its rules have passed."""
+    if data.source is not None:
+        file, _, name = data.source.rpartition(":")
+        return (NamedSource(name, "data.source", file, data),)
     if data.path is not None:
         return (NamedSource(_stem(data.path), "data.path", data.path, data),)
     return tuple(

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.messages.base import Options
-from penstock.messages.option_keys import RowsKey
+from penstock.messages.option_keys import DataSourceKey, RowsKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -104,6 +104,13 @@ class DataOptions(Options, frozen=True, kw_only=True):
     of a reasoning-gym task. null: see ``sources``."""
     sources: tuple[SourceOptions, ...] = ()
     """Several sources, in place of ``path``."""
+    source: DataSourceKey | None = None
+    """``file.py:Class``: a class that makes rows as the run asks for them, and is told what became of them, in place of
+    ``path``. Its rows come in its own order; ``shuffle`` says nothing."""
+    source_options: dict[str, Scalar] = msgspec.field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
+    """What the class is called with."""
+    source_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
+    """For one call of it, also one that waits for rows; a longer one ends the run."""
     prompt_key: str = "prompt"
     """Column with the prompt: a string, or a list of chat messages."""
     label_key: str | None = "label"

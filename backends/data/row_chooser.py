@@ -109,6 +109,8 @@ class RowChooser:
 
     def _take(self, outcomes: Iterable[RowOutcome]) -> None:
         for outcome in outcomes:
+            if outcome.end:
+                continue  # it came in before, or nobody judged it
             record = self._records.setdefault(outcome.row, RowRecord())
             record.seen += 1
             record.rejected += outcome.is_rejected

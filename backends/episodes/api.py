@@ -201,6 +201,8 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 class ErrorReply(msgspec.Struct, frozen=True):
     error: ErrorBody
+    type: str = "error"
+    """Which Anthropic's protocol has, and OpenAI's does not look at."""
 
 
 # --- sessions -----------------------------------------------------------------------------------------------------

@@ -31,7 +31,8 @@ def check_key(headers: Mapping[str, str], token: str) -> None:
     Raises:
         RequestError: it does not.
     """
-    if not check_token(headers, token):
+    given = headers.get("x-api-key")  # Anthropic's clients have it there
+    if not check_token(headers if given is None else {"Authorization": f"Bearer {given}"}, token):
         raise RequestError(
             401, "invalid_api_key", "the API key is not that of this run; it is in gateway/token of its folder"
         )

@@ -26,6 +26,7 @@ from penstock.backends.episodes.api import (
     SessionTaken,
 )
 from penstock.backends.episodes.http import answer_errors, check_key, json_response
+from penstock.backends.episodes.messages_api import MessageReplies, MessagesRequest, as_chat
 from penstock.backends.episodes.replies import EpisodeEndedError, Replies
 from penstock.backends.episodes.sessions import ignored_fields
 from penstock.backends.processes.http_server import BOUNDS, RequestError, application, decoded
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 
 MAX_WAIT_S: Final = 600.0
+STREAM_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 MAX_REWARD: Final = 1e9
 """Squares of it, summed over any batch, are still numbers in float32."""
 MAX_COMPONENTS: Final = 64
@@ -87,6 +89,7 @@ class GatewayServer:
                 web.post("/sessions/{name}/finish", self._finish),
                 web.post("/sessions/{name}/v1/chat/completions", self._chat),
                 web.post("/sessions/{name}/v1/completions", self._complete),
+                web.post("/sessions/{name}/v1/messages", self._messages),
                 web.get("/sessions/{name}/v1/models", self._models),
                 web.get("/v1/models", self._models),
             ]
@@ -217,6 +220,29 @@ class GatewayServer:
         session = self._session(request)
         return await self._answer(request, asked, session, session.complete(asked))
 
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
+        """As :meth:`_chat`, in Anthropic's protocol."""
+        asked = as_chat(decoded(await request.read(), MessagesRequest))
+        session = self._session(request)
+        run, ignored = session.chat(asked), ignored_fields(asked, self._rules.sampling)
+        replies = MessageReplies(asked, run, session=session.name, model=self._rules.model, ignored=ignored)
+        if not asked.stream:
+            try:
+                return json_response(await replies.whole())
+            except EpisodeEndedError:
+                raise _gone(session) from None
+        response = web.StreamResponse(headers=STREAM_HEADERS)
+        await response.prepare(request)
+        try:
+            async for event in replies.stream():
+                await response.write(f"event: {event['type']}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n")
+        except EpisodeEndedError:
+            body = ErrorReply(ErrorBody(_gone(session).message, "invalid_request_error", "session_gone"))
+            await response.write(b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n")
+        except ConnectionError:
+            pass  # as in _answer
+        return response
+
     async def _answer(
         self, request: web.Request, asked: ChatRequest | CompletionRequest, session: Session, run: TurnRun
     ) -> web.StreamResponse:
@@ -229,7 +255,7 @@ class GatewayServer:
                 return json_response(await replies.whole())
             except EpisodeEndedError:
                 raise _gone(session) from None
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        response = web.StreamResponse(headers=STREAM_HEADERS)
         await response.prepare(request)
         try:
             async for piece in replies.stream():

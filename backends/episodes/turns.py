@@ -113,6 +113,11 @@ class TurnRun:
         """See :class:`~penstock.backends.episodes.protocol.TurnListener`."""
         self._loop.call_soon_threadsafe(self._end, turn, outcome)
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """That the model sees before the turn."""
+        return self._num_prompt_tokens
+
     async def changed(self) -> None:
         """Wait until there are more tokens, or it is over; the session's deadline sees to that."""
         await self._changed.wait()

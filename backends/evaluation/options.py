@@ -9,7 +9,7 @@ from msgspec import Meta
 from penstock.backends.data.options import MediaKeys, Scalar
 from penstock.backends.rewards.options import RewardOptions
 from penstock.messages.base import Options
-from penstock.messages.option_keys import EpisodeKey, RowsKey
+from penstock.messages.option_keys import EpisodeKey, EvaluationHookKey, RowsKey
 
 DatasetName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
@@ -106,3 +106,6 @@ class EvaluationOptions(Options, frozen=True, kw_only=True):
     """What holds for each dataset that does not say otherwise."""
     datasets: tuple[EvaluationDataset, ...] = ()
     """Datasets that are evaluated; empty: none."""
+    log_function: EvaluationHookKey | None = None
+    """``file.py:function``: called with each dataset of each evaluation that is done: its name, version, figures, and
+    the file with its answers. What it raises is told, and the run goes on."""

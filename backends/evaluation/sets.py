@@ -82,6 +82,8 @@ def _data_of(dataset: EvaluationDataset, defaults: EvaluationSettings, run: Data
         run,
         path=dataset.path,
         sources=(),
+        source=None,
+        source_options={},
         teacher_prompt_key=None,
         prompt_key=_first(dataset.prompt_key, defaults.prompt_key, run.prompt_key),
         label_key=label_key or None,

@@ -313,7 +313,7 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     warm_start: WarmStartOptions | None = None
     """Supervised steps before the run, for a model that earns nothing yet. null: none."""
     freeze_vision: bool = False
-    """Leave the weights of the part that sees as they are, of a model that has one, and train the language model alone."""
+    """Of a model that sees: leave the part that does so as it is, and train the language model alone."""
     lora: LoraOptions | None = None
     """null: all weights are trained. A warm start always trains all of them; the adapters come after it."""
     freeze: NamePatterns = ()

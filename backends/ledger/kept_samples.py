@@ -28,6 +28,7 @@ import msgspec
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.ledger.evaluation_answers import outcome_words, response_text
 from penstock.messages.base import Metric
+from penstock.messages.samples import Media
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -90,6 +91,8 @@ class KeptSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     oldest_version: int | None = None
     engine: str = ""
     attempt: int = 0
+    media: tuple[Media, ...] = ()
+    """Images of the prompt, by reference."""
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -157,6 +160,7 @@ def kept_samples(command: KeepSamples, text_of: Callable[[list[int]], str], now_
         row=group.prompt.row,
         prompt=clipped(group.prompt.text),
         label=clipped(group.prompt.label),
+        media=tuple(each for each in group.prompt.media if each.digest),
     )
     samples = {sample.key.index: sample for sample in group.samples}
     for index in sorted(samples.keys() | ends.keys()):

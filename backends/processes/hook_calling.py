@@ -18,6 +18,7 @@ from penstock.backends.processes.user_code import UserCodeError, described, erro
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -44,6 +45,20 @@ class Hook(Generic[Result]):
         if inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found):
             raise UserCodeError(f"{key}: {spec}: expected a plain function, found one with async or yield")
         self._function = cast("Callable[..., Result]", found)
+
+    @classmethod
+    def around(cls, function: Callable[..., Result], path: Path, name: str, key: str) -> Hook[Result]:
+        """One that is loaded already.
+
+        Args:
+            function: of the user's.
+            path: the file that it is in.
+            name: in messages.
+            key: of the scenario that names it.
+        """
+        hook = cls.__new__(cls)
+        hook._function, hook._path, hook._name, hook.key = function, path, name, key
+        return hook
 
     def __call__(self, *given: object) -> Result:
         """Call it.

@@ -23,6 +23,9 @@ from penstock.messages.errors import UserFault
 if TYPE_CHECKING:
     from penstock.messages.samples import Media
 
+THUMBNAIL_SIDE: Final = 64
+THUMBNAIL_SOURCE_BYTES: Final = 20_000_000
+THUMBNAIL_SOURCE_PIXELS: Final = 16_777_216
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 
@@ -49,7 +52,7 @@ def picture_facts(data: bytes, max_pixels: int) -> PictureFacts:
     return PictureFacts(image.width, image.height, hashlib.sha256(data).hexdigest())
 
 
-def read_picture(media: Media) -> Image.Image:
+def read_picture(media: Media, max_pixels: int | None = None) -> Image.Image:
     """An image of a prompt, which was found to be good when the rows were read.
 
     Raises:
@@ -61,7 +64,20 @@ def read_picture(media: Media) -> Image.Image:
         raise BadPictureError(f"{media.reference} cannot be read any more: {error.strerror}") from error
     if hashlib.sha256(data).hexdigest() != media.digest:
         raise BadPictureError(f"{media.reference} is not the image that it was when the rows were read; put it back")
-    return _decoded(data, None)
+    return _decoded(data, max_pixels)
+
+
+def thumbnail(media: Media) -> tuple[int, int, bytes] | None:
+    """Width, height and RGBA pixels of a small picture of an image; None: it is gone, or is not what it was."""
+    try:
+        path = Path(media.reference)
+        if not path.is_file() or path.stat().st_size > THUMBNAIL_SOURCE_BYTES:
+            return None
+        image = read_picture(media, THUMBNAIL_SOURCE_PIXELS)
+    except (OSError, ValueError, BadPictureError):
+        return None
+    image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+    return image.width, image.height, image.convert("RGBA").tobytes()
 
 
 def keep_picture(folder: Path, data: bytes, digest: str) -> Path:

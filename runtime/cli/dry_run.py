@@ -12,8 +12,9 @@ from penstock.runtime.cli.megatron_plan import megatron_text
 from penstock.runtime.cli.node_plan import node_text, plan_nodes
 from penstock.runtime.cli.placement import placement
 from penstock.runtime.cli.tables import aligned
-from penstock.runtime.launch.machine import FAILED, ask_machine
+from penstock.runtime.launch.machine import FAILED, LEFT_OUT, OK, ask_machine
 from penstock.runtime.observability.texts import bytes_text
+from penstock.runtime.preflight.gpu_memory import memory_outcome
 from penstock.runtime.run.placement import needs_of
 from penstock.runtime.safe_text import without_credentials
 from penstock.runtime.scenario import dump_scenario
@@ -42,7 +43,7 @@ def show_plan(
         scenario: resolved.
         console: where to.
         gpus_per_node: of the cluster that the placement is shown for.
-        gpu_gb: memory that the learner's is compared with.
+        gpu_gb: memory of a GPU, that what learner and engines need is compared with; before what the scenario says.
         is_full: with every key, also those that are left at their defaults.
 
     Returns:
@@ -50,6 +51,8 @@ def show_plan(
     """
     with console.status("looking at this machine …"):
         outcomes = ask_machine(scenario, Path(scenario.run.folder).expanduser().absolute())
+        if plan_nodes(scenario, gpus_per_node) is not None:
+            outcomes["GPU memory"] = memory_outcome(scenario, gpu_gb, ok=OK, failed=FAILED, left_out=LEFT_OUT)
         layout = layout_text(scenario, gpus_per_node=gpus_per_node, gpu_gb=gpu_gb)
     resolved = without_credentials(dump_scenario(scenario, is_short=not is_full))
     text = f"{resolved}\n{placement_text(scenario)}#\n{layout}{dump_text(scenario)}{machine_text(outcomes)}"
@@ -63,7 +66,7 @@ def show_plan(
 def layout_text(scenario: Scenario, *, gpus_per_node: int | None = None, gpu_gb: float | None = None) -> str:
     """Nodes and their GPUs, and how a Megatron learner divides its model over its ranks, as comment lines; empty where
     neither is asked for."""
-    nodes = plan_nodes(scenario, gpus_per_node)
+    nodes, gpu_gb = plan_nodes(scenario, gpus_per_node), gpu_gb or scenario.runtime.gpu_memory_gb
     blocks = [node_text(nodes)] if nodes is not None else []
     if LEARNERS.spec(scenario.learner.backend).has_layout:
         on_gpus = nodes is not None and scenario.learner.device != "cpu"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.learners.megatron.layout.memory import Extras, estimate_stages
-from penstock.backends.learners.objectives.validity import needs_reference
-from penstock.runtime.cli.engine_memory import DEFAULT_GPU_GB, GB
 from penstock.runtime.cli.tables import aligned, bytes_text
+from penstock.runtime.preflight.gpu_memory import DEFAULT_GPU_GB, GB, megatron_stages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,10 +27,7 @@ def memory_lines(
     learner = scenario.learner
     precision = learner.megatron.precision or scenario.model.dtype
     tokens = max(learner.max_tokens_per_micro_batch, scenario.model.max_context)
-    extras = Extras(has_reference=needs_reference(learner.objective), has_own_critic=learner.objective.critic == "own")
-    stages = estimate_stages(
-        architecture, layout, learner.megatron, precision=precision, max_tokens=tokens, extras=extras
-    )
+    stages = megatron_stages(scenario, architecture, layout)
     fullest = max(stages, key=lambda estimate: estimate.total)
     of_stage = f" (one of stage {fullest.stage})" if layout.pipeline > 1 else ""
     yield f"memory: the fullest rank{of_stage}, with micro-batches of {tokens} tokens"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.backends.learners.megatron.bridge.weight_map import padded_vocab_size, parameters_of
+from penstock.backends.learners.megatron.bridge.weight_map import num_weights, padded_vocab_size
 from penstock.backends.learners.megatron.layout.layout import layout_of
 from penstock.backends.learners.megatron.layout.memory import pieces_of
 from penstock.backends.learners.megatron.layout.stages import layers_of_stages
@@ -72,7 +72,7 @@ def _indented(lines: Iterable[str]) -> Iterator[str]:
 
 def _model_lines(scenario: Scenario, found: Found) -> Iterator[str]:
     architecture, model = found.architecture, scenario.model
-    total = sum(parameter.num_elements for parameter in parameters_of(architecture))
+    total = num_weights(architecture)
     experts = architecture.experts
     text = f"{architecture.family.model_type}, {architecture.num_layers} layers, {count_text(total)} parameters"
     if experts is not None:

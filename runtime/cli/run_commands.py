@@ -53,7 +53,7 @@ def run(
         int | None, typer.Option(min=1, help="With --dry-run: GPUs of a node of the cluster; 8 without it.")
     ] = None,
     gpu_memory: Annotated[
-        float | None, typer.Option(min=1, metavar="GB", help="With --dry-run: memory of a GPU; 80 without it.")
+        float | None, typer.Option(min=1, metavar="GB", help="With --dry-run: of a GPU; else the scenario's.")
     ] = None,
     keep_samples: Annotated[
         bool, typer.Option("--keep-samples", help="Keep every trained sample as Parquet; as run.keep_samples=true.")

@@ -62,6 +62,8 @@ def _show(sample: ShownSample, console: Console, limit: int | None) -> None:
     facts += [f"{kept.outcome}: {kept.detail}" if kept.detail else kept.outcome] if kept.outcome else []
     facts += [f"from version {kept.oldest_version}"] if kept.oldest_version is not None else []
     console.print(Text(terminal_text(" · ".join(facts)), style="cyan"), soft_wrap=True)
+    for image in kept.media:
+        console.print(Text(f"image {terminal_text(image.reference)}", style="dim"), soft_wrap=True)
     if kept.reason:
         console.print(Text(terminal_lines(kept.reason), style="red"), soft_wrap=True)
     for title, text in (("prompt", kept.prompt), ("label", kept.label), ("response", kept.response)):

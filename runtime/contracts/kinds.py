@@ -27,8 +27,10 @@ KINDS: Final[Mapping[str, Kind]] = {
     "filter": Kind("filter.function", "keeps a group or turns it away"),
     "sample_filter": Kind("filter.sample_function", "keeps a sample or drops it"),
     "all_samples": Kind("filter.all_samples_hook", "is shown every group"),
+    "source": Kind("data.source", "makes rows"),
     "priority": Kind("prompt_source.priority", "says which prompts come sooner"),
     "policy": Kind("staleness.policy", "paces and ranks"),
+    "routing": Kind("prompt_source.routing", "says which engine gets a sample"),
     "generate": Kind("episode.generate", "plays an episode"),
     "postprocess": Kind("learner.objective.postprocess_function", "changes the rewards of a group"),
     "advantage": Kind("learner.objective.advantage_function", "makes advantages of rewards"),
@@ -38,6 +40,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "conversion": Kind("learner.conversion_function", "changes sequences before they are trained"),
     "rollout_log": Kind("learner.rollout_log_function", "adds figures of what was generated"),
     "step_log": Kind("learner.step_log_function", "adds figures of what was trained"),
+    "evaluation_log": Kind("evaluation.log_function", "is told of each evaluation"),
     "weight_names": Kind("weights.names_function", "names weights for engines"),
     "tracker": Kind("observability.trackers[].name", "is told how a run goes"),
 }
@@ -75,6 +78,18 @@ def _contract(kind: str) -> Callable[[Checks], None]:
         from penstock.runtime.contracts.pacing import check_policy
 
         return check_policy
+    if kind == "routing":
+        from penstock.runtime.contracts.routing import check_routing
+
+        return check_routing
+    if kind == "source":
+        from penstock.runtime.contracts.sourcing import check_source
+
+        return check_source
+    if kind == "evaluation_log":
+        from penstock.runtime.contracts.tracking import check_evaluation_log
+
+        return check_evaluation_log
     if kind == "tracker":
         from penstock.runtime.contracts.tracking import check_tracker
 

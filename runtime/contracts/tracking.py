@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from penstock.backends.processes.user_code import load_object
 from penstock.backends.trackers.protocol import TrackedRun, TrackedSample
 from penstock.messages.errors import UserFault
+from penstock.runtime.observability.evaluation_log import EvaluationLog, FinishedEvaluation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +55,20 @@ def check_tracker(checks: Checks) -> None:
         checks.run("samples takes usual and awkward texts", lambda: tracker.samples(2, [usual, AWKWARD]))
         checks.run("finish takes the summary and the files", lambda: tracker.finish({"completed": True}, [report]))
         checks.run("a resumed run has one, too", lambda: _resumed(make, _run(checks.spec, folder, resumes=True)))
+
+
+def check_evaluation_log(checks: Checks) -> None:
+    """It is told of an evaluation with figures, and of one without any answer."""
+    found: list[EvaluationLog] = []
+    with tempfile.TemporaryDirectory() as name:
+        if not checks.run("it can be loaded", lambda: found.append(EvaluationLog(checks.spec, Path(name)))):
+            return
+        answers = Path(name) / "000-gsm8k.jsonl"
+        answers.write_text('{"response": "\\u001b[2J<script>", "reward": 1.0}\n')
+        usual = FinishedEvaluation(0, "gsm8k", 20, {"reward_mean": 0.4, "pass@1": 0.4, "missing": 0.0}, answers)
+        empty = usual._replace(number=1, figures={"missing": 1.0, "num_answers": 0.0}, samples_file=Path(name) / "none")
+        checks.run("it takes an evaluation", lambda: found[0].call(usual))
+        checks.run("it takes one without any answer", lambda: found[0].call(empty))
 
 
 def _resumed(make: Callable[[TrackedRun], Tracker], run: TrackedRun) -> None:

@@ -15,6 +15,7 @@ from penstock.messages.errors import UserFault
 from penstock.runtime.dashboard.routes import Query, Route, View
 from penstock.runtime.dashboard.sql_box import LIMIT_S, START_S, SqlQuery, ask
 from penstock.runtime.observability.accounting import read_accounts
+from penstock.runtime.observability.ledger_counts import ledger_counts
 from penstock.runtime.observability.samples import reason_counts
 from penstock.runtime.observability.trackers import ACTIVITY_FILE
 from penstock.runtime.safe_text import terminal_text
@@ -22,9 +23,12 @@ from penstock.runtime.safe_text import terminal_text
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from penstock.runtime.observability.ledger_counts import LedgerCounts
+
 BALANCE_S: Final = 8.0
 INSTRUCTIONS_A_CHECK: Final = 10_000
 MAX_REASONS: Final = 50
+IN_SYSTEM: Final = "in the system"
 
 
 class BalanceRow(msgspec.Struct, frozen=True):
@@ -105,10 +109,11 @@ def answer_ledger(run_folder: Path, _query: Query) -> LedgerPage:
         UserFault: a file cannot be read, or not in time.
     """
     began_s = time.monotonic()
-    balance, accounts = _balance(run_folder / LEDGER_FILE), read_accounts(run_folder)
+    counts = _counts(run_folder / LEDGER_FILE)
+    accounts = read_accounts(run_folder, balance=None if counts is None else counts.balance())
     tokens = accounts.tokens
     return LedgerPage(
-        balance=balance,
+        balance=[] if counts is None else _rows(counts),
         tokens=[
             TokenRow("trained", tokens.trained),
             TokenRow("evaluated", tokens.evaluated),
@@ -128,17 +133,27 @@ def answer_ledger(run_folder: Path, _query: Query) -> LedgerPage:
     )
 
 
-def _balance(file: Path) -> list[BalanceRow]:
+def _counts(file: Path) -> LedgerCounts | None:
     if not file.is_file():
-        return []
+        return None
     ends_s = time.monotonic() + BALANCE_S
     try:
         with closing(open_read_only(file)) as database:
             database.set_progress_handler(lambda: time.monotonic() > ends_s, INSTRUCTIONS_A_CHECK)
-            rows = database.execute("SELECT state, cause, num_samples, num_tokens FROM balance").fetchall()
+            return ledger_counts(database)
     except sqlite3.Error as error:
         raise UserFault(f"{file}: the balance cannot be read: {error}") from None
-    return [BalanceRow(state, terminal_text(cause), *rest) for state, cause, *rest in rows if rest[0]]
+
+
+def _rows(counts: LedgerCounts) -> list[BalanceRow]:
+    """Those of the ledger's view ``balance``, which would read all samples twice more."""
+    ended = [count for count in counts.samples if count.state is not None]
+    come = [count for count in counts.samples if count.state is None]
+    rows = [BalanceRow(one.state or "", terminal_text(one.cause), one.num_samples, one.num_tokens) for one in ended]
+    rows += [BalanceRow(IN_SYSTEM, "admitted", one.num_samples, one.num_tokens) for one in come]
+    rows.append(BalanceRow(IN_SYSTEM, "granted", counts.num_granted, 0))
+    rows.append(BalanceRow(IN_SYSTEM, "evaluation", counts.num_evaluating, 0))
+    return [row for row in rows if row.num_samples]
 
 
 def answer_tables(_run_folder: Path, _query: Query) -> Tables:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
+from penstock.backends.extras import missing_extra
 from penstock.backends.ledger.evaluation_answers import FOLDER, outcome_words, response_text
 from penstock.backends.ledger.kept_samples import KeptSample, clipped, read_kept_of
 from penstock.backends.ledger.sqlite import open_read_only
@@ -39,8 +40,11 @@ if TYPE_CHECKING:
 
     from penstock.backends.data.tokenizer import TextTokenizer
     from penstock.backends.learners.step_dumps import DumpedSequence
+    from penstock.messages.samples import Media
 
 MAX_GROUP: Final = 256
+MAX_IMAGES: Final = 4
+"""Of which a sample's page has pictures."""
 NOT_KEPT_TEXT: Final = (
     "What it was asked and what it wrote was not kept as text. observability.samples keeps the newest so many samples "
     "and the oddest; run.keep_samples=true keeps every sample that is trained."
@@ -72,6 +76,15 @@ class Mate(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
 
 
+class Thumbnail(msgspec.Struct, frozen=True, kw_only=True):
+    """A small picture of an image: pixels for the page to draw, and no format that a browser would have to decode."""
+
+    width: int
+    height: int
+    pixels: bytes
+    """RGBA, row by row; base64 in JSON."""
+
+
 class SamplePage(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a sample."""
 
@@ -100,6 +113,8 @@ class SamplePage(msgspec.Struct, frozen=True, kw_only=True):
     deviation: float | None
     group: list[Mate]
     tokens: TokenStrip | None
+    images: list[Thumbnail]
+    """Of the prompt; the first few that are still there."""
     missing: list[str]
     """What was not kept, in sentences."""
 
@@ -171,6 +186,7 @@ def answer_sample(run_folder: Path, query: SampleQuery) -> SamplePage:
         deviation=deviation,
         group=mates,
         tokens=_strip(sample, source, rows, query.first_token, tokenizer),
+        images=_thumbnails(text.media),
         missing=([] if kept else [_without_text(fate)])
         + ([] if rows else [NOT_KEPT_LEARNER] if sample else [NOT_KEPT_TOKENS]),
     )
@@ -183,6 +199,15 @@ def _strip(
         return dumped_strip(rows, first, tokenizer) if rows else None
     strip = token_strip(sample, source, first, tokenizer)
     return with_learner(strip, sample, rows) if rows else strip
+
+
+def _thumbnails(media: Sequence[Media]) -> list[Thumbnail]:
+    if not media or missing_extra("PIL"):
+        return []
+    from penstock.backends.vision.pictures import thumbnail
+
+    made = [found for each in media[:MAX_IMAGES] if (found := thumbnail(each)) is not None]
+    return [Thumbnail(width=width, height=height, pixels=pixels) for width, height, pixels in made]
 
 
 def _known(run_folder: Path, key: tuple[int, int]) -> tuple[Fate, KeptSample | None, list[Mate]]:
@@ -218,7 +243,7 @@ def answer_life(run_folder: Path, query: SampleQuery) -> LifePage:
     except UserFault as error:
         return LifePage(duration_s=0.0, is_traced=False, stages=[], missing=terminal_lines(str(error)))
     reason = "" if life.is_traced else (
-        "This sample was not traced: observability.trace_fraction keeps a share of them. The times are the ledger's."
+        "This sample was not traced: observability.trace_fraction keeps some groups only. The times are the ledger's."
     )  # fmt: skip
     stages = [_stage_row(stage, life.start_ns) for stage in life.stages]
     return LifePage(duration_s=life.duration_s, is_traced=life.is_traced, stages=stages, missing=reason)
@@ -268,6 +293,7 @@ def _as_kept(group: Group, sample: Sample, tokenizer: TextTokenizer | None) -> K
         row=group.prompt.row,
         prompt=clipped(group.prompt.text),
         label=clipped(group.prompt.label),
+        media=tuple(each for each in group.prompt.media if each.digest),
         response="" if tokenizer is None else clipped(response_text(sample, tokenizer.decode)),
         reward=None if reward is None else reward.value,
         components={} if reward is None else {component.name: component.value for component in reward.components},

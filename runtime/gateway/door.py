@@ -66,6 +66,13 @@ class _Named(msgspec.Struct):
     """Of a request without a session in its path."""
 
     user: str | None = None
+    metadata: _Metadata | None = None
+
+
+class _Metadata(msgspec.Struct):
+    """Where Anthropic's protocol names a user."""
+
+    user_id: str | None = None
 
 
 class FrontDoor:
@@ -85,7 +92,7 @@ class FrontDoor:
                 web.post("/sessions", self._take),
                 web.get("/status", self._status),
                 web.get("/v1/models", self._models),
-                web.post("/v1/{call:chat/completions|completions}", self._answer_named),
+                web.post("/v1/{call:chat/completions|completions|messages}", self._answer_named),
                 web.route("*", "/sessions/{name}/{rest:.*}", self._answer),
             ]
         )
@@ -168,7 +175,10 @@ class FrontDoor:
 
     async def _answer_named(self, request: web.Request) -> web.StreamResponse:
         """For agents that can name a session in a header or as the user, and cannot be given another address."""
-        name = request.headers.get(SESSION_HEADER) or decoded(await request.read(), _Named).user
+        name = request.headers.get(SESSION_HEADER)
+        if not name:
+            named = decoded(await request.read(), _Named)
+            name = named.user or (named.metadata.user_id if named.metadata is not None else None)
         if not name:
             raise RequestError(
                 400,

@@ -23,9 +23,10 @@ from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.messages.names import is_engine
 from penstock.messages.samples import TerminalState
-from penstock.messages.training import Activity, Balance, CauseCount
+from penstock.messages.training import Activity, Balance
 from penstock.runtime.observability.facts import read_starts
 from penstock.runtime.observability.lanes import lane_order
+from penstock.runtime.observability.ledger_counts import ledger_counts
 from penstock.runtime.observability.shares import Shares
 from penstock.runtime.observability.summary import USEFUL, generated_tokens, read_summary, trained_tokens
 from penstock.runtime.observability.trackers import read_activity, read_steps
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.runtime.observability.summary import RunSummary
-    from penstock.runtime.observability.trackers import ActivityRow, StepRow
+    from penstock.runtime.observability.trackers import ActivityRow
 
 LOST: Final = "lost"
 """The state of tokens that engines made and that never arrived."""
@@ -43,22 +44,6 @@ KILLED_ENGINES: Final = "killed_engines"
 """Its cause: made since the last report of an engine that was killed."""
 NOT_HANDED_OVER: Final = "not_handed_over"
 """Its cause: reported by engines and in no response that arrived, when the run had ended."""
-
-_ENDED: Final = """
-SELECT s.state, s.cause, count(*), sum(s.num_tokens), sum(s.num_given_tokens) FROM samples s LEFT JOIN groups g
-    USING (group_id) WHERE g.group_id IS NULL OR g.state IN ('trained', 'closed') GROUP BY s.state, s.cause
-    ORDER BY s.state, s.cause
-"""
-"""A group ends as a whole: what failed of one that waits to be trained is in the system with it, as for the Buffer."""
-_OPEN: Final = """
-SELECT coalesce(sum(s.num_tokens - s.num_given_tokens), 0) FROM samples s JOIN groups g USING (group_id)
-    WHERE g.state IN ('admitted', 'leased')
-"""
-_IN_SYSTEM: Final = """
-SELECT coalesce((SELECT samples_per_group FROM run), 0)
-        * (SELECT count(*) FROM groups WHERE state IN ('granted', 'admitted', 'leased'))
-    + (SELECT coalesce(sum(num_samples), 0) FROM evaluation_groups WHERE state = 'granted')
-"""
 
 
 class LaneAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,15 +124,24 @@ class Accounts(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted((*self.tokens.wasted, *self.tokens.lost), key=lambda each: -each.device_s))
 
 
-def read_accounts(run_folder: Path) -> Accounts:
+def read_accounts(
+    run_folder: Path, *, lanes: Mapping[str, Sequence[ActivityRow]] | None = None, balance: Balance | None = None
+) -> Accounts:
     """The accounts of a run, from its folder alone.
+
+    Args:
+        run_folder: of the run.
+        lanes: where somebody has read them already.
+        balance: likewise.
 
     Raises:
         UserFault: a file of the run is damaged; the message names it.
     """
-    summary, steps = read_summary(run_folder), read_steps(run_folder)
-    starts = read_starts(run_folder)
-    lanes = read_activity(run_folder)
+    summary, starts = read_summary(run_folder), read_starts(run_folder)
+    if lanes is None:
+        lanes = read_activity(run_folder)
+    if balance is None:
+        balance = _balance(run_folder, summary)
     devices = starts[-1].facts.devices if starts else {}
     wall_s = summary.wall_s if summary else max((rows[-1].end_s for rows in lanes.values() if rows), default=0.0)
     accounts = tuple(_lanes(lanes, devices, wall_s))
@@ -155,7 +149,7 @@ def read_accounts(run_folder: Path) -> Accounts:
         wall_s=wall_s,
         has_ended=summary is not None,
         lanes=accounts,
-        tokens=token_account(_balance(run_folder, summary, steps), accounts, summary),
+        tokens=token_account(balance, accounts, summary),
     )
 
 
@@ -239,7 +233,7 @@ def _lanes(
         )
 
 
-def _balance(run_folder: Path, summary: RunSummary | None, steps: Sequence[StepRow]) -> Balance:
+def _balance(run_folder: Path, summary: RunSummary | None) -> Balance:
     """As the Buffer said at the end; before, as the ledger stands, which knows more than the last step. A simulated run
     that was cut off has neither."""
     if summary is not None:
@@ -248,33 +242,8 @@ def _balance(run_folder: Path, summary: RunSummary | None, steps: Sequence[StepR
     if path.exists():
         try:
             with closing(open_read_only(path)) as database:
-                return ledger_balance(database)
+                return ledger_counts(database).balance()
         except sqlite3.Error as error:
             raise UserFault(f"{path}: {error}; penstock audit looks at it more closely") from error
+    steps = read_steps(run_folder)
     return steps[-1].balance if steps else Balance(issued=0, in_system=0, ended=(), generated_tokens=0)
-
-
-def ledger_balance(database: sqlite3.Connection) -> Balance:
-    """The balance as the tables of a ledger have it, at one moment.
-
-    Raises:
-        sqlite3.Error: it cannot be read.
-    """
-    database.execute("BEGIN")
-    try:
-        rows = database.execute(_ENDED).fetchall()
-        (in_system_tokens,) = database.execute(_OPEN).fetchone()
-        (in_system,) = database.execute(_IN_SYSTEM).fetchone()
-    finally:
-        database.execute("ROLLBACK")
-    ended = tuple(
-        CauseCount(state=state, cause=cause, num_samples=number, num_tokens=tokens, num_given_tokens=given)
-        for state, cause, number, tokens, given in rows
-    )
-    return Balance(
-        issued=in_system + sum(count.num_samples for count in ended),
-        in_system=in_system,
-        ended=ended,
-        generated_tokens=in_system_tokens + sum(count.num_made_tokens for count in ended),
-        in_system_tokens=in_system_tokens,
-    )

@@ -13,6 +13,7 @@ import msgspec
 from penstock.messages.errors import UserFault
 from penstock.runtime.observability.evaluations import read_evaluations
 from penstock.runtime.observability.facts import read_starts
+from penstock.runtime.observability.operations import policies_of
 from penstock.runtime.observability.report import SCENARIO_FILE, machine_text
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.trackers import read_steps
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.runtime.observability.evaluations import EvaluationRow
     from penstock.runtime.observability.facts import RunFacts, Start
-    from penstock.runtime.observability.summary import RunSummary
+    from penstock.runtime.observability.summary import HeldPolicy, RunSummary
     from penstock.runtime.observability.trackers import StepRow
     from penstock.runtime.scenario.source import KeyPath, Plain
 
@@ -49,6 +50,8 @@ class ComparedRun(NamedTuple):
     """None while it goes on, and where it was cut off."""
     steps: list[StepRow]
     evaluations: list[EvaluationRow]
+    policies: tuple[HeldPolicy, ...]
+    """That held; none where no start is recorded."""
 
     @property
     def seed(self) -> str:
@@ -79,6 +82,8 @@ _CIRCUMSTANCES: Final[dict[str, Callable[[RunFacts], str]]] = {
 }
 """What a run of the same scenario can differ in so far that it is another experiment."""
 _COMMIT: Final = "commit"
+_SWITCHED: Final = "policies switched to"
+"""While the run went on, by an operator."""
 
 
 def read_arms(run_folders: Sequence[Path]) -> list[ComparedArm]:
@@ -109,13 +114,15 @@ def key_differences(arms: Sequence[ComparedArm]) -> tuple[Difference, ...]:
 
 def circumstance_differences(arms: Sequence[ComparedArm]) -> tuple[Difference, ...]:
     """What else was not the same: of the last start of each run."""
-    return _differences([*_CIRCUMSTANCES, _COMMIT], arms, circumstance)
+    return _differences([*_CIRCUMSTANCES, _SWITCHED, _COMMIT], arms, circumstance)
 
 
 def circumstance(run: ComparedRun, name: str) -> str:
     """One of the circumstances of a run's last start."""
     if not run.starts:
         return NOT_RECORDED
+    if name == _SWITCHED:
+        return ", then ".join(f"{each.policy}, η = {each.max_staleness}" for each in run.policies[1:]) or "none"
     facts = run.starts[-1].facts
     if name == _COMMIT:
         return f"{facts.git_commit[:12]}{' and changes that are in no commit' * facts.git_is_dirty}"
@@ -141,13 +148,14 @@ def _read(folder: Path, name: str) -> ComparedRun:
         summary=read_summary(folder),
         steps=read_steps(folder),
         evaluations=read_evaluations(folder),
+        policies=policies_of(folder),
     )
 
 
 def _identity(run: ComparedRun) -> tuple[tuple[str, str], ...]:
     """The same for runs of one arm."""
     keys = [(key, value) for key, value in run.keys.items() if not may_differ_within_an_arm(key)]
-    return tuple(sorted([*keys, *((f"({name})", circumstance(run, name)) for name in _CIRCUMSTANCES)]))
+    return tuple(sorted([*keys, *((f"({name})", circumstance(run, name)) for name in (*_CIRCUMSTANCES, _SWITCHED))]))
 
 
 def _differences(

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.runtime.observability.subjects import subject_text
+from penstock.runtime.shell.shell import NO_CONTEXTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.messages.wire import Header
     from penstock.runtime.observability.trackers import EventLog
     from penstock.runtime.observability.weights_log import WeightsLog
-    from penstock.runtime.shell.shell import Observer
+    from penstock.runtime.shell.shell import Contexts, Observer
 
 
 class EventObserver:
@@ -52,14 +53,11 @@ class EventObserver:
 
     def handled(
         self, event: Event, header: Header | None, start_ns: int, end_ns: int, commands: list[AnyCommand]
-    ) -> None:
-        """Log the event."""
+    ) -> Contexts:
+        """Log the event; what is returned is the inner observer's."""
         self._log.append(self._now_s(), self._name, self._epoch, type(event).__name__, subject_text(event))
         if self._weights is not None:
             self._weights.saw(event)
-        if self._inner is not None:
-            self._inner.handled(event, header, start_ns, end_ns, commands)
-
-    def trace_of(self, event: Event, cause: bytes) -> bytes:
-        """What the inner observer says, or nothing."""
-        return b"" if self._inner is None else self._inner.trace_of(event, cause)
+        if self._inner is None:
+            return NO_CONTEXTS
+        return self._inner.handled(event, header, start_ns, end_ns, commands)

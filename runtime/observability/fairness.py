@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from penstock.runtime.observability.compared_runs import circumstances_changed, may_differ_within_an_arm
+from penstock.runtime.observability.summary import policies_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ _MEANS: Final = {
     "model": "The runs did not train the same model: neither rewards nor wall times are comparable.",
     "machine": "The runs did not run on the same kind of machine: wall times and rates are no fair comparison.",
     "software": "The runs ran with different versions of software: wall times and rates are no fair comparison.",
+    "policies switched to": "Operators switched the policies of the runs differently while they went on.",
     "commit": "The commits of the folders where the runs were started differ; so may functions of yours.",
 }
 
@@ -57,6 +59,8 @@ def _of_run(run: ComparedRun) -> Iterator[str]:
         yield f"{run.name} did not write down its time of training, so it has no figure over wall time."
     if len(run.starts) > 1:
         yield f"{run.name} was started {len(run.starts)} times; steps that it made again count in its time and tokens."
+    if len(run.policies) > 1:
+        yield f"{run.name} followed several policies: {policies_text(run.policies)}."
     for name in circumstances_changed(run):
         yield f"{run.name} changed its {name} when it was resumed; the last one is shown."
 

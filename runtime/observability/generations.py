@@ -90,12 +90,12 @@ class GenerationStages:
         """Generations that were interrupted, while their samples are at this engine."""
 
     def sample_arrived(self, event: SampleIssued, start_ns: int, _end_ns: int) -> None:
-        if self._ids.sample(event.key.group_id, event.key.index):
+        if self._ids.sample(event.key):
             self._arrived.begin(event.key, start_ns)
 
     def begins(self, command: Generate, end_ns: int) -> None:
         key, attempt = command.key, command.attempt
-        trace_id = self._ids.sample(key.group_id, key.index)
+        trace_id = self._ids.sample(key)
         if not trace_id:
             return
         arrived_ns = self._arrived.end(key)
@@ -112,7 +112,7 @@ class GenerationStages:
         if isinstance(event.outcome, Cancelled) and event.outcome.cause == "interrupted":
             self._interrupted.begin(key, begun)
             self._arrived.begin(key, end_ns)
-        trace_id = self._ids.sample(key.group_id, key.index)
+        trace_id = self._ids.sample(key)
         attributes: Attributes = (
             ("attempt", event.attempt),
             ("outcome", _outcome(event.outcome)),
@@ -127,7 +127,7 @@ class GenerationStages:
 
     def episode_moved(self, event: EpisodeMoved, _start_ns: int, _end_ns: int) -> None:
         step, key = event.step, event.key
-        trace_id = self._ids.sample(key.group_id, key.index)
+        trace_id = self._ids.sample(key)
         if step is None or not trace_id:
             return
         during = self._generating.get(key)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -15,12 +16,15 @@ from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.runtime.observability.charts import STEPS, Mark
+from penstock.runtime.observability.facts import read_starts
+from penstock.runtime.observability.summary import HeldPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from penstock.runtime.observability.charts import Chart
+    from penstock.runtime.observability.facts import Start
 
 _AT: Final = "(SELECT coalesce(max(version), 0) FROM steps WHERE steps.sequence < {0}.sequence), {0}.recorded_at"
 _POLICIES: Final = (
@@ -98,6 +102,31 @@ def read_operations(run_folder: Path) -> list[PolicySwitch | Pause]:
     except sqlite3.Error as error:
         raise UserFault(f"{path}: the ledger cannot be read: {error}") from None
     return sorted(found, key=lambda operation: operation.sequence)
+
+
+def policies_of(run_folder: Path) -> tuple[HeldPolicy, ...]:
+    """The scenario's policy, and those that an operator switched to; none of a run that was not started.
+
+    Raises:
+        UserFault: a file of the run is damaged.
+    """
+    starts, operations = read_starts(run_folder), read_operations(run_folder)
+    if not starts:
+        return ()
+    switches = [each for each in operations if isinstance(each, PolicySwitch)]
+    before = [each for each in starts if not switches or _began_at(each) <= switches[0].recorded_at] or starts[:1]
+    facts = before[-1].facts  # a resumed run may have another scenario
+    held = [HeldPolicy(from_step=1, policy=facts.policy, max_staleness=facts.staleness_bound)]
+    held += [
+        HeldPolicy(from_step=each.version + 1, policy=each.policy, max_staleness=each.max_staleness)
+        for each in switches
+    ]
+    return tuple(held)
+
+
+def _began_at(start: Start) -> float:
+    """Unix time, seconds."""
+    return datetime.fromisoformat(start.at).timestamp()
 
 
 def policy_in_force(operations: list[PolicySwitch | Pause]) -> PolicySwitch | None:

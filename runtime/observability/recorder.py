@@ -17,16 +17,19 @@ import msgspec
 
 from penstock import __version__
 from penstock.backends.ledger.kept_samples import read_kept
+from penstock.messages.errors import UserFault
 from penstock.runtime.observability.accounting import read_accounts
 from penstock.runtime.observability.actors_file import ActorsFile
 from penstock.runtime.observability.evaluations import evaluation_row, outcomes_of, read_evaluations
 from penstock.runtime.observability.facts import Start, write_start
 from penstock.runtime.observability.figures import RunFigures, mean
+from penstock.runtime.observability.operations import policies_of
 from penstock.runtime.observability.report import REPORT_FILE, write_report
 from penstock.runtime.observability.samples import sample_lines
 from penstock.runtime.observability.summary import (
     ActorCost,
     ActorRestarts,
+    HeldPolicy,
     RunSummary,
     generated_tokens,
     set_summary_aside,
@@ -258,12 +261,18 @@ class RunRecorder:
     def _summary(self, finished: RunFinished, now_s: float) -> RunSummary:
         facts, figures = self._facts, self.figures
         restarts = sorted(figures.restarts.items())
+        try:
+            policies = policies_of(self._folder)
+        except UserFault as error:  # the ledger cannot be read, which may be what ended the run
+            self.warn(f"what an operator changed is not known: {error}")
+            policies = (HeldPolicy(from_step=1, policy=facts.policy, max_staleness=facts.staleness_bound),)
         return RunSummary(
             scenario=facts.scenario,
             penstock_version=__version__,
             seed=facts.seed,
-            policy=facts.policy,
-            staleness_bound=max(facts.staleness_bound, figures.staleness_bound),
+            policy=policies[-1].policy,
+            policies=policies,
+            staleness_bound=max(figures.staleness_bound, *(each.max_staleness for each in policies)),
             started_at=self._started_at.isoformat(timespec="seconds"),
             machine=facts.machine,
             completed=finished.completed,

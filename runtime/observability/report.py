@@ -47,7 +47,7 @@ from penstock.runtime.observability.texts import bytes_text, duration_text, tile
 from penstock.runtime.observability.trackers import read_activity, read_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from penstock.messages.training import Balance
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.facts import Start
     from penstock.runtime.observability.operations import Pause, PolicySwitch
     from penstock.runtime.observability.summary import MachineFacts, RunSummary
-    from penstock.runtime.observability.trackers import StepRow
+    from penstock.runtime.observability.trackers import ActivityRow, StepRow
 
 REPORT_FILE: Final = "report.html"
 
@@ -96,7 +96,8 @@ def render_report(run_folder: Path, *, is_running: bool = False) -> str:
     starts = read_starts(run_folder)
     evaluations = read_evaluations(run_folder)
     balance = _balance(summary, steps)
-    accounts = read_accounts(run_folder)
+    lanes = read_activity(run_folder)
+    accounts = read_accounts(run_folder, lanes=lanes)
     scenario = run_folder / SCENARIO_FILE
     operations = read_operations(run_folder)
     bound = summary.staleness_bound if summary else starts[-1].facts.staleness_bound if starts else None
@@ -119,8 +120,8 @@ def render_report(run_folder: Path, *, is_running: bool = False) -> str:
         failures=summary.failures if summary else reason_counts(run_folder),
         figures=figure_rows(steps),
         others=marked(other_charts(steps), operations),
-        explained=_explained(run_folder),
-        lanes=lanes_of(read_activity(run_folder)),
+        explained=_explained(run_folder, lanes),
+        lanes=lanes_of(lanes),
         accounts=accounts,
         token_rows=list(token_rows(accounts)),
         balance=balance,
@@ -211,12 +212,12 @@ def balance_rows(balance: Balance) -> list[BalanceRow]:
     return rows
 
 
-def _explained(run_folder: Path) -> Explanation | str | None:
+def _explained(run_folder: Path, lanes: Mapping[str, Sequence[ActivityRow]]) -> Explanation | str | None:
     """What binds the run; in its place why that cannot be said, and None of a folder without a scenario."""
     if not (run_folder / SCENARIO_FILE).exists():
         return None
     try:
-        return explain(run_folder)
+        return explain(run_folder, lanes=lanes)
     except UserFault as error:
         return str(error).replace(f"{run_folder}/", "")  # where it lies is nobody's business who is sent the page
 

@@ -8,7 +8,7 @@ Invariants:
   every actor knows it without being told, and the spans of one sample form one trace.
 * The id of the root span of a trace is a function of the trace id, so anyone can name it as parent before, or
   without, having seen it.
-* Every other span id is unique: a counter that starts at a random point of the 64-bit ring in each process.
+* Every other span id is unique: a counter that starts at a random point of the lower half of 64 bits in each process.
 * The list is bounded. What does not fit is dropped and counted, never waited for.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import struct
 import threading
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
@@ -43,6 +44,7 @@ COMPLETION: Final = "text_completion"
 TOOL: Final = "execute_tool "
 """With the tool's name. These three are turns and calls of episodes, as OpenTelemetry's conventions call them."""
 _RING: Final = (1 << 64) - 1
+_span_id: Final = struct.Struct(">Q").pack
 
 
 def new_salt() -> bytes:
@@ -87,12 +89,14 @@ def is_episode_step(name: str) -> bool:
     return name in (CHAT, COMPLETION) or name.startswith(TOOL)
 
 
-def sampled(trace_id: bytes, fraction: float) -> bool:
-    """Whether this trace is among the ``fraction`` in [0, 1] that is kept.
+def is_traced(run_salt: bytes, group_id: int, fraction: float) -> bool:
+    """Whether the samples of a group are traced, all of them or none: as the trace of the first one is sampled."""
+    return sampled(trace_id_of(run_salt, group_id, 0), fraction)
 
-    It is the rule of OpenTelemetry's ``TraceIdRatioBased`` sampler, so a collector that samples by the same fraction
-    keeps the same traces.
-    """
+
+def sampled(trace_id: bytes, fraction: float) -> bool:
+    """Whether this trace is among the ``fraction`` in [0, 1] that is kept, by the rule of OpenTelemetry's
+    ``TraceIdRatioBased`` sampler."""
     return int.from_bytes(trace_id[8:], "big") < sampled_below(fraction)
 
 
@@ -113,7 +117,8 @@ class SpanRecorder:
         """Set to have them taken soon, and not when it is time."""
         self._limit = max_pending
         self._spans: list[SpanTuple] = []
-        self._next_id: Callable[[], int] = itertools.count(int.from_bytes(os.urandom(SPAN_ID_BYTES), "big")).__next__
+        start = int.from_bytes(os.urandom(SPAN_ID_BYTES), "big") >> 1
+        self._next_id: Callable[[], int] = itertools.count(start).__next__
 
     def record(
         self,
@@ -128,7 +133,7 @@ class SpanRecorder:
         span_id: bytes = b"",
     ) -> bytes:
         """Record a finished span; returns its id (8 bytes), a new one unless one is given."""
-        span_id = span_id or (self._next_id() & _RING).to_bytes(8, "big")
+        span_id = span_id or _span_id(self._next_id())
         spans = self._spans
         if len(spans) < self._limit:
             spans.append((trace_id, span_id, parent_id, name, start_ns, end_ns, attributes, links))
@@ -155,7 +160,7 @@ class SpanRecorder:
 
     def new_id(self) -> bytes:
         """The id of a span that is recorded later, 8 bytes; what happens within it is recorded before."""
-        return (self._next_id() & _RING).to_bytes(8, "big")
+        return _span_id(self._next_id())
 
     @property
     def num_pending(self) -> int:

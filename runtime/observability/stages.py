@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.messages.base import Command, Event
-    from penstock.messages.samples import Group, SampleKey
+    from penstock.messages.samples import SampleKey
     from penstock.runtime.observability.spans import Attributes, SpanLink, SpanRecorder
     from penstock.runtime.observability.trace_ids import TraceIds
 
@@ -100,7 +100,8 @@ class StageRecorder:
         self._offered = -1
         """Version of the newest batch."""
         self._working: Open[tuple[str, int], int] = Open()
-        self._training: Open[int, tuple[int, tuple[SampleKey, ...]]] = Open()
+        self._training: Open[int, tuple[int, int, list[SampleKey]]] = Open()
+        """When a step began, with how many samples, and those of them that are traced."""
         engine = GenerationStages(recorder, ids)
         # What the observer of the shell looks up and calls: a third call for each event would be a tenth of its cost.
         self.on_event: dict[type[Event], Callable[[Any, int, int], None]] = {
@@ -166,7 +167,7 @@ class StageRecorder:
 
     def _sample_issued(self, sent: SampleIssued, to: str, start_ns: int, end_ns: int) -> None:
         key = sent.key
-        trace_id = self._ids.sample(key.group_id, key.index)
+        trace_id = self._ids.sample(key)
         if not trace_id:
             return
         attributes: Attributes = (
@@ -263,22 +264,26 @@ class StageRecorder:
     # --- Learner ----------------------------------------------------------------------------------------------
 
     def _training_begins(self, command: Train, end_ns: int) -> None:
-        self._training.begin(command.version, (end_ns, _keys(command.groups)))
+        num_samples = sum(len(group.samples) for group in command.groups)
+        kept = [group for group in command.groups if self._ids.keeps(group.group_id)]
+        keys = [sample.key for group in kept for sample in group.samples]
+        self._training.begin(command.version, (end_ns, num_samples, keys))
 
     def _batch_trained(self, event: BatchTrained, start_ns: int, _end_ns: int) -> None:
         begun = self._training.end(event.version)
         if begun is None:
             return
-        began_ns, keys = begun
+        began_ns, num_samples, keys = begun
         link = self._ids.step_link(event.version)
         links = [self._ids.version_link(event.version)]
+        told = (("version", event.version),)
         for key in keys:
-            if trace_id := self._ids.sample(key.group_id, key.index):
-                self._stage("train", key, began_ns, start_ns, (("version", event.version),), (link,))
-                links.append((trace_id, root_span_id(trace_id)))
+            trace_id = self._ids.sample(key)
+            self._record(trace_id, root_span_id(trace_id), "train", began_ns, start_ns, told, (link,))
+            links.append((trace_id, root_span_id(trace_id)))
         attributes = (
             ("version", event.version),
-            ("num_samples", len(keys)),
+            ("num_samples", num_samples),
             ("num_trained_tokens", event.num_trained_tokens),
             ("num_masked_tokens", event.num_masked_tokens),
         )
@@ -339,10 +344,6 @@ class StageRecorder:
         attributes: Attributes = (),
         links: tuple[SpanLink, ...] = (),
     ) -> None:
-        trace_id = self._ids.sample(key.group_id, key.index)
+        trace_id = self._ids.sample(key)
         if trace_id:
             self._record(trace_id, root_span_id(trace_id), name, start_ns, end_ns, attributes, links)
-
-
-def _keys(groups: tuple[Group, ...]) -> tuple[SampleKey, ...]:
-    return tuple(sample.key for group in groups for sample in group.samples)

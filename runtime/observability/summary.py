@@ -15,6 +15,7 @@ from penstock.messages.training import Balance
 from penstock.runtime.observability.evaluations import DatasetOutcome
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 SUMMARY_FILE: Final = "summary.json"
@@ -55,6 +56,21 @@ class ActorCost(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
 
 
+class HeldPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """A staleness policy, and the step from which it held for new grants."""
+
+    from_step: int
+    """The first that came after it was in force; 1 of the first policy."""
+    policy: str
+    max_staleness: int
+    """η."""
+
+
+def policies_text(policies: Sequence[HeldPolicy]) -> str:
+    """In words, in a line."""
+    return ", then ".join(f"{each.policy}, η = {each.max_staleness}, from step {each.from_step:,}" for each in policies)
+
+
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What a run came to. Figures that a run without a step does not have are None."""
 
@@ -62,9 +78,11 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     penstock_version: str
     seed: int
     policy: str
-    """Name of the staleness policy."""
+    """Name of the staleness policy that held at the end."""
+    policies: tuple[HeldPolicy, ...] = ()
+    """All that held, in order: more than one where an operator switched."""
     staleness_bound: int
-    """η of the policy."""
+    """The largest η that a policy had."""
     started_at: str
     """ISO 8601 with the offset to UTC."""
     machine: MachineFacts

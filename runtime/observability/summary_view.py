@@ -13,6 +13,7 @@ from rich.text import Text
 
 from penstock.runtime.observability.accounting_view import accounts_tables
 from penstock.runtime.observability.report import balance_rows
+from penstock.runtime.observability.summary import policies_text
 from penstock.runtime.observability.texts import NOTHING, count_text, duration_text, fixed, number_text, short_count
 from penstock.runtime.safe_text import terminal_lines, terminal_text
 
@@ -66,6 +67,8 @@ def _facts(summary: RunSummary) -> Table:
         table.add_row("steps", f"{summary.version:,} of {summary.num_steps:,} in {times}")
     else:
         table.add_row("took", times)
+    if len(summary.policies) > 1:
+        table.add_row("policy", escape(terminal_text(policies_text(summary.policies))))
     if summary.last10_reward is not None:
         rewards = f"first ten {fixed(summary.first10_reward, 3)} → last ten [bold]{fixed(summary.last10_reward, 3)}[/]"
         table.add_row("reward", rewards)

@@ -3,10 +3,10 @@
 Invariants:
 
 * Nothing that is recorded changes what the actor does; the trace context in a header names a parent, and where it is
-  missing the event's sample was left out by its sender, who leaves out the same ones.
+  missing the event's group was left out by its sender, who leaves out the same ones.
 * The span of an event stands in the trace of what the event is about. An event about nothing in particular (a timer,
   a settlement) has its span in a trace of its actor.
-* A sample that is not sampled costs a few dictionary look-ups an event and records nothing.
+* A group that is not traced costs one hash an actor and a few dictionary look-ups an event, and records nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
     from penstock.messages.wire import Header
     from penstock.runtime.observability.spans import SpanRecorder
+    from penstock.runtime.shell.shell import Contexts
 
 _TRACE: Final = slice(0, 16)
 _SPAN: Final = slice(16, 24)
@@ -50,76 +51,61 @@ class TraceObserver:
             run_salt: the 16 bytes that all processes of the run share.
             name: of the actor.
             epoch: its incarnation.
-            fraction: share of the samples that is traced, in [0, 1]; also of the events that concern no sample.
+            fraction: share of the groups that is traced, in [0, 1]; also of the events that concern no sample.
             clock_ns: Unix time in nanoseconds.
         """
         self._record = recorder.record
         self.clock_ns = clock_ns
         """Unix time in nanoseconds."""
         self._fraction = fraction
-        self._ids = TraceIds(run_salt, fraction)
-        stages = StageRecorder(recorder, self._ids)
+        ids = TraceIds(run_salt, fraction)
+        self._of_event, self._of_samples = ids.of_event, ids.of_samples
+        stages = StageRecorder(recorder, ids)
         self._on_event, self._on_sent, self._on_command = stages.on_event, stages.on_sent, stages.on_command
         self._actor_trace = actor_trace_id(run_salt, name, epoch)
         self._untied_credit = 0.0
         self._span_names: dict[type[Event], str] = {}
-        self._causes: dict[int, bytes] = {}
-        """By ``id`` of the events that this turn sends: the context of the handling that sent them. The shell holds
-        the events until the turn ends, so an id cannot be used again before."""
-        self._turn_has_ended = False
 
     def handled(
         self, event: Event, header: Header | None, start_ns: int, end_ns: int, commands: list[AnyCommand]
-    ) -> None:
-        """Record the span of a handled event, and the stages that it ends or that its commands begin."""
-        if self._turn_has_ended:
-            self._turn_has_ended = False
-            if self._causes:
-                self._causes.clear()
-        is_without = header is not None and not header.trace
-        trace_id = self._ids.without_context(event) if is_without else self._ids.of_event(event)
-        context = UNTRACED
-        if trace_id is None:
-            self._untied(event, start_ns, end_ns)
-        elif trace_id:
-            name = self._span_names.get(type(event)) or self._name(type(event))
+    ) -> Contexts:
+        """Record the span of a handled event, and the stages that it ends or that its commands begin.
+
+        Returns the trace contexts of what is sent: 16 bytes of trace id and 8 of the parent's span id. An event about
+        nothing in particular, or about a group that is not traced, has none.
+        """
+        kind, trace_id, context = type(event), UNTRACED, UNTRACED
+        if (find := self._of_event.get(kind)) is None:
+            self._untied(kind, start_ns, end_ns)
+        elif header is None or header.trace or kind not in self._of_samples:
+            trace_id = find(event)
+        if trace_id:
+            name = self._span_names.get(kind) or self._name(kind)
             is_caused = header is not None and header.trace[_TRACE] == trace_id
             parent_id = header.trace[_SPAN] if header is not None and is_caused else root_span_id(trace_id)
             context = trace_id + self._record(trace_id, parent_id, name, start_ns, end_ns)
-        if trace_id != UNTRACED and (act := self._on_event.get(type(event))) is not None:
+        if (trace_id or find is None) and (act := self._on_event.get(kind)) is not None:
             act(event, start_ns, end_ns)
+        contexts: dict[int, bytes] = {}
         for command in commands:
             if type(command) is Send:
                 sent = command.event
-                if context:
-                    self._causes[id(sent)] = context
-                if (tell := self._on_sent.get(type(sent))) is not None:
-                    tell(sent, command.to, start_ns, end_ns)
+                find = self._of_event.get(type(sent))
+                if find is not None and (sent_id := find(sent)):
+                    contexts[id(sent)] = context if sent_id == trace_id else sent_id + root_span_id(sent_id)
+                    if (tell := self._on_sent.get(type(sent))) is not None:
+                        tell(sent, command.to, start_ns, end_ns)
             elif (begin := self._on_command.get(type(command))) is not None:
                 begin(command, end_ns)
+        return contexts
 
-    def trace_of(self, event: Event, cause: bytes) -> bytes:
-        """The trace context of an event that is being sent: 16 bytes of trace id and 8 of the parent's span id;
-        nothing when the event is about nothing in particular or its sample is not traced.
-
-        Args:
-            event: what is sent, in the turn in which ``handled`` saw the command.
-            cause: the context that the handled event came with.
-        """
-        self._turn_has_ended = True
-        trace_id = self._ids.of_event(event)
-        if not trace_id:
-            return UNTRACED
-        handling = self._causes.get(id(event), cause)
-        return handling if handling[_TRACE] == trace_id else trace_id + root_span_id(trace_id)
-
-    def _untied(self, event: Event, start_ns: int, end_ns: int) -> None:
-        """An event about nothing in particular, which is kept at the same rate as samples are, so that a small fraction
+    def _untied(self, kind: type[Event], start_ns: int, end_ns: int) -> None:
+        """An event about nothing in particular, which is kept at the same rate as groups are, so that a small fraction
         makes a small trace. What it sends is about something, and hangs on the root of that."""
         self._untied_credit += self._fraction
         if self._untied_credit >= 1.0:
             self._untied_credit -= 1.0
-            name = self._span_names.get(type(event)) or self._name(type(event))
+            name = self._span_names.get(kind) or self._name(kind)
             self._record(self._actor_trace, NO_PARENT, name, start_ns, end_ns)
 
     def _name(self, kind: type[Event]) -> str:

@@ -27,6 +27,7 @@ from penstock.backends.processes.user_code import told
 from penstock.backends.trackers.protocol import TrackedRun, TrackedSample
 from penstock.backends.trackers.spec import TRACKERS, folder_name
 from penstock.messages.errors import UserFault
+from penstock.runtime.observability.evaluation_log import EvaluationLog
 from penstock.runtime.observability.evaluations import EvaluationRow
 from penstock.runtime.observability.following import LineFollower
 from penstock.runtime.observability.report import REPORT_FILE, SCENARIO_FILE
@@ -51,6 +52,8 @@ class Setup(msgspec.Struct, frozen=True):
 
     run_folder: str
     tracker: TrackerOptions
+    is_evaluation_log: bool
+    """Its name is that of ``evaluation.log_function``."""
     position: int
     """Of ``metrics.jsonl``: what stands before it was told by an earlier drive of this run."""
     resumes: bool
@@ -105,7 +108,8 @@ class Teller:
             options=options.options,
             resumes=setup.resumes,
         )
-        self._tracker = TRACKERS.spec(options.name).open(run)
+        self._log = EvaluationLog(options.name, self._folder) if setup.is_evaluation_log else None
+        self._tracker = self._log or TRACKERS.spec(options.name).open(run)
 
     @property
     def progress(self) -> Progress:
@@ -120,6 +124,9 @@ class Teller:
                 evaluation = msgspec.json.decode(line, type=EvaluationRow)
                 if is_new:
                     self._line(evaluation.version, evaluation.metrics)
+                    if self._log is not None:
+                        for finished in self._log.finished(evaluation):
+                            self._call(partial(self._log.call, finished))
                 continue
             row = msgspec.json.decode(line, type=StepRow)
             if row.version <= self._version:

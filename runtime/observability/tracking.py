@@ -24,15 +24,16 @@ from penstock.backends.processes.frames import LoadFailed, Ready
 from penstock.backends.processes.function_process import FunctionProcess
 from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.trackers.spec import TRACKERS
+from penstock.runtime.observability.evaluation_log import KEY
 from penstock.runtime.observability.tracker_process import MODULE, Ended, Grown, Progress, Setup
 from penstock.runtime.observability.trackers import METRICS_FILE
+from penstock.runtime.scenario.run_options import TrackerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
     from types import TracebackType
 
-    from penstock.runtime.scenario.run_options import TrackerOptions
 
 _SAID: Final[msgspec.msgpack.Decoder[list[Ready | LoadFailed | Progress]]] = msgspec.msgpack.Decoder(
     list[Ready | LoadFailed | Progress]
@@ -44,6 +45,7 @@ class _Tracking:
 
     def __init__(self, setup: Setup, pass_env: Sequence[str]) -> None:
         self.options = setup.tracker
+        self.is_evaluation_log = setup.is_evaluation_log
         self.is_over = False
         """Nothing more comes of it."""
         self.progress = Progress(0, 0, "")
@@ -125,19 +127,28 @@ class Trackers:
     """All of them. For one thread; in a ``with`` block, after which no process is left."""
 
     def __init__(
-        self, run_folder: Path, trackers: Sequence[TrackerOptions], *, pass_env: Sequence[str] = (), resumes: bool
+        self,
+        run_folder: Path,
+        trackers: Sequence[TrackerOptions],
+        *,
+        pass_env: Sequence[str] = (),
+        evaluation_log: str | None = None,
+        resumes: bool,
     ) -> None:
         """
         Args:
             run_folder: of the run.
             trackers: as the scenario names them.
             pass_env: ``runtime.pass_env``.
+            evaluation_log: ``evaluation.log_function``.
             resumes: an earlier drive has told them of what stands in the files by now.
         """
         file = run_folder / METRICS_FILE
         position = file.stat().st_size if resumes and file.exists() else 0
+        logs = [] if evaluation_log is None else [TrackerOptions(name=evaluation_log, samples=0)]
         self.each = [
-            _Tracking(Setup(str(run_folder.absolute()), each, position, resumes), pass_env) for each in trackers
+            _Tracking(Setup(str(run_folder.absolute()), each, is_log, position, resumes), pass_env)
+            for each, is_log in [*((each, False) for each in trackers), *((each, True) for each in logs)]
         ]
 
     def __enter__(self) -> Trackers:
@@ -187,4 +198,5 @@ class Trackers:
 
 
 def _named(tracking: _Tracking, text: str) -> str:
-    return f"tracker {tracking.options.name}: {text}"
+    what = KEY if tracking.is_evaluation_log else "tracker"
+    return f"{what} {tracking.options.name}: {text}"

@@ -18,7 +18,7 @@ from penstock.messages.errors import UserFault
 if TYPE_CHECKING:
     from penstock.runtime.scenario.structure import Scenario
 
-MADE_MODEL_BYTES: Final = {"xs": 415_232, "s": 1_213_440, "m": 3_191_808, "moe_xs": 765_184, "vlm_xs": 0}
+MADE_MODEL_BYTES: Final = {"xs": 415_232, "s": 1_213_440, "m": 3_191_808, "moe_xs": 765_184, "vlm_xs": 612_992}
 """Weights of the models of ``model.make`` in float32."""
 FLOAT32_BYTES: Final = 4
 BFLOAT16_BYTES: Final = 2

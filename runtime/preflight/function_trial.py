@@ -100,10 +100,18 @@ def _load(function: NamedFunction) -> None:
     if function.kind == Names.POLICY:
         if not callable(load_object(function.spec)):
             raise UserCodeError(f"{function.spec}: expected a class or a function that makes a policy")
+    elif function.kind == Names.ROUTING:
+        from penstock.runtime.run.own_routing import OwnRouting
+
+        OwnRouting(function.spec)
     elif function.kind == Names.TRACKER:
         if not callable(load_object(function.spec)):
             raise UserCodeError(f"{function.spec}: expected a class of a tracker, which is called with the run")
-    elif function.kind in (Names.OBJECTIVE, Names.TRAINING_HOOK):
+    elif function.kind == Names.DATA_SOURCE:
+        from penstock.backends.data.own_source.child import check_source
+
+        check_source(load_object(function.spec), function.spec)
+    elif function.kind in (Names.OBJECTIVE, Names.TRAINING_HOOK, Names.EVALUATION_HOOK):
         from penstock.backends.processes.hook_calling import Hook
 
         Hook[object](function.spec, function.key)

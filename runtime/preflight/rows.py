@@ -95,6 +95,8 @@ def _check_prompts(
         raise UserFault(f"model.path: {error}") from None
     limit = TokenLimit.of(data, max_context)
     for named in sources:
+        if named.options.source is not None:
+            continue  # it has no rows before the run asks for them
         measure = None if tokenizer is None else _Measure(tokenizer, RowReader(named, template), limit)
         _check_source(named, recorded, measure, keys=(key or named.key, "data.recorded.path"))
 

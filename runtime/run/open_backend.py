@@ -276,6 +276,23 @@ def _choosing(plan: RunPlan, prompts: Backend[Any], prompt_of: Callable[[int], P
     return ChoosingPrompts(prompts, settings, prompt_of=prompt_of, priority=priority)
 
 
+def _own_source(plan: RunPlan, keeps_messages: bool) -> Backend[Any]:
+    """Of rows that a class of the user's makes."""
+    from penstock.backends.data.own_source.backend import open_own_source
+    from penstock.runtime.run.rows import image_intake
+
+    scenario, model_folder, run_folder = plan.scenario, Path(plan.model_folder), Path(plan.run_folder)
+    return open_own_source(
+        scenario.data,
+        model_folder,
+        run_folder,
+        seed=scenario.run.seed,
+        max_context=scenario.model.max_context,
+        keeps_messages=keeps_messages,
+        images=image_intake(scenario, model_folder, run_folder),
+    )
+
+
 def _with_evaluation(plan: RunPlan, prompts: Backend[Any], *, keeps_messages: bool) -> Backend[Any]:
     """The same backend, or, where there is an evaluation, one that has its prompts as well."""
     if not plan.scenario.evaluation.datasets:
@@ -311,6 +328,8 @@ def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
 
             keeps_messages = scenario.episode.kind != "single"
             run_folder = Path(plan.run_folder)
+            if scenario.data.source is not None:
+                return _with_evaluation(plan, _own_source(plan, keeps_messages), keeps_messages=keeps_messages)
             rows = read_dataset(scenario, model_folder, keeps_messages=keeps_messages, run_folder=run_folder)
             prompts = _choosing(plan, DatasetBackend(rows), lambda row: rows.prompt(row, 0))
             prompts = _with_evaluation(plan, prompts, keeps_messages=keeps_messages)

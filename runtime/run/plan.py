@@ -42,7 +42,9 @@ class RunPlan(Value, frozen=True, kw_only=True):
         does again: what was chosen has shifted the places of all that came later."""
         if self.scenario.run.only == "learner":
             return False  # its groups are those of another run, and none is drawn
-        return self.has_recorded_rows or self.scenario.prompt_source.chooses_rows
+        return (
+            self.has_recorded_rows or self.scenario.prompt_source.chooses_rows or self.scenario.data.source is not None
+        )
 
 
 LOGS_FOLDER: Final = "logs"

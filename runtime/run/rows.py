@@ -13,6 +13,7 @@ from penstock.backends.engines.spec import all_can
 from penstock.backends.episodes.functions.choice import chosen
 from penstock.backends.episodes.functions.opening import specs_of
 from penstock.backends.evaluation.rows import load_evaluation_rows
+from penstock.backends.extras import missing_extra
 from penstock.backends.protocol import Capability
 from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.evaluation_rules import sets_of
@@ -85,10 +86,12 @@ def image_intake(scenario: Scenario, model_folder: Path, run_folder: Path | None
         run_folder: where images that stand in rows are kept; None: nowhere.
 
     Raises:
-        UserFault: the model takes text only, or sees in another way than we compute.
+        UserFault: the model takes text only, or sees in another way than we compute, or Pillow is not installed.
     """
     if not has_images(scenario) or not all_can(scenario.engines, Capability.SEES):
         return None
+    if missing := missing_extra("PIL"):
+        raise UserFault(f"data.multimodal_keys: {missing}")
     from penstock.backends.data.images import KEPT_FOLDER, ImageIntake
 
     part = read_vision_part(model_folder)

@@ -41,6 +41,7 @@ from penstock.runtime.run.collecting import collected_groups, collecting_pacing,
 from penstock.runtime.run.evaluating import evaluation_schedule, max_evaluating
 from penstock.runtime.run.open_backend import keeps_samples
 from penstock.runtime.run.open_backend import open_backend as open_backend
+from penstock.runtime.run.own_routing import routing_of
 from penstock.runtime.run.placement import colocated
 from penstock.runtime.run.plan import RunPlan as RunPlan  # noqa: TC001 - a process of the Ray host asks this module for it
 from penstock.runtime.scenario.evaluation_rules import sets_of
@@ -120,7 +121,7 @@ def build_machine(name: str, plan: RunPlan, *, epoch: int = 0, records: Iterable
     """
     match role_of(name):
         case Role.PROMPT_SOURCE:
-            return PromptSource(_prompt_source(plan, epoch))
+            return PromptSource(_prompt_source(plan, epoch), routing_of(plan.scenario.prompt_source.routing))
         case Role.ENGINE_WORKER:
             weights = plan.scenario.weights
             assert weights.canary_tolerance is not None, "scenarios are resolved"
@@ -201,7 +202,7 @@ def _prompt_source(plan: RunPlan, epoch: int) -> PromptSourceSettings:
         epoch=epoch,
         seed=scenario.run.seed,
         num_rows=plan.num_rows,
-        shuffle=scenario.data.shuffle,
+        shuffle=_shuffles(plan),
         sources=plan.sources,
         chooses_rows=plan.chooses_rows,
         prefetch_rows=scenario.data.prefetch_rows if scenario.data.stream else 0,
@@ -288,6 +289,7 @@ def _buffer(plan: RunPlan) -> BufferSettings:
         keep_after_batches=scenario.filter.keep_when_insufficient,
         mask_old_tokens=staleness.mask_old_tokens,
         chooses_rows=plan.chooses_rows,
+        tells_row_ends=scenario.data.source is not None,
         settle_delay_s=scenario.runtime.settle_delay_s,
         keep_checkpoints=scenario.learner.keep_checkpoints,
         keep_samples=scenario.run.keep_samples,
@@ -296,7 +298,7 @@ def _buffer(plan: RunPlan) -> BufferSettings:
         else RunRecorded(
             seed=scenario.run.seed,
             num_rows=plan.num_rows,
-            shuffle=scenario.data.shuffle,
+            shuffle=_shuffles(plan),
             samples_per_group=num_samples,
             groups_per_batch=scenario.learner.groups_per_batch,
             sources=_mixture(plan.sources),
@@ -307,7 +309,12 @@ def _buffer(plan: RunPlan) -> BufferSettings:
 
 def _order(plan: RunPlan) -> PromptOrder:
     sources = plan.sources or (RowSource(name="", num_rows=plan.num_rows),)
-    return PromptOrder(sources, seed=plan.scenario.run.seed, shuffle=plan.scenario.data.shuffle)
+    return PromptOrder(sources, seed=plan.scenario.run.seed, shuffle=_shuffles(plan))
+
+
+def _shuffles(plan: RunPlan) -> bool:
+    """A class that makes rows has an order of its own."""
+    return plan.scenario.data.shuffle and plan.scenario.data.source is None
 
 
 def _mixture(sources: Sequence[RowSource]) -> str:

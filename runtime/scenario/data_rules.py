@@ -40,6 +40,7 @@ def data_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
         yield from _media(s, source)
     yield from freeze_rules(s)
     yield from _stream(s)
+    yield from _own_source(s)
     yield from _retries(s)
     if s.data.sources and some_can(s.engines, Capability.FROM_ROWS):
         yield (
@@ -49,6 +50,10 @@ def data_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _sources(data: DataOptions) -> Iterator[tuple[KeyPath, str]]:
+    if data.source is not None:
+        if data.path is not None or data.sources:
+            yield DATA_PATH, "the rows are those of the class that data.source names; remove this, or that"
+        return
     if data.path is None and not data.sources:
         yield DATA_PATH, "there are no rows; name a file here (rows.jsonl), or several under data.sources"
     if data.path is not None and data.sources:
@@ -119,6 +124,38 @@ def _retries(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     for path, block in metadata_blocks(s):
         if problem := retries_problem((block.metadata or {}).get(key)):
             yield (*path, "metadata", key), f"{problem} (data.num_retries_key names it)"
+
+
+def _own_source(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """What a class that makes rows leaves no room for."""
+    data = s.data
+    if data.source is None:
+        if data.source_options:
+            yield ("data", "source_options"), "are for the class that data.source names; name one, or remove them"
+        return
+    if data.num_epochs is not None:
+        yield (
+            ("data", "num_epochs"),
+            "a class that makes rows has no end to count from; set run.num_steps, and this to null",
+        )
+    for name, why in (
+        ("stream", "nothing is read from a file"),
+        (
+            "skip_bad_rows",
+            "each row has its number in the order in which the class makes them; leave bad ones out there",
+        ),
+        ("skip_long_prompts", "each row has its number; leave long ones out in the class"),
+    ):
+        if getattr(data, name):
+            yield ("data", name), f"{why}; set it to false"
+    for name in ("priority", "replay"):
+        if getattr(s.prompt_source, name) is not None:
+            yield ("prompt_source", name), "which row comes next is for the class of data.source to say; set it to null"
+    if some_can(s.engines, Capability.FROM_ROWS):
+        yield (
+            ("data", "source"),
+            "engines that answer from rows have to know these before the run; name a file in data.path",
+        )
 
 
 def _stream(s: Scenario) -> Iterator[tuple[KeyPath, str]]:

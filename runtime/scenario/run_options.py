@@ -45,6 +45,10 @@ class RuntimeOptions(Options, frozen=True, kw_only=True):
     on this machine, which is quicker; for tests, notebooks and quick trials."""
     ray_address: str | None = None
     """null: Ray is started embedded and ends with the run."""
+    gpu_memory_gb: Annotated[float, Meta(ge=1)] | None = None
+    """Memory of each GPU that the run gets, in 10⁹ bytes: 80 for an H100. `--dry-run` compares with it what a rank of
+    the learner and an engine need, and fails where that is more; `--gpu-memory` goes before. null: it compares with
+    80 GB and only says so."""
     encrypt: bool = True
     """CURVE on every socket, with keys made for the run."""
     heartbeat_s: Seconds = 1.0
@@ -87,9 +91,9 @@ class ObservabilityOptions(Options, frozen=True, kw_only=True):
     """Traces, metrics, report."""
 
     tracing: bool = True
-    """Write the life of `trace_fraction` of the samples as spans to ``traces/`` in the run's folder."""
+    """Write the life of the samples of `trace_fraction` of the groups as spans to ``traces/`` in the run's folder."""
     trace_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1
-    """Share of the samples whose life is traced. A traced sample writes about 4 kB."""
+    """Share of the groups whose samples are traced, all of them. A traced sample writes about 4 kB."""
     otlp_endpoint: str | None = None
     """Send spans to this OTLP/HTTP endpoint as well as to the run's folder."""
     metrics_port: Annotated[int, Meta(ge=0, le=65535)] | None = None

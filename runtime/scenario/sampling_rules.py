@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
+from penstock.actors.prompt_source.policies import ROUTINGS
 from penstock.backends.learners.objectives.validity import compares_rewards
 from penstock.backends.learners.spec import is_modelled
+from penstock.messages.option_keys import is_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +49,12 @@ def _drops(s: Scenario) -> Iterator[Broken]:
 
 
 def _rows(s: Scenario) -> Iterator[Broken]:
+    routing = s.prompt_source.routing
+    if not is_user_code(routing) and routing not in ROUTINGS:
+        near = difflib.get_close_matches(routing, ROUTINGS, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        reason = f"no routing is called '{routing}'; {hint}there are {', '.join(ROUTINGS)}, and file.py:Class"
+        yield ("prompt_source", "routing"), reason
     if s.prompt_source.priority is None:
         return
     if s.data.stream:

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 
 import msgspec
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     from penstock.messages.ledger import LedgerEntry
 
 MAX_TIMERS_A_TURN: Final = 1024
+Contexts = Mapping[int, bytes]
+"""Trace contexts by ``id`` of the events that are sent with them; of those that are not in it there is none."""
+NO_CONTEXTS: Final[Contexts] = MappingProxyType({})
 IDLE_S: Final = 60.0
 """A shell without timers that keeps nothing still wakes after this time."""
 
@@ -74,12 +79,9 @@ class Observer(Protocol):
 
     def handled(
         self, event: Event, header: Header | None, start_ns: int, end_ns: int, commands: list[AnyCommand]
-    ) -> None:
-        """After each event that reached the actor; the header is None for local events."""
-        ...
-
-    def trace_of(self, event: Event, cause: bytes) -> bytes:
-        """Trace context for an event to be sent; ``cause`` is that of the event being handled."""
+    ) -> Contexts:
+        """After each event that reached the actor; the header is None for local events. Returns the trace contexts that
+        go with what the commands send."""
         ...
 
     def clock_ns(self) -> int:
@@ -128,7 +130,7 @@ class Shell:
         self._hears = hears
         self._observer = observer
         self._ids = itertools.count(1)
-        self._effects: list[tuple[list[AnyCommand], int, bytes]] = []
+        self._effects: list[tuple[list[AnyCommand], int, Contexts]] = []
         self._packs: dict[str, list[Outgoing]] = {}
         self._links: dict[str, int] = {}
         self._received: dict[tuple[str, int], int] = {}
@@ -236,9 +238,9 @@ class Shell:
             ]
             if records:
                 self._host.commit(records)
-            for commands, cause, trace in effects:
+            for commands, cause, contexts in effects:
                 for command in commands:
-                    self._carry_out(command, cause, trace)
+                    self._carry_out(command, cause, contexts)
         if self._packs:
             packs, self._packs = self._packs, {}
             for to, outgoing in packs.items():
@@ -265,19 +267,18 @@ class Shell:
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _handle(self, event: Event, header: Header | None) -> None:
-        observer = self._observer
+        observer, contexts = self._observer, NO_CONTEXTS
         if observer is None:
             commands = self.machine.handle(event)
         else:
             start_ns = observer.clock_ns()
             commands = self.machine.handle(event)
-            observer.handled(event, header, start_ns, observer.clock_ns(), commands)
+            contexts = observer.handled(event, header, start_ns, observer.clock_ns(), commands)
         if self.settings.validate:
             self.machine.validate()
             self.membership.validate()
         if commands:
-            cause, trace = (0, b"") if header is None else (header.message_id, header.trace)
-            self._effects.append((commands, cause, trace))
+            self._effects.append((commands, 0 if header is None else header.message_id, contexts))
             for command in commands:
                 if isinstance(command, StartTimer | StopTimer):
                     self._set_timer(command)
@@ -324,12 +325,12 @@ class Shell:
             settled_sequence=self.delivery.settled.sequence,
             leases=(*leases, *self.delivery.leases()),
         )
-        self._effects.append(([Send(header.sender, answer)], header.message_id, b""))
+        self._effects.append(([Send(header.sender, answer)], header.message_id, NO_CONTEXTS))
 
-    def _carry_out(self, command: AnyCommand, cause: int, trace: bytes) -> None:
+    def _carry_out(self, command: AnyCommand, cause: int, contexts: Contexts) -> None:
         match command:
             case Send():
-                self._send(command, cause, trace)
+                self._send(command, cause, contexts)
             case Record() | StartTimer() | StopTimer():
                 pass  # done by now
             case ReplaceActor() | FailRun():
@@ -337,12 +338,11 @@ class Shell:
             case _:
                 self._host.execute(command)
 
-    def _send(self, send: Send, cause: int, trace: bytes) -> None:
+    def _send(self, send: Send, cause: int, contexts: Contexts) -> None:
         event = send.event
         if type(event) is LeasesAsked:
             event = msgspec.structs.replace(event, lost=self.membership.lost_members())
-        if self._observer is not None:
-            trace = self._observer.trace_of(send.event, trace)
+        trace = contexts.get(id(send.event), b"") if contexts else b""
         outgoing = Outgoing(send.to, event, next(self._ids), cause, trace)
         if event.delivery is not Kind.LOSSY:
             self.delivery.sent(outgoing, self._host.now_s())
@@ -353,7 +353,7 @@ class Shell:
         if overdue is not None:
             settings = self.settings
             report = WaitsReported(name=settings.name, epoch=settings.epoch, at_s=now_s, waits=overdue)
-            self._effects.append(([Send(SUPERVISOR, report)], 0, b""))
+            self._effects.append(([Send(SUPERVISOR, report)], 0, NO_CONTEXTS))
 
     def _is_reachable(self, name: str) -> bool:
         epoch = self.membership.epoch_of(name)

@@ -111,7 +111,7 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     "rollout-sample-filter-path": "filter.sample_function",
     "rollout-all-samples-process-path": "filter.all_samples_hook",
     "buffer-filter-path": "staleness.policy",
-    "data-source-path": "prompt_source.priority",
+    "data-source-path": "data.source",
     "eval-function-path": "evaluation.defaults.generate",
     "custom-reward-post-process-path": "learner.objective.postprocess_function",
     "custom-advantage-function-path": "learner.objective.advantage_function",
@@ -121,12 +121,13 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     "custom-convert-samples-to-train-data-path": "learner.conversion_function",
     "rollout-data-postprocess-path": "learner.conversion_function",
     "custom-rollout-log-function-path": "learner.rollout_log_function",
+    "custom-eval-rollout-log-function-path": "evaluation.log_function",
 }
 """Flag that names a function → key that names the changed one; docs/from_slime.md has the change."""
 ARGUMENTS_DIFFER: Final = "its arguments differ: docs/from_slime.md"
 TO_BE_WRITTEN_ANEW: Final[Mapping[str, str]] = {
     "buffer-filter-path": "a class with `rank` and `target` takes its place",
-    "data-source-path": "a function that weighs prompts takes its place",
+    "data-source-path": "a class with next_rows, state and restore takes its place",
     "eval-function-path": "a function that plays one episode takes its place",
 }
 """Of these flags the function is not named in the scenario, as it would not run: what is needed is of another kind."""
@@ -186,8 +187,7 @@ NO_COUNTERPART: Final[Mapping[str, str]] = {
     "eval-reward-key": "evaluation.defaults.reward has a key of its own (docs/rewards.md)",
     "eval-max-context-len": "model.max_context holds for everything",
     "eval-min-new-tokens": "answers end where they end",
-    "custom-eval-rollout-log-function-path": "figures of an evaluation are reported in any case; there is no hook",
-    "multimodal-keys": "no learner computes log-probs of prompts with images (data.multimodal_keys)",
+    "multimodal-keys": "no learner knows how SGLang saw images; engines.backend: torch has data.multimodal_keys",
     "custom-megatron-init-path": "the learner's own code is not a place for functions",
     "custom-megatron-before-log-prob-hook-path": "the learner's own code is not a place for functions",
     "custom-megatron-before-train-step-hook-path": "the learner's own code is not a place for functions",

@@ -106,7 +106,7 @@ REASONS: Final[Mapping[str, tuple[Effect, str]]] = {
 EFFECTS: Final[Mapping[str, Effect]] = {
     **dict.fromkeys(
         (
-            "custom-eval-rollout-log-function-path", "prefill-num-servers", "update-weight-disk-dir",
+            "prefill-num-servers", "update-weight-disk-dir",
             "update-weight-disk-keep-files", "update-weight-mode", "update-weight-delta-encoding",
             "update-weight-delta-checksum", "update-weight-local-checkpoint-dir", "save-debug-rollout-data",
             "dump-details", "use-wandb", "disable-compute-advantages-and-returns",

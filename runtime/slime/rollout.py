@@ -152,6 +152,9 @@ def write_sampling(writer: Writer) -> None:
             "max_response_tokens": context - 1,
         }
         return
+    if writer.number("rollout-top-p", 1.0) < 1:
+        reason = "what top-p cuts off stays in the loss: log-probs are of the whole distribution (docs/objectives.md)"
+        writer.leave_named("rollout-top-p", reason)
     if (top_k := writer.count("rollout-top-k", -1)) > 0:
         writer.set("sampling.top_k", top_k)
     if stop := writer.flags.get("rollout-stop"):

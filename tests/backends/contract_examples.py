@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.actors.buffer.policies import BufferState, RankedGroup
+    from penstock.actors.prompt_source.policies import RoutedEngine, RoutedSample
     from penstock.backends.episodes.play import Play
     from penstock.backends.learners.hooks.protocols import AdvantageInput, GroupRewards
     from penstock.backends.learners.objectives.protocol import PolicyTokens
@@ -131,6 +132,26 @@ def says_maybe(rewards: list[float]) -> str:
 
 def only_seen(history: PromptHistory) -> float:
     return history.mean_reward - 0.5  # type: ignore[operator]
+
+
+class Shortest:
+    def choose(self, sample: RoutedSample, engines: Sequence[RoutedEngine]) -> str | None:
+        return sample.group_engine or min(engines, key=lambda engine: engine.load).name
+
+
+class Stubborn:
+    def choose(self, sample: RoutedSample, engines: Sequence[RoutedEngine]) -> str:
+        return "engine/0 "
+
+
+class Counting:
+    num_built = 0
+
+    def __init__(self) -> None:
+        Counting.num_built += 1
+
+    def choose(self, sample: RoutedSample, engines: Sequence[RoutedEngine]) -> str:
+        return engines[Counting.num_built % len(engines)].name
 
 
 class Never:

@@ -85,7 +85,7 @@ E4M3_NUMBERS = sorted(
 
 
 def float32(number: float) -> float:
-    return struct.unpack("f", struct.pack("f", number))[0]
+    return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
 def by_formula(weight: list[list[float]]) -> tuple[list[list[float]], list[list[float]]]:

@@ -60,7 +60,7 @@ def test_the_global_random_state_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_an_unknown_size_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected one of xs, s, m, moe_xs, got 'xl'"):
+    with pytest.raises(ValueError, match="expected one of xs, s, m, moe_xs, vlm_xs, got 'xl'"):
         make_model("xl", tmp_path, seed=0)  # type: ignore[arg-type]
 
 

@@ -9,7 +9,8 @@ import base64
 import json
 import shutil
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import tiktoken
@@ -17,20 +18,23 @@ import torch
 from learner_cases import open_learner
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, DeepseekV3Config, DeepseekV3ForCausalLM
 
+from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
 from penstock.backends.checkpoint.make import make_model
+from penstock.backends.checkpoint.open_config import open_config
 from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.data.tokenizer import TextTokenizer
+from penstock.backends.learners.megatron.bridge.architecture import read_architecture
+from penstock.backends.learners.megatron.bridge.weight_map import parameters_of
 from penstock.messages.commands import OpenLearner, SaveCheckpoint
 from penstock.messages.errors import UserFault
 from penstock.messages.local import CheckpointWritten, LearnerOpened
 from penstock.runtime.cli.convert import convert
 from penstock.runtime.preflight.checkpoints import check_checkpoint
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+MODELS = sorted((Path(__file__).parents[2] / "scenarios" / "models").glob("*.json"))
+"""The copies of ``config.json`` that ship."""
 SIZES: dict[str, Any] = {
     "vocab_size": 290, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 2, "kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
@@ -115,9 +119,24 @@ def test_tiktoken_files_are_refused_with_what_to_do(kimi: Path, tmp_path: Path) 
     (kimi / "tokenization_own.py").write_text(CODE)
     twice = {"added_tokens_decoder": {"276": {"content": "A"}}}  # a byte, which has a number already
     (kimi / "tokenizer_config.json").write_text(json.dumps(twice))
-    with pytest.raises(UserFault, match="token 'A' .* has number 276, and 65 as well"):
+    with pytest.raises(UserFault, match=r"token 'A' .* has number 276, and 65 as well"):
         converted(kimi, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("file", MODELS, ids=lambda file: file.stem)
+def test_the_tables_name_the_weights_that_transformers_names(file: Path, tmp_path: Path) -> None:
+    config = json.loads(file.read_bytes()) | {"num_hidden_layers": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    opened: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        model: Any = opened.from_config(open_config(tmp_path))
+    state = model.state_dict()
+    theirs = {name: tuple(tensor.shape) for name, tensor in CheckpointNames(model).rename(state).items()}
+    if config["tie_word_embeddings"]:
+        del theirs["lm_head.weight"]
+    tensors = (tensor for parameter in parameters_of(read_architecture(tmp_path)) for tensor in parameter.tensors)
+    assert {tensor.name: tensor.shape for tensor in tensors} == theirs
 
 
 def test_a_run_keeps_the_layers_that_it_does_not_train(tmp_path: Path) -> None:

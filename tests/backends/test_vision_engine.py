@@ -61,7 +61,7 @@ def test_logprobs_are_those_of_the_learner(folder: Path, tmp_path: Path) -> None
             media=media,
             seed=10 * number + index,
             max_new_tokens=12 + index,
-        )  # fmt: skip
+        )
         for number, (shown, media) in enumerate(prompts)
         for index in range(3)
     ]

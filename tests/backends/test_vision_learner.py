@@ -6,7 +6,7 @@ and training that would not see its images."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -55,9 +55,9 @@ def loaded(folder: Path) -> PackedModel:
     return PackedModel.load(folder, dtype="float32", device=torch.device("cpu"))
 
 
-def plain_logprobs(model: torch.nn.Module, folder: Path, sequence: TrainSequence) -> Tensor:
+def plain_logprobs(plain: torch.nn.Module, folder: Path, sequence: TrainSequence) -> Tensor:
     """Of one sequence alone, by transformers' own processor, positions and mask."""
-    part = read_vision_part(folder)
+    model, part = cast("Any", plain), read_vision_part(folder)
     assert part is not None
     ids = torch.from_numpy(sequence.tokens.astype(np.int64))[None]
     kinds = (ids == part.image_token_id).int()
@@ -68,21 +68,21 @@ def plain_logprobs(model: torch.nn.Module, folder: Path, sequence: TrainSequence
         patches = [ImageProcessor(part).patches(each) for each in sequence.media]
         values = torch.cat([torch.from_numpy(each.values) for each in patches])
         grids = torch.tensor([each.grid for each in patches])
-        positions, _ = model.model.get_rope_index(ids, kinds, image_grid_thw=grids)  # type: ignore[union-attr, operator]
-        seen = torch.cat(model.model.get_image_features(values, grids).pooler_output)  # type: ignore[union-attr, operator]
-        embedded = model.get_input_embeddings()(ids)  # type: ignore[operator]
+        positions, _ = model.model.get_rope_index(ids, kinds, image_grid_thw=grids)
+        seen = torch.cat(model.model.get_image_features(values, grids).pooler_output)
+        embedded = model.get_input_embeddings()(ids)
         embedded = embedded.masked_scatter(kinds[..., None].bool(), seen)
         logits = model(inputs_embeds=embedded, position_ids=positions).logits
     places = torch.from_numpy(sequence.trained)
-    return logits[0].log_softmax(-1)[places - 1, ids[0, places]]
+    return cast("Tensor", logits[0].log_softmax(-1)[places - 1, ids[0, places]])
 
 
 def test_logprobs_and_gradients_are_those_of_a_plain_loop(folder: Path, sequences: list[TrainSequence]) -> None:
     model = loaded(folder)
-    plain = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    plain = cast("Any", AutoModelForImageTextToText.from_pretrained(folder)).eval()
     expected = [plain_logprobs(plain, folder, sequence) for sequence in sequences]
     weights = [torch.linspace(-1.0, 2.0, len(each)) for each in expected]
-    torch.stack([(w * each).sum() for w, each in zip(weights, expected, strict=True)]).sum().backward()
+    torch.autograd.backward(torch.stack([(w * each).sum() for w, each in zip(weights, expected, strict=True)]).sum())
     by_sample = {sequence.sample: index for index, sequence in enumerate(sequences)}
     parts = split_into_micro_batches(sequences, 90)
     assert len(parts) > 1, "several micro-batches, of which one has two samples of a prompt"
@@ -90,11 +90,13 @@ def test_logprobs_and_gradients_are_those_of_a_plain_loop(folder: Path, sequence
         found = model.logprobs(pack(part), temperature=1.0)
         wanted = torch.cat([expected[by_sample[each.sample]] for each in part])
         assert torch.allclose(found, wanted, atol=1e-5)
-        (torch.cat([weights[by_sample[each.sample]] for each in part]) * found).sum().backward()
+        torch.autograd.backward((torch.cat([weights[by_sample[each.sample]] for each in part]) * found).sum())
     own = dict(model.model.named_parameters())
     for name, parameter in plain.named_parameters():
+        trained = own[name].grad
         assert parameter.grad is not None, name
-        assert torch.allclose(own[name].grad, parameter.grad, atol=1e-5), name
+        assert trained is not None, name
+        assert torch.allclose(trained, parameter.grad, atol=1e-5), name
         assert parameter.grad.abs().max() > 0, name
 
 

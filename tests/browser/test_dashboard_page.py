@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from dashboard_runs import MARKUP, crashed_run, finished_run, recorder_of, report_actors, report_step
+from live_run import LiveRun
 from serving import Serving, browser_path
+from typer.testing import CliRunner
 
-from penstock.runtime.dashboard import server
+from penstock.runtime.cli.app import app
+from penstock.runtime.dashboard import controls
 from penstock.runtime.dashboard.views import VIEWS
-from penstock.runtime.launch.control import CommandAnswer, StopRun, SwitchPolicy
+from penstock.runtime.launch.control import CommandAnswer
 from penstock.runtime.launch.runs import open_record
+from penstock.runtime.observability.operations import PolicySwitch, read_operations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
-
-    from penstock.runtime.dashboard.controls import Told
 
 playwright: Any = pytest.importorskip("playwright.sync_api", reason="playwright is not here; make browser adds it")
 expect: Any = playwright.expect
@@ -29,6 +31,11 @@ NAMES = [view.name for view in VIEWS]
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 LIVE_MS = 2000
 SHOWN_MS = 15_000
+STOPPED_S = 30.0
+MODELLED = Path(__file__).parents[1] / "chaos" / "modelled.yaml"
+NO_EVALUATION = tuple(
+    f"evaluation.{each}" for each in ("datasets=[]", "every=null", "before_first=false", "at_end=false")
+)
 
 
 @pytest.fixture(scope="module")
@@ -152,34 +159,58 @@ def test_a_step_that_is_recorded_is_on_the_page_within_two_seconds(browser: Any,
     recorder.abandon()
 
 
-def test_a_run_is_told_to_change_its_policy_and_its_answer_is_shown(
+def test_a_run_that_goes_on_is_told_to_change_its_policy_to_save_and_to_stop(browser: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    options = ("run.num_steps=100000", "staleness.policy=sync", "staleness.max_staleness=null", *NO_EVALUATION)
+    with LiveRun(MODELLED, tmp_path, ("runtime.host=local", *options)) as run:
+        run.await_steps(1)
+        with Serving([run.folder]) as live:
+            tab = Tab(browser, live)
+            head, said = tab.page.locator("#head"), tab.page.locator("#controls output")
+            expect(head).to_contain_text("sync, staleness at most 0")
+            tab.page.click("#controls summary")
+            tab.page.select_option("#controls select", "sync")
+            tab.page.fill("#controls input", "2")
+            tab.page.click("text=Switch policy")
+            expect(said).to_contain_text("the policy sync means 0, found 2")
+            tab.page.select_option("#controls select", "fully_async")
+            tab.page.fill("#controls input", "4")
+            tab.page.click("text=Switch policy")
+            expect(said).to_contain_text("new grants follow fully_async with max_staleness 4")
+            expect(head).to_contain_text("fully_async, staleness at most 4, since version")
+            tab.page.click("text=Save")
+            expect(said).to_contain_text("is saved")
+            tab.page.click("text=Stop")
+            tab.page.click("text=Stop: sure?")
+            expect(tab.page.locator("#head .badge")).to_have_text("stopped")
+            assert tab.complaints == []
+            tab.close()
+        run.process.wait(STOPPED_S)
+    (switch,) = [each for each in read_operations(run.folder) if isinstance(each, PolicySwitch)]
+    assert (switch.policy, switch.max_staleness) == ("fully_async", 4)
+    done = CliRunner().invoke(app, ["audit", str(run.folder)])
+    assert done.exit_code == 0, done.output
+
+
+def says_markup(_folder: Path, _told: controls.Told) -> CommandAnswer:
+    return CommandAnswer(accepted=True, text=f"yes {MARKUP}")
+
+
+def test_what_a_run_answers_is_shown_as_text(
     browser: Any,  # noqa: ANN401
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorder = recorder_of(tmp_path / "live")
     open_record(tmp_path / "live", "live")  # this process drives it
-    told: list[object] = []
-
-    def tell(_folder: Path, asked: Told) -> CommandAnswer:
-        told.append(asked.command)
-        return CommandAnswer(accepted=True, text=f"new grants follow it {MARKUP}")
-
     with Serving([tmp_path / "live"]) as live:
         tab = Tab(browser, live)
         said = tab.page.locator("#controls output")
         tab.page.click("#controls summary")
         tab.page.click("text=Save")
-        expect(said).to_contain_text("cannot be told anything")  # the real one: no driver listens there
-        monkeypatch.setattr(server, "tell_run", tell)
-        tab.page.select_option("#controls select", "fully_async")
-        tab.page.fill("#controls input", "4")
-        tab.page.click("text=Switch policy")
-        expect(said).to_have_text(f"new grants follow it {MARKUP}")
-        tab.page.click("text=Stop")
-        tab.page.click("text=Stop: sure?")
-        expect(said).to_have_text(f"new grants follow it {MARKUP}")
-        assert told == [SwitchPolicy("fully_async", {"max_staleness": 4}), StopRun()]
+        expect(said).to_contain_text("cannot be told anything")  # no driver listens there
+        monkeypatch.setattr(controls, "tell_run", says_markup)
+        tab.page.click("text=Save")
+        expect(said).to_have_text(f"yes {MARKUP}")
         assert tab.complaints == []
         tab.close()
     recorder.abandon()

@@ -6,6 +6,7 @@ its folder have to show. ``docs/examples.md`` has the same list for people; a te
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -13,11 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import pyarrow.parquet as pq
 import pytest
 from live_run import SCENARIOS, LiveRun
+from safetensors.torch import load_file
 
+from penstock.backends.data.shapes import SIDE, shapes_row
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.evaluation_answers import answers_file
 from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.runtime.dashboard.sample_page import SampleQuery, answer_sample
 from penstock.runtime.observability.evaluations import read_evaluations
+from penstock.runtime.observability.samples import shown_samples
 from penstock.runtime.observability.trackers import read_steps
 
 if TYPE_CHECKING:
@@ -106,6 +111,29 @@ def finds(shown: Shown) -> None:
     assert sum(hits) / len(hits) > 0.5  # who finds it knows it, and most others guess wrong
 
 
+def keeps_each_image_once(shown: Shown) -> None:
+    kept = {file.name for file in (shown.folder / "images").iterdir()}
+    assert {hashlib.sha256(shapes_row(0, n).image).hexdigest() for n in range(256)} <= kept
+    assert len(kept) <= 256 + 128, "and those of the evaluation, no more"
+    assert max(shown.of("train/train_rollout_logprob_abs_diff")[:1]) < 1e-5, "engine and learner see the same"
+    page = answer_sample(shown.folder, SampleQuery(sample=shown_samples(shown.folder)[0].name))
+    assert [(image.width, image.height) for image in page.images] == [(SIDE, SIDE)], "the dashboard shows it"
+    was, now = (load_file(next(folder.rglob("model.safetensors"))) for folder in _models(shown.folder))
+    same = {name for name in was if was[name].equal(now[name])}
+    assert same == {name for name in was if name.startswith("visual.")}, "what is frozen stays"
+
+
+def _models(folder: Path) -> tuple[Path, Path]:
+    """As it was made, and the last checkpoint."""
+    return folder / "model", max((folder / "checkpoints").glob("version-*"))
+
+
+def sees_colours(shown: Shown) -> None:
+    rewards = shown.of("rollout/raw_reward")
+    assert sum(rewards[-5:]) > 2 * sum(rewards[:5]), rewards
+    assert [row.version for row in read_evaluations(shown.folder)] == [20]
+
+
 def argues_before_a_judge(shown: Shown) -> None:
     for sample in shown.samples():
         num_claim_and_reply, num_objection, num_verdict = sample["part_lengths"]
@@ -191,13 +219,31 @@ EXAMPLES: tuple[Example, ...] = (
         marks=(pytest.mark.slow,),
     ),
     Example(
+        "examples/vlm.yaml",
+        ("learner.groups_per_batch=16", "learner.learning_rate=3e-3"),
+        25,
+        sees_colours,
+        marks=(pytest.mark.slow,),
+    ),
+    Example(
+        "examples/vlm.yaml",
+        ("data.path=shapes:256", "learner.freeze_vision=true", "learner.learning_rate=3e-3"),
+        3,
+        keeps_each_image_once,
+        marks=(pytest.mark.long_run,),
+    ),
+    Example(
         "examples/multi_task_evaluation.yaml",
         ("model.make=xs", "learner.warm_start.num_steps=30", "evaluation.every=4", "evaluation.max_running=16"),
         4,
         evaluates_three_datasets,
     ),
 )
-ELSEWHERE = {"examples/reproducible.yaml": "test_reproducible.py", "calculator.yaml": "test_calculator_learns.py"}
+ELSEWHERE = {
+    "examples/reproducible.yaml": "test_reproducible.py",
+    "calculator.yaml": "test_calculator_learns.py",
+    "true_on_policy.yaml": "test_true_on_policy_run.py",
+}
 """Examples that have a test of their own."""
 SHORT = ("learner.groups_per_batch=8", "runtime.heartbeat_timeout_s=60")
 """For all of them; a test machine may be busy with other things."""

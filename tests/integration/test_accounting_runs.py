@@ -18,7 +18,8 @@ from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.training import Activity
 from penstock.runtime.chaos.verdict import CHAOS_FILE, Verdict
-from penstock.runtime.observability.accounting import LOST, ledger_balance, read_accounts
+from penstock.runtime.observability.accounting import LOST, read_accounts
+from penstock.runtime.observability.ledger_counts import ledger_counts
 from penstock.runtime.observability.summary import generated_tokens, read_summary, trained_tokens
 from penstock.runtime.observability.trackers import read_steps
 
@@ -44,7 +45,7 @@ def assert_whole(folder: Path) -> Accounts:
     assert tokens.remainder == 0
     assert tokens.generated == summary.tokens_generated >= summary.tokens_trained == tokens.trained > 0
     with closing(open_read_only(folder / LEDGER_FILE)) as database:
-        assert ledger_balance(database) == summary.balance
+        assert ledger_counts(database).balance() == summary.balance
         query = "SELECT sum(num_trained_tokens) + sum(num_masked_tokens) FROM steps"
         assert database.execute(query).fetchone() == (tokens.trained,), "what the Learner says that it has trained"
     for row in read_steps(folder):

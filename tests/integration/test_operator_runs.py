@@ -25,6 +25,7 @@ from penstock.runtime.hosts.processes.operator_door import SOCKET_NAME
 from penstock.runtime.launch.control import PauseGrants, SaveCheckpoint, SwitchPolicy, send_command
 from penstock.runtime.observability.explain import explain
 from penstock.runtime.observability.operations import Pause, PolicySwitch, policy_in_force, read_operations
+from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.trackers import read_steps
 
 if TYPE_CHECKING:
@@ -163,6 +164,12 @@ def test_it_is_in_ledger_metrics_traces_and_report(told: Told) -> None:
     assert [(each.policy, each.max_staleness) for each in switches] == [("fully_async", 4), ("one_step_off", 1)]
     pauses = [each.is_paused for each in read_operations(told.folder) if isinstance(each, Pause)]
     assert pauses == [True, False]
+    summary = read_summary(told.folder)
+    assert summary is not None
+    held = [(each.from_step, each.policy, each.max_staleness) for each in summary.policies]
+    after = [each.version + 1 for each in switches]
+    assert held == [(1, "sync", 0), (after[0], "fully_async", 4), (after[1], "one_step_off", 1)]
+    assert summary.policy == "one_step_off"
     steps = read_steps(told.folder)
     assert list(dict.fromkeys(step.policy for step in steps)) == ["sync", "fully_async", "one_step_off"]
     assert {step.metrics["buffer/max_staleness"] for step in steps} == {0, 4, 1}

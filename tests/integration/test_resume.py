@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,9 +21,10 @@ from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.sqlite import SqliteReader
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.backends.weights.segments import segments_of
-from penstock.messages.ledger import CheckpointRecorded, StepRecorded
+from penstock.messages.ledger import CheckpointRecorded, GroupsGranted, PolicyRecorded, StepRecorded
 from penstock.runtime.hosts.processes.descendants import is_running
 from penstock.runtime.hosts.processes.leftovers import processes_of
+from penstock.runtime.launch.control import SwitchPolicy, send_command
 from penstock.runtime.launch.runs import read_record
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.trackers import event_file, read_activity, read_events, read_steps
@@ -222,6 +224,37 @@ def test_of_two_resumes_at_once_one_drives_and_the_other_is_refused(scenario: Pa
         assert "another penstock drives this run" in loser.output or "is running" in loser.output
         winner.finish()
     assert_complete(folder)
+
+
+def test_a_switch_outlives_the_driver_and_all_actors(scenario: Path, tmp_path: Path) -> None:
+    with LiveRun(scenario, tmp_path, ("staleness.policy=sync", "staleness.max_staleness=null")) as run:
+        run.await_steps(2)
+        folder = run.folder
+        answer = send_command(folder, SwitchPolicy("fully_async", {"max_staleness": 3}), DEADLINE_S)
+        assert answer.accepted, answer.text
+        run.await_steps(5)
+        members = processes_of(folder.name, folder)
+        assert len(members) > 7, "the driver and the actors at least"
+        for pid in (run.process.pid, *members):
+            with suppress(ProcessLookupError):  # what a guardian has ended by now
+                os.kill(pid, signal.SIGKILL)
+        run.process.wait(DEADLINE_S)
+    (switch,) = [entry for entry in entries_of(folder) if isinstance(entry, PolicyRecorded)]
+    assert "policy since step" in penstock("status", str(folder)).stdout
+    with LiveRun.resumed(folder) as again:
+        summary = again.finish()
+    assert_complete(folder)
+    assert [entry for entry in entries_of(folder) if isinstance(entry, PolicyRecorded)] == [switch]
+    bounds = [entry.max_staleness for entry in entries_of(folder) if isinstance(entry, GroupsGranted)]
+    assert bounds == sorted(bounds)
+    assert set(bounds) == {0, 3}
+    policies = [row.policy for row in read_steps(folder)]
+    assert policies == sorted(policies, reverse=True)
+    assert policies[-1] == "fully_async"
+    first, held = summary.policies
+    assert (first.from_step, first.policy, held.policy, held.max_staleness) == (1, "sync", "fully_async", 3)
+    assert policies.index("fully_async") + 1 >= held.from_step > 2
+    assert summary.max_staleness <= 3
 
 
 @pytest.mark.parametrize("victim", ["buffer", "learner"])

@@ -1,7 +1,7 @@
 """``penstock convert`` of what the Megatron learner writes, and of what it begins with."""
 
 # safetensors is typed in part only:
-# pyright: reportUnknownVariableType=false
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 

@@ -215,6 +215,45 @@ def test_a_stage_that_has_nothing_to_train_is_refused(
         ranks(2).run("trainer_cases:trained", str(tiny_family("qwen3")), encoded(wrong), 2, encoded([]))
 
 
+@pytest.mark.parametrize(
+    ("name", "place"), [("grpo", "forward"), ("grpo", "backward"), ("gspo", "backward"), ("ppo", "forward")]
+)
+def test_a_rank_that_runs_out_of_memory_has_all_of_them_go_on_with_smaller_micro_batches(
+    name: str, place: str, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder, batches = str(tiny_family("qwen3")), encoded(plan.make_batches(2))
+    keys: dict[str, Any] = {"critic": "shared"} if name == "ppo" else {}
+    options = plan.learner_options(objective(name, **keys), num_updates=2)
+    limit = plan.Limit(30, (1,), place, str(tmp_path))
+    answers = ranks(2).run("trainer_cases:short_of_memory", folder, encoded(options), 2, batches, limit)
+    assert [(size, story) for _, _, size, story in answers] == [(plan.MAX_TOKENS // 2, "")] * 2
+    smaller = encoded(msgspec.structs.replace(options, max_tokens_per_micro_batch=plan.MAX_TOKENS // 2))
+    figures, weights = ranks(2).run("trainer_cases:trained", folder, smaller, 2, batches)[0]
+    for found, wanted in zip(answers[0][0], figures, strict=True):
+        of_step = {key: value for key, value in wanted.items() if not key.startswith("perf/")}
+        assert {key: found[key] for key in of_step} == pytest.approx(of_step, rel=1e-6, abs=1e-7, nan_ok=True)
+    assert norm({key: answers[0][1][key] - weights[key] for key in weights}) < 5e-5
+
+
+def test_where_others_wait_in_a_layer_the_next_learner_has_smaller_micro_batches(
+    ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Both ranks run out, as here none would be ended while it waits for the other."""
+    keys, num_ranks = plan.TP2, 2
+    options, batches = plan.learner_options(megatron=keys), encoded(plan.make_batches(1))
+    limit = plan.Limit(15, (0, 1), "forward", str(tmp_path))  # of a sequence that two divide
+    for others, size, reason in (
+        ({}, 24, "out of memory with micro-batches of at most 48 tokens. .* goes on from its last checkpoint with 24"),
+        ({}, 24, "^$"),
+        ({"max_tokens_per_micro_batch": 40}, 20, "at most 40 tokens"),
+    ):
+        asked = encoded(msgspec.structs.replace(options, **others))
+        given = (str(tiny_family("qwen3")), asked, num_ranks, batches, limit)
+        for _, _, found, story in ranks(num_ranks).run("trainer_cases:short_of_memory", *given):
+            assert found == size
+            assert re.search(reason, story)
+
+
 def without_layout(options: LearnerOptions) -> bytes:
     """What the torch learner reads of these, for the cache."""
     return encoded(msgspec.structs.replace(options, megatron=type(options.megatron)()))

@@ -89,7 +89,7 @@ CONFIGS |= {
         num_experts_per_tok=2,
         n_shared_experts=1,
         routed_scaling_factor=1.8,
-    ),  # fmt: skip
+    ),
     "glm4_moe": models.Glm4MoeConfig(**SIZES, **GLM45, attention_bias=True, use_qk_norm=True),
     "glm4_moe air": models.Glm4MoeConfig(**SIZES, **GLM45 | {"n_shared_experts": 2}, first_k_dense_replace=2),
 }

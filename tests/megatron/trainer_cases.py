@@ -58,7 +58,9 @@ def trained(
         run_folder: for dumps of steps.
     """
     learner = msgspec.msgpack.decode(options, type=LearnerOptions)
-    model, trainable, trainer = made(rank, folder, learner, num_ranks, Path(run_folder) if run_folder else None)
+    model, trainable, trainer = made(
+        rank, folder, learner, num_ranks, run_folder=Path(run_folder) if run_folder else None
+    )
     figures: list[dict[str, float]] = []
     for number, groups in enumerate(msgspec.msgpack.decode(batches, type=list[tuple[Group, ...]]), start=1):
         result = trainer.train(groups, version=number, min_token_version=0)
@@ -86,6 +88,45 @@ def gradient(
     found_gradient = named_weights(model, rank)
     close_groups()
     return figures, found_gradient
+
+
+def short_of_memory(
+    rank: int, folder: str, options: bytes, num_ranks: int, batches: bytes, limit: plan.Limit
+) -> tuple[list[dict[str, float]], dict[str, Any], int, str]:
+    """As :func:`trained`, where memory ends in the second layer; the size of micro-batches in the end, and the error
+    that ended the learner."""
+    learner = msgspec.msgpack.decode(options, type=LearnerOptions)
+    kept = Path(limit.folder)
+    model, trainable, trainer = made(rank, folder, learner, num_ranks, kept=kept)
+
+    def run_out(values: torch.Tensor) -> None:
+        if values.shape[0] > limit.max_inputs:
+            raise torch.OutOfMemoryError(f"{values.shape[0]} inputs")
+
+    def forward(_module: object, _inputs: object, output: tuple[torch.Tensor, ...]) -> None:
+        hidden = output[0]
+        if limit.place == "forward":
+            run_out(hidden)
+        elif hidden.requires_grad:
+            hidden.register_hook(run_out)  # type: ignore[no-untyped-call]
+
+    if rank in limit.ranks:
+        model.chunks[0].decoder.layers[1].register_forward_hook(forward)
+    figures: list[dict[str, float]] = []
+    story = ""
+    try:
+        for number, groups in enumerate(msgspec.msgpack.decode(batches, type=list[tuple[Group, ...]]), start=1):
+            result = trainer.train(groups, version=number, min_token_version=0)
+            figures.append({metric.name: metric.value for metric in result.metrics})
+    except MemoryError as error:
+        story = str(error)
+    weights = {}
+    if not story:
+        trainable.gather_weights()
+        weights = named_weights(model, rank)
+    size = trainer.max_tokens_per_micro_batch
+    close_groups()
+    return figures, weights, size, story
 
 
 def after_a_bad_step(rank: int, folder: str, keys: dict[str, Any], num_ranks: int) -> tuple[str, bool, bool]:
@@ -124,7 +165,13 @@ def named_weights(model: ParallelModel, rank: int) -> dict[str, Any]:
 
 
 def made(
-    rank: int, folder: str, options: LearnerOptions, num_ranks: int, run_folder: Path | None = None
+    rank: int,
+    folder: str,
+    options: LearnerOptions,
+    num_ranks: int,
+    *,
+    run_folder: Path | None = None,
+    kept: Path | None = None,
 ) -> tuple[ParallelModel, TrainableModel, MegatronTrainer]:
     """A policy with its optimizer, and its trainer."""
     objective = options.objective
@@ -147,5 +194,6 @@ def made(
         check_stop=lambda: None, seed=plan.SEED, workers=workers_of(rank, num_ranks),
         critic=open_critic(trainable, options, num_steps=plan.NUM_STEPS, workers=workers_of(rank, num_ranks)),
         run_folder=run_folder,
+        folder=kept,
     )  # fmt: skip
     return model, trainable, trainer

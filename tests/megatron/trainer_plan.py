@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.backends.learners.megatron_options import MegatronOptions
 from penstock.backends.learners.objectives.spec import objective
@@ -78,6 +78,18 @@ OBJECTIVES: dict[str, tuple[ObjectiveOptions, dict[str, Any]]] = {
     "a teacher's likeliest tokens": (objective("gkd"), {"num_updates": 2}),
     "a teacher's distribution": (objective("distill"), {"num_updates": 2}),
 }  # fmt: skip
+
+
+class Limit(NamedTuple):
+    """Memory for that many inputs and no more."""
+
+    max_inputs: int
+    ranks: tuple[int, ...]
+    """That have it; the others have plenty."""
+    place: str
+    """Where it ends: in the forward or in the backward pass."""
+    folder: str
+    """Of checkpoints."""
 
 
 def learner_options(

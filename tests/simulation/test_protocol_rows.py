@@ -33,7 +33,7 @@ from penstock.messages.ledger import GroupRecorded, PauseRecorded, PolicyRecorde
 from penstock.messages.local import WeightsSwapped
 from penstock.messages.membership import EngineLost, LeasesAsked
 from penstock.messages.names import BUFFER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER, is_engine
-from penstock.messages.operator import GrantsPaused, PolicyChanged
+from penstock.messages.operator import GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
 from penstock.messages.samples import Group, SampleKey, TerminalState
 from penstock.messages.training import NoticeGiven, OnStale, UpdateMode
 from penstock.messages.weights import WeightsApplied, WeightsCommitted
@@ -639,6 +639,21 @@ def test_request_is_carried_out_once_whichever_buffer_is_there() -> None:
         run.run()
         assert [answer.accepted for answer in run.operator.answers.values()] == [True]
         assert sum(isinstance(entry, PolicyRecorded) for entry in watch.entries) == 1
+
+
+def test_checkpoint_that_a_buffer_promised_is_written_by_its_successor() -> None:
+    """The Buffer is killed before it has heard of the checkpoint."""
+    num_promised = 0
+    for seed in range(12):
+        asked = operated(seed, Request(at_s=4.0, event=SaveAsked()), at_s=4.0 + 0.05 * seed)
+        run = TrialRun(msgspec.structs.replace(asked, save_every=1000))
+        watch = Watch(run)
+        run.run()
+        answers = [event for event in watch.told if isinstance(event, OperatorAnswered)]
+        num_promised += not answers[0].is_final
+        assert all(answer.accepted and "is saved" in answer.text for answer in run.operator.answers.values())
+        assert len(run.operator.answers) == 1
+    assert num_promised
 
 
 def test_pause_outlives_the_buffer_until_it_is_ended() -> None:

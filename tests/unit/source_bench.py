@@ -37,7 +37,6 @@ from penstock.messages.weights import EngineReady
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.actors.prompt_source.options import Routing
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
     from penstock.messages.samples import Outcome, Part, Prompt
@@ -59,7 +58,7 @@ class SourceBench:
         num_rows: int = 100,
         seed: int = 7,
         salvages_responses: bool = True,
-        routing: Routing = "prefix_affine",
+        routing: str = "prefix_affine",
         max_load: float = 1.5,
         recorded_engines: tuple[str, ...] = (),
         is_recorded: Callable[[int], bool] = lambda _: False,

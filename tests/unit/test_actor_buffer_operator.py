@@ -18,6 +18,7 @@ from penstock.messages.operator import GrantsPaused, OperatorAnswered, PolicyCha
 from penstock.messages.training import (
     CheckpointDemanded,
     CheckpointSaved,
+    LearnerReady,
     NoticeGiven,
     OnStale,
     StopAsked,
@@ -129,6 +130,21 @@ def test_a_checkpoint_is_asked_for_once_and_answered_when_it_is_recorded() -> No
     assert (given.accepted, given.is_final, given.text) == (True, True, "version 1 is saved: c1")
     assert answer(bench.hear(SaveAsked(request=8))).text == "version 1 is saved: c1"
     assert bench.buffer.run.phase is Phase.RUNNING, "a run that is saved goes on"
+
+
+def test_the_next_buffer_does_not_take_back_a_checkpoint_that_was_promised() -> None:
+    run = Ledgered(Bench(groups_per_batch=1))
+    run.bench.started()
+    run.bench.train_in_order()
+    assert not answer(run.bench.hear(SAVE)).is_final
+    run.bench.driver = drive.Driver(run.restarted())
+    run.bench.hear(Started(epoch=1))
+    promised = answer(run.bench.hear(SAVE))
+    assert (promised.accepted, promised.is_final) == (True, False), "no Learner has reported to this one yet"
+    run.bench.hear(LearnerReady(epoch=0, version=1))
+    demanded = drive.one_sent(run.bench.hear(SAVE), CheckpointDemanded, to="learner")
+    assert demanded.version == 1
+    assert answer(run.bench.hear(CheckpointSaved(version=1, path="c1"))).text == "version 1 is saved: c1"
 
 
 def test_under_mask_each_group_keeps_the_bound_that_it_was_granted_under() -> None:

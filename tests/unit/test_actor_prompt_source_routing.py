@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 import actor_driver as drive
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from source_bench import SourceBench, keys
 
+from penstock.actors.prompt_source.policies import ConsistentHash, RoundRobin, RoutedEngine, RoutedSample
 from penstock.actors.prompt_source.routing import Cache, EngineView, Router
 from penstock.messages.commands import Send
 from penstock.messages.flow import GenerationClosed, SampleIssued
@@ -17,7 +20,6 @@ from penstock.messages.samples import InfraError, SampleKey
 from penstock.messages.weights import ServingEngine
 
 if TYPE_CHECKING:
-    from penstock.actors.prompt_source.options import Routing
     from penstock.messages.commands import AnyCommand
 
 FIRST = SampleKey(0, 0)
@@ -74,7 +76,7 @@ def test_least_loaded_gives_every_sample_to_the_engine_with_the_smallest_share_t
 
 
 @pytest.mark.parametrize("routing", ["least_loaded", "prefix_affine"])
-def test_engines_of_unequal_size_are_loaded_in_proportion(routing: Routing) -> None:
+def test_engines_of_unequal_size_are_loaded_in_proportion(routing: str) -> None:
     bench = SourceBench(num_samples=4, routing=routing)
     bench.joins("engine/0", num_slots=16)
     bench.joins("engine/1", num_slots=64)
@@ -135,8 +137,12 @@ def test_word_of_a_sample_that_was_lost_brings_it_back_to_the_engine_that_has_it
 # --- every choice, against the rules word by word -----------------------------------------------------------------
 
 
+def sample(row: int = 0, *, group: str = "", min_version: int = 0) -> RoutedSample:
+    return RoutedSample(group_id=0, index=0, row=row, num_prompt_tokens=3, min_version=min_version, group_engine=group)
+
+
 def chosen(router: Router, *, cache: Cache | None = None, group: str = "") -> str:
-    view = router.choose(min_version=0, avoids="", cache=cache, group=group, group_size=1)
+    view = router.choose(sample(group=group), avoids="", cache=cache, group_size=1)
     assert view is not None
     return view.name
 
@@ -183,7 +189,8 @@ def test_whatever_has_happened_the_choice_is_that_of_the_rules(seed: int) -> Non
                 newest += rng.random() < 0.05
                 avoids, group = rng.choice(["", "", name]), rng.choice(["", rng.choice(names)])
                 group_size = rng.choice([1, 3, 8])
-                found = router.choose(min_version=newest, avoids=avoids, cache=None, group=group, group_size=group_size)
+                asked = sample(group=group, min_version=newest)
+                found = router.choose(asked, avoids=avoids, cache=None, group_size=group_size)
                 views = list(router.engines.values())
                 wanted = expected(
                     views, is_affine=is_affine, min_version=newest, avoids=avoids, group=group, group_size=group_size
@@ -194,3 +201,57 @@ def test_whatever_has_happened_the_choice_is_that_of_the_rules(seed: int) -> Non
                     router.load(found.name, 1)
         router.validate({view.name: view.load for view in router.engines.values()})
     assert num_choices > 50
+
+
+# --- policies -----------------------------------------------------------------------------------------------------
+
+
+def engines_of(slots: dict[str, int]) -> list[RoutedEngine]:
+    return [RoutedEngine(name=name, num_slots=n, capacity=n, load=0, version=0) for name, n in slots.items()]
+
+
+def test_round_robin_gives_each_engine_its_turn_and_passes_over_the_full() -> None:
+    bench = SourceBench(num_samples=1, routing="round_robin", max_load=1.0)
+    for index, num_slots in ((10, 4), (9, 1), (2, 4)):
+        bench.joins(f"engine/{index}", num_slots=num_slots)
+    sent = [send.to for send in drive.every(bench.grant(7), Send) if isinstance(send.event, SampleIssued)]
+    assert sent == [f"engine/{index}" for index in (2, 9, 10, 2, 10, 2, 10)]
+
+
+def test_round_robin_prefers_engines_that_serve_what_a_sample_needs() -> None:
+    able = RoutedEngine(name="engine/1", num_slots=4, capacity=4, load=3, version=2)
+    policy, engines = RoundRobin(), [*engines_of({"engine/0": 4}), able]
+    assert [policy.choose(sample(min_version=2), engines) for _ in range(3)] == ["engine/1"] * 3
+
+
+@given(
+    st.dictionaries(st.integers(0, 99).map("engine/{}".format), st.sampled_from([8, 16, 64]), min_size=2, max_size=12),
+    st.data(),
+)
+def test_when_an_engine_goes_only_its_own_rows_move(slots: dict[str, int], data: st.DataObject) -> None:
+    gone = data.draw(st.sampled_from(sorted(slots)))
+    whole = engines_of(slots)
+    left = [engine for engine in whole if engine.name != gone]
+    before = {row: ConsistentHash().choose(sample(row), whole) for row in range(60)}
+    after = {row: ConsistentHash().choose(sample(row), left[::-1]) for row in range(60)}
+    assert all(after[row] == engine for row, engine in before.items() if engine != gone)
+    assert gone not in after.values()
+
+
+def test_rows_are_shared_out_in_proportion_to_slots_and_those_of_a_lost_engine_too() -> None:
+    slots = {"engine/0": 8, "engine/1": 8, "engine/2": 16}
+    found = Counter(ConsistentHash().choose(sample(row), engines_of(slots)) for row in range(4000))
+    assert all(abs(found[name] / 4000 - num_slots / 32) < 0.03 for name, num_slots in slots.items())
+    left = {name: slots[name] for name in ("engine/0", "engine/2")}
+    found = Counter(ConsistentHash().choose(sample(row), engines_of(left)) for row in range(4000))
+    assert abs(found["engine/2"] / 4000 - 2 / 3) < 0.03
+
+
+def test_a_prompt_comes_back_to_its_engine_and_goes_on_to_the_next_where_that_is_full() -> None:
+    bench = SourceBench(num_samples=3, routing="consistent_hash", max_load=1.0, num_rows=1)
+    bench.started(num_engines=4, num_slots=6)
+    [first] = counts(bench.grant(2))
+    [second] = counts(bench.grant(4))
+    assert second != first
+    again = SourceBench(num_samples=3, routing="consistent_hash", num_rows=1).started(num_engines=4, num_slots=6)
+    assert counts(again.grant(1)) == {first: 3}

@@ -19,10 +19,11 @@ from sample_runs import small_run
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE, TABLES, VIEWS
 from penstock.messages.errors import UserFault
-from penstock.runtime.dashboard import sql_box
+from penstock.runtime.dashboard import ledger_view, sql_box
 from penstock.runtime.dashboard.ledger_view import answer_ledger, answer_tables
 from penstock.runtime.dashboard.routes import Query
 from penstock.runtime.dashboard.sql_box import MAX_ROWS, SqlAnswer, SqlQuery, answer_in_here, ask
+from penstock.runtime.observability import accounting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +64,23 @@ def test_balance_and_tokens_are_the_ledgers(run: Path) -> None:
     (reason,) = page.reasons
     assert (reason.cause, reason.num_samples) == ("reward_timeout", 1)
     assert "\x1b" not in reason.example
+
+
+def test_samples_are_read_once(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in run.glob("*.*"):
+        if path.name != "summary.json":  # it goes on
+            shutil.copy(path, tmp_path)
+    asked: list[str] = []
+
+    def traced(path: Path) -> sqlite3.Connection:
+        database = open_read_only(path)
+        database.set_trace_callback(asked.append)
+        return database
+
+    for module in (accounting, ledger_view):
+        monkeypatch.setattr(module, "open_read_only", traced)
+    assert answer_ledger(tmp_path, Query()).num_generated > 0
+    assert sum("FROM samples" in sql for sql in asked) == 1
 
 
 def test_a_run_without_a_ledger_has_an_empty_balance(run: Path, tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ HEAD = "run: {name: x}\nmodel: {make: xs}\n"
         ("{path: 'a.jsonl', multimodal_keys: {image: images}}", "data.multimodal_keys: where images"),
         (
             "{path: a.jsonl, chat_template: true, multimodal_keys: {image: x}}",
-            "keys: engines of the backend torch",
+            "model.make: takes text only, and rows have images; set it to vlm_xs",
         ),
         ("{path: 'a.jsonl', multimodal_keys: {smell: x}}", "smell"),
     ],

@@ -35,6 +35,7 @@ FOREIGN = re.compile(
     r"|pypi\.org|pythonhosted|download\.pytorch|registry\.npmjs"  # where packages come from is pip's business
 )
 CATCHES_EVERYTHING = {
+    "backends/data/own_source/child.py": "the user's class may raise anything, and that is its answer",
     "backends/data/tokenizer.py": "the tokenizers library raises Exception itself",
     "backends/episodes/functions/worker.py": "the user's code may raise anything, and that is how its episode ends",
     "runtime/preflight/function_trial.py": "the user's code may raise anything while it loads: that is what is told",

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 
 from penstock.backends.learners.megatron.bridge.architecture import Architecture, decode_architecture
-from penstock.backends.learners.megatron.bridge.weight_map import parameters_of
+from penstock.backends.learners.megatron.bridge.families import FAMILIES
+from penstock.backends.learners.megatron.bridge.unbuilt import UNBUILT
+from penstock.backends.learners.megatron.bridge.weight_map import num_weights, parameters_of
 from penstock.backends.learners.megatron.layout.layout import LayoutError, check_layout, layout_of
 from penstock.backends.learners.megatron.layout.memory import estimate_memory
 from penstock.backends.learners.megatron.layout.model_config import Fields, transformer_fields
@@ -46,6 +48,48 @@ def test_all_weights_of_deepseek_v3_are_mapped() -> None:
     biases = [p for p in parameters if p.is_buffer]
     assert sum(p.num_elements for p in biases) == 58 * 256
     assert biases[0].name == "decoder.layers.3.mlp.router.expert_bias"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "text"),
+    [
+        ("qwen3_next", "Qwen3-Next .*gated delta nets.*It would take: .*packed sequences"),
+        ("qwen3_5_moe", "Qwen3.5 .*gated delta nets"),
+        ("minimax_m2", "MiniMax-M2 .*norms of queries and keys over all heads"),
+        ("mimo", "MiMo-7B .*config.json says qwen2"),
+        ("mimo_v2_flash", "MiMo-V2-Flash .*sinks"),
+        ("gpt_oss", "GPT-OSS .*MXFP4"),
+        ("bert", "has no family for model_type 'bert'; there are qwen2, "),
+    ],
+)
+def test_families_that_are_not_built_say_what_it_would_take(model_type: str, text: str) -> None:
+    with pytest.raises(UserFault, match=rf"config\.json: .*{text}") as refused:
+        architecture(model_type=model_type)
+    assert ("Use learner.backend: torch" in str(refused.value)) == (model_type in ("bert", "minimax_m2"))
+    assert not set(UNBUILT) & set(FAMILIES)
+
+
+def test_a_kimi_k2_is_a_deepseek_v3() -> None:
+    kimi, deepseek = architecture(model_type="kimi_k2", num_hidden_layers=5), architecture(num_hidden_layers=5)
+    assert list(parameters_of(kimi)) == list(parameters_of(deepseek))
+    assert fields(kimi) == fields(deepseek)
+
+
+def test_layers_of_a_glm_that_have_experts_are_those_that_are_said() -> None:
+    lite: dict[str, Any] = {"model_type": "glm4_moe_lite", "num_hidden_layers": 4, "first_k_dense_replace": None}
+    for said, wanted in (
+        ({}, (False, True, True, True)),
+        ({"first_k_dense_replace": 2}, (False, False, True, True)),
+        ({"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}, (True, False, True, True)),
+    ):
+        experts = architecture(**lite | said).experts
+        assert experts is not None
+        assert experts.layers == wanted
+
+
+def test_the_experts_of_a_layer_are_counted_by_one() -> None:
+    model = architecture()
+    assert num_weights(model) == sum(parameter.num_elements for parameter in parameters_of(model))
 
 
 def test_without_a_query_rank_queries_are_made_of_the_hidden_state() -> None:

@@ -413,12 +413,6 @@ def test_a_constant_denominator_sums_each_sample_over_the_constant() -> None:
         reduction_weights("constant", torch.tensor([3.0]))
 
 
-def test_a_nucleus_always_keeps_the_sampled_token() -> None:
-    logits = torch.tensor([[1.0, 2.0, 3.0]])
-    value = token_logprobs(logits, torch.tensor([0]), kept=torch.tensor([[False, True, False]]))
-    assert float(value) == pytest.approx(1.0 - math.log(math.exp(1.0) + math.exp(2.0)))
-
-
 # --- gradients ----------------------------------------------------------------------------------------------------
 
 BASE = random(6, seed=2)

@@ -180,12 +180,6 @@ def test_clipped_value_loss_has_the_golden_values() -> None:
     assert_near(result.clipped, [1.0, 0.0])
 
 
-def test_logprobs_of_a_replayed_nucleus_have_the_golden_values() -> None:
-    logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
-    kept = torch.tensor([[False, True, True], [True, True, False]])
-    assert_near(token_logprobs(logits, torch.tensor([2, 1]), kept=kept), [-0.313262, -0.693147])
-
-
 def test_pass_at_k_has_the_golden_values() -> None:
     corrects = [[bool(int(digit)) for digit in row] for row in ("1000", "1110", "0000")]
     assert pass_at_k(corrects) == pytest.approx({1: 1 / 3, 2: 0.5, 4: 2 / 3})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from test_observability_report import FACTS, SCRIPT, Page, finished, policy, run, sha256, step
+from test_observability_report import FACTS, SCRIPT, SYNC, Page, finished, policy, run, sha256, step, switched
 from typer.testing import CliRunner
 
 from penstock.messages.base import Metric
@@ -412,3 +412,12 @@ def test_what_is_asked_in_vain_is_said(tmp_path: Path, words: list[str], story: 
     told = CliRunner().invoke(app, ["compare", *map(str, folders), *(word.format(tmp_path) for word in words)])
     assert isinstance(told.exception, UserFault)
     assert re.search(story, str(told.exception))
+
+
+def test_a_run_whose_policy_was_switched_is_another_arm_and_says_from_which_step(tmp_path: Path) -> None:
+    folders = [made(tmp_path / name, [0.1, 0.2], seed=seed) for seed, name in enumerate("abc")]
+    switched(folders[2], SYNC)
+    assert [[run.name for run in arm.runs] for arm in read_arms(folders)] == [["a", "b"], ["c"]]
+    cautions = compare_runs(folders).cautions
+    assert any("switched the policies" in caution for caution in cautions)
+    assert any("c followed several policies: fully_async, η = 2, from step 1, then sync" in text for text in cautions)

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import itertools
 import re
 from datetime import UTC, datetime
 from html import unescape as html_text
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from penstock import __version__
 from penstock.backends.ledger import kept_samples
 from penstock.backends.ledger.kept_samples import SampleKeeper
+from penstock.backends.ledger.sqlite import open_ledger
+from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.base import Metric
 from penstock.messages.commands import KeepSamples
 from penstock.messages.errors import UserFault
+from penstock.messages.ledger import PolicyRecorded
 from penstock.messages.reasons import ReasonCount
 from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey
 from penstock.messages.training import (
@@ -30,14 +36,16 @@ from penstock.messages.training import (
     Balance,
     CauseCount,
     FailuresCounted,
+    OnStale,
     RunFinished,
     StepReported,
+    UpdateMode,
 )
-from penstock.runtime.observability import page
+from penstock.runtime.observability import page, trackers
 from penstock.runtime.observability.charts import MAX_POINTS, Chart, line_of
 from penstock.runtime.observability.facts import Package, RunFacts, read_starts
 from penstock.runtime.observability.figures import RunFigures, RunningTotal
-from penstock.runtime.observability.jsonl import JsonLinesWriter
+from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows
 from penstock.runtime.observability.metrics import RunMetrics
 from penstock.runtime.observability.nvml import GPU_FILE, GpuRow
 from penstock.runtime.observability.recorder import RunRecorder
@@ -45,13 +53,18 @@ from penstock.runtime.observability.report import balance_rows, render_report, w
 from penstock.runtime.observability.summary import (
     ActorCost,
     ActorRestarts,
+    HeldPolicy,
     MachineFacts,
     RunSummary,
     TokenWaste,
     machine_facts,
     read_summary,
 )
+from penstock.runtime.observability.summary_view import show_summary
 from penstock.runtime.observability.trackers import StepRow, read_activity, read_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MACHINE = MachineFacts(system="Linux x86_64", python="3.11.7", num_cpus=2, memory_bytes=8 << 30)
 FACTS = RunFacts(
@@ -184,6 +197,7 @@ def test_the_summary_is_what_was_reported(tmp_path: Path) -> None:
         "penstock_version": __version__,
         "seed": 7,
         "policy": "fully_async",
+        "policies": (HeldPolicy(from_step=1, policy="fully_async", max_staleness=2),),
         "staleness_bound": 2,
         "started_at": "2026-08-01T12:00:00+00:00",
         "machine": MACHINE,
@@ -622,6 +636,52 @@ def test_the_states_of_every_lane_add_up_to_a_hundred(completed: Path) -> None:
         *shares, total, _slots = [cell.strip() for cell in re.findall(r"<td[^>]*>([^<]*)</td>", cells)]
         assert total == "100.0"
         assert round(sum(float(share) for share in shares), 1) == 100.0
+
+
+def test_activity_is_read_once(completed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+
+    def counted(path: Path, row_type: type[Any], **options: Any) -> Iterator[Any]:  # noqa: ANN401
+        read.append(path)
+        return read_rows(path, row_type, **options)
+
+    monkeypatch.setattr(trackers, "read_rows", counted)
+    render_report(completed)
+    assert [path.name for path in read].count("activity.jsonl") == 1
+
+
+def switched(folder: Path, *policies: PolicyRecorded) -> Path:
+    """Its ledger says that an operator has switched to these, before a step was recorded."""
+    store = open_ledger(folder)
+    store.claim(0)
+    store.commit(list(policies))
+    store.close()
+    return folder
+
+
+SYNC = PolicyRecorded(policy="sync", max_staleness=0, update_mode=UpdateMode.DRAIN, on_stale=OnStale.WAIT)
+
+
+def test_the_summary_has_the_policies_in_order_and_the_step_from_which_each_held(tmp_path: Path) -> None:
+    switched(tmp_path, SYNC)
+    summary = run(tmp_path, 25, finished(25))
+    assert summary is not None
+    assert (summary.policy, summary.staleness_bound) == ("sync", 2)
+    assert summary.policies == (
+        HeldPolicy(from_step=1, policy="fully_async", max_staleness=2),
+        HeldPolicy(from_step=1, policy="sync", max_staleness=0),
+    )
+    said = io.StringIO()
+    show_summary(summary, Console(file=said, width=200))
+    assert "fully_async, η = 2, from step 1, then sync, η = 0, from step 1" in said.getvalue()
+
+
+def test_a_ledger_that_cannot_be_read_leaves_a_summary_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / LEDGER_FILE).write_bytes(b"no database" * 100)
+    recorder = RunRecorder(tmp_path, msgspec.structs.replace(FACTS, report=False))
+    summary = recorder.finish(finished(0), 1.0)
+    assert [each.policy for each in summary.policies] == [FACTS.policy]
+    assert any("what an operator changed is not known" in warning for warning in summary.warnings)
 
 
 def test_a_run_that_failed_has_a_report(tmp_path: Path) -> None:

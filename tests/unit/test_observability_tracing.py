@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,18 +61,26 @@ from penstock.messages.samples import (
     TerminalState,
     VersionSpan,
 )
-from penstock.messages.training import BatchReady, UpdateMode
+from penstock.messages.training import BatchReady, CheckpointDemanded, UpdateMode
 from penstock.messages.weights import ServingEngine, VersionAnnounced, WeightManifest, WeightsExported
 from penstock.messages.wire import Header
 from penstock.runtime.observability.event_observer import EventObserver
 from penstock.runtime.observability.span_export import SpanExporterThread
 from penstock.runtime.observability.span_file import SpanFile, actor_attributes
-from penstock.runtime.observability.spans import SpanRecorder, attempt_span_id, root_span_id, step_trace_id, trace_id_of
+from penstock.runtime.observability.spans import (
+    SpanRecorder,
+    attempt_span_id,
+    is_traced,
+    root_span_id,
+    step_trace_id,
+    trace_id_of,
+)
 from penstock.runtime.observability.traces import open_traces, read_spans, read_step, read_trace, span_file
 from penstock.runtime.observability.tracing import TraceObserver
 from penstock.runtime.observability.trackers import EventLog, event_file, read_run_events
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from penstock.messages.base import Event
@@ -132,6 +141,7 @@ class Actor:
         self.observer: Observer = TraceObserver(
             self.recorder, run_salt=salt, name=name, epoch=1, fraction=fraction, clock_ns=lambda: 0
         )
+        self._peer = TraceObserver(SpanRecorder(), run_salt=salt, name="peer", epoch=1, fraction=fraction)
         self._taken: list[SpanTuple] = []
 
     @property
@@ -146,11 +156,11 @@ class Actor:
         ``trace`` is the context that it came with, empty for what a peer says that is watched likewise; None for an
         event of the actor's own process.
         """
-        trace = self.observer.trace_of(event, b"") if trace == b"" else trace
+        if trace == b"":
+            trace = self._peer.handled(TimerFired(key="t"), None, 0, 1, [Send(self.name, event)]).get(id(event), b"")
         header = None if trace is None else Header("peer", 1, 1, 1, 0, trace)
-        self.observer.handled(event, header, at, at + 1, list(commands))
-        cause = b"" if trace is None else trace
-        return [self.observer.trace_of(command.event, cause) for command in commands if isinstance(command, Send)]
+        contexts = self.observer.handled(event, header, at, at + 1, list(commands))
+        return [contexts.get(id(command.event), b"") for command in commands if isinstance(command, Send)]
 
     def stages(self, name: str) -> list[SpanTuple]:
         return [span for span in self.spans if span[3] == name]
@@ -266,6 +276,48 @@ def test_all_actors_leave_out_the_same_samples_and_a_like_share_of_everything_el
     assert kept[0] == kept[1]
     assert len(kept[0]) == pytest.approx(500, abs=60)
     assert len(actors[0].stages("handle TimerFired")) == 100
+
+
+def test_all_samples_of_a_group_are_traced_or_none_and_readers_know_which() -> None:
+    engine = Actor("engine/0", fraction=0.3)
+    for group_id in range(200):
+        for index in (0, 1, 7, 8):  # the last one replaces the first
+            engine.hear(issued(SampleKey(group_id, index)), at=1)
+    kept = [group_id for group_id in range(200) if is_traced(SALT, group_id, 0.3)]
+    assert [span[0] for span in engine.stages("handle SampleIssued")] == [
+        trace_id_of(SALT, group_id, index) for group_id in kept for index in (0, 1, 7, 8)
+    ]
+    assert 40 < len(kept) < 80
+
+
+def calls_of(act: Callable[[], object]) -> list[str]:
+    """Names of the functions written in Python that are called."""
+    names: list[str] = []
+    sys.setprofile(lambda frame, what, _: names.append(frame.f_code.co_name) if what == "call" else None)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return names[1:]
+
+
+def test_a_group_that_is_left_out_is_decided_on_once_an_actor_and_then_only_looked_up() -> None:
+    engine = Actor("engine/0", fraction=0.0)
+    without = Header("prompt_source", 1, 1, 1, 0, b"")
+    ended = GenerationEnded(key=KEY, attempt=0, outcome=Completed(), part=part((4, 3)))
+    sends: list[AnyCommand] = [Send("scorer", SampleGenerated(sample=sample(), group_size=8, prompt=PROMPT))]
+    handled, looked_up = engine.observer.handled, ["_of_key", "sample"]
+    assert calls_of(lambda: handled(issued(), without, 1, 2, [])) == ["issued", "handled"], "its sender has said so"
+    assert calls_of(lambda: handled(ended, None, 1, 2, [])) == ["handled", *looked_up, "_decided", "_derived"]
+    assert calls_of(lambda: handled(ended, None, 1, 2, sends)) == ["handled", *looked_up, "_of_sample", "sample"]
+    assert calls_of(lambda: handled(ended, without, 1, 2, [generate()])) == ["generate", "handled", "begins", "sample"]
+    assert not engine.spans
+
+
+def test_what_is_about_a_step_is_traced_whoever_sent_it() -> None:
+    learner = Actor("learner", fraction=0.0)
+    learner.observer.handled(CheckpointDemanded(version=5), Header("supervisor", 1, 1, 1, 0, b""), 1, 2, [])
+    assert [span[0] for span in learner.spans] == [step_trace_id(SALT, 5)]
 
 
 # --- stages of a sample -----------------------------------------------------------------------------------------
@@ -581,25 +633,28 @@ def test_the_life_of_a_sample_is_one_trace_over_all_actors(tmp_path: Path) -> No
 def test_an_actor_logs_what_it_handles_and_is_traced_beside_it(tmp_path: Path) -> None:
     actor = Actor("engine/0")
     log = EventLog(event_file(tmp_path, "engine/0", 2))
-    times = iter([0.5, 1.25, 2.0])
+    times = iter([0.5, 1.25, 2.0, 2.5])
     observer = EventObserver(log, name="engine/0", epoch=2, now_s=lambda: next(times), inner=actor.observer)
     observer.handled(issued(), None, 1, 2, [])
     observer.handled(TimerFired(key="t"), None, 3, 4, [])
     observer.handled(WeightsSwapped(version=4, publish=4, digest="d"), None, 5, 6, [])
+    assert actor.recorder.num_pending == 3
+    sent = issued()
+    contexts = observer.handled(TimerFired(key="t"), None, 7, 8, [Send("engine/0", sent)])
+    assert contexts[id(sent)][:16] == trace_id_of(SALT, 12, 3)
     log.close()
     assert [(row.at_s, row.actor, row.epoch, row.event, row.summary) for row in read_run_events(tmp_path)] == [
         (0.5, "engine/0", 2, "SampleIssued", "12/3"),
         (1.25, "engine/0", 2, "TimerFired", ""),
         (2.0, "engine/0", 2, "WeightsSwapped", "version 4"),
+        (2.5, "engine/0", 2, "TimerFired", ""),
     ]
-    assert actor.recorder.num_pending == 3
-    assert observer.trace_of(issued(), b"") == actor.observer.trace_of(issued(), b"")
 
 
 def test_an_event_log_works_without_traces() -> None:
     log = EventLog()
     observer = EventObserver(log, name="scorer", epoch=1, now_s=lambda: 0.0)
-    observer.handled(TimerFired(key="t"), None, observer.clock_ns(), observer.clock_ns(), [])
-    assert observer.trace_of(issued(), b"x" * 24) == b""
+    sends = [Send("engine/0", issued())]
+    assert not observer.handled(TimerFired(key="t"), None, observer.clock_ns(), observer.clock_ns(), [*sends])
     log.flush()
     assert log.num_events == 1

@@ -118,6 +118,28 @@ def test_every_wait_has_an_end(house: House) -> None:
     assert silent.recv(MAX_BYTES) == b""
 
 
+def test_a_promised_checkpoint_is_asked_for_when_nobody_waits_for_it_any_more(house: House) -> None:
+    saving = house.ask(SaveAsked(), timeout_s=4.0)
+    house.turn(0.0)
+    house.turn(0.1)
+    house.door.answered(OperatorAnswered(request=1, accepted=True, text="asked for", is_final=False))
+    house.turn(4.2)
+    assert heard(saving).accepted
+    house.told.clear()
+    house.turn(4.3 + REPEAT_S)
+    assert house.told == [SaveAsked(request=1)], "another Buffer may be there"
+    later = house.ask()
+    house.turn(5.4)
+    house.turn(5.4)
+    assert house.told[-1] == GrantsPaused(is_paused=True, request=2), "it holds nobody up"
+    house.door.answered(OperatorAnswered(request=2, accepted=True, text="yes"))
+    assert heard(later).text == "yes"
+    house.door.answered(OperatorAnswered(request=1, accepted=True, text="saved"))
+    house.told.clear()
+    house.turn(99.0)
+    assert house.told == []
+
+
 def test_a_run_that_ends_says_so(house: House) -> None:
     before = house.ask()
     house.turn(0.0)

@@ -195,7 +195,10 @@ evaluation: {datasets: [{name: a, path: a.jsonl, chat_template: true, system_pro
     [
         ("system_prompt: be brief", "system_prompt: is for the chat template"),
         ("multimodal_keys: {image: images}", "multimodal_keys: where images, videos and sounds stand"),
-        ("chat_template: true, multimodal_keys: {image: images}", "engines of the backend torch take text only"),
+        (
+            "chat_template: true, multimodal_keys: {image: images}",
+            "make: takes text only, and rows have images; set it to vlm_xs",
+        ),
     ],
 )
 def test_what_a_dataset_asks_of_template_and_engines_is_checked(tmp_path: Path, dataset: str, said: str) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import socket
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 
-from penstock.backends.checkpoint.make import CONTEXT_TOKENS, SHAPES, make_model
+from penstock.backends.checkpoint.make import CONTEXT_TOKENS, ModelSize, make_model
 from penstock.backends.engines.transport_preflight import model_size_bytes
 from penstock.messages.errors import UserFault
 from penstock.runtime.preflight.checkpoints import (
@@ -194,9 +194,10 @@ def test_a_damaged_checkpoint_is_refused_when_its_size_is_asked_for(tmp_path: Pa
 
 
 def test_the_sizes_of_made_models_are_those_of_the_models_made(tmp_path: Path) -> None:
-    for size in SHAPES:
+    sizes = get_args(ModelSize)
+    for size in sizes:
         make_model(size, tmp_path / size, seed=0)
-    assert {size: model_size_bytes(tmp_path / size, "float32") for size in SHAPES} == MADE_MODEL_BYTES
+    assert {size: model_size_bytes(tmp_path / size, "float32") for size in sizes} == MADE_MODEL_BYTES
 
 
 def test_made_models_have_the_context_that_scenarios_are_held_to() -> None:

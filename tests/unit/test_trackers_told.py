@@ -113,6 +113,7 @@ def told(
     versions: Sequence[int] = (1, 2, 3),
     resumes: bool = False,
     pass_env: Sequence[str] = (),
+    evaluation_log: str | None = None,
 ) -> RunSummary:
     """A run of so many steps and one evaluation, of which these trackers are told."""
     folder.mkdir(exist_ok=True)
@@ -120,7 +121,7 @@ def told(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept_samples, "TextTokenizer", kept.Words)
         kept.write(folder, 10, kept.command(versions[0], 0.5), kept.command(versions[1], None, reason="ValueError: x"))
-    with Trackers(folder, options, pass_env=pass_env, resumes=resumes) as trackers:
+    with Trackers(folder, options, pass_env=pass_env, evaluation_log=evaluation_log, resumes=resumes) as trackers:
         pids = trackers.pids
         recorder = RunRecorder(folder, FACTS_WITH_SETS, trackers=trackers, resumes=resumes)
         for version in versions:
@@ -185,6 +186,30 @@ def test_it_is_shown_the_newest_samples_now_and_then_and_at_the_end(clean: Path)
 
 def test_the_report_and_the_summary_come_last(clean: Path) -> None:
     assert notes(clean)[-1] == ["finish", 3, ["report.html", "summary.json"]]
+
+
+LOG = """
+from pathlib import Path
+
+def tell(finished):
+    with Path(__file__).with_name("told.txt").open("a") as file:
+        name = finished.samples_file.name
+        print(finished.number, finished.dataset, finished.version, finished.figures["reward_mean"], name, file=file)
+    if finished.dataset == "sums":
+        raise ValueError("no sums")
+"""
+
+
+def test_a_function_is_told_of_each_dataset_of_each_evaluation_once(tmp_path: Path) -> None:
+    (tmp_path / "log.py").write_text(LOG)
+    spec = f"{tmp_path}/log.py:tell"
+    summary = told(tmp_path / "run", (), evaluation_log=spec)
+    lines = (tmp_path / "told.txt").read_text().splitlines()
+    assert lines == ["0 sums 2 0.125 000-sums.jsonl", "0 riddles 2 1.0 000-riddles.jsonl"], "also after one that raised"
+    assert any("evaluation.log_function" in text and "no sums (log.py:" in text for text in summary.warnings)
+    told(tmp_path / "run", (), versions=(4, 5), resumes=True, evaluation_log=spec)
+    later = (tmp_path / "told.txt").read_text().splitlines()[2:]
+    assert [line.split()[0] for line in later] == ["1", "1"], "what an earlier drive told is not told again"
 
 
 WRONG = {

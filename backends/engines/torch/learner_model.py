@@ -58,8 +58,11 @@ class LearnerWeights:
         self.dtype, self.device, self.fold = torch.float32, torch.device("cpu"), False
         with quiet_transformers():
             own = AutoConfig.from_pretrained(folder, local_files_only=True)
-            model = AutoModelForCausalLM.from_config(own, dtype=self.dtype, attn_implementation=CACHED_ATTENTION)
-        self.model = cast("PreTrainedModel", model).eval()
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                own, dtype=self.dtype, attn_implementation=CACHED_ATTENTION
+            )
+        self.model = cast("PreTrainedModel", model)
+        self.model.eval()  # type: ignore[no-untyped-call]
         multiply_in_tiles(self.model)
 
     def tensors(self) -> list[torch.Tensor]:

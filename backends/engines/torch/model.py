@@ -102,7 +102,7 @@ class DecoderModel:
             return self._rotations.index_select(0, positions)
         vision = self.weights.config.vision
         assert vision is not None
-        parts = self._rotations.split(vision.sections, dim=1)
+        parts = torch.split(self._rotations, list(vision.sections), dim=1)
         return torch.cat([part[positions[:, axis]] for axis, part in enumerate(parts)], dim=1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

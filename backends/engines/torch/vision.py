@@ -27,6 +27,8 @@ from penstock.backends.vision.processor import ImageProcessor
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torch import nn
+
     from penstock.backends.checkpoint.vision_config import VisionPart
     from penstock.backends.engines.torch.admission import Stretch
     from penstock.messages.samples import Media
@@ -101,6 +103,7 @@ def vision_shapes(part: VisionPart) -> dict[str, tuple[int, ...]]:
     return {f"{VISION_PREFIX}{name}": tuple(parameter.shape) for name, parameter in tower.named_parameters()}
 
 
-def _tower(part: VisionPart) -> Any:
+def _tower(part: VisionPart) -> nn.Module:
     config = Qwen2_5_VLVisionConfig(**msgspec.json.decode(part.config, type=dict[str, Any]))
-    return cast("Any", Qwen2_5_VisionTransformerPretrainedModel)._from_config(config, attn_implementation="sdpa")
+    made = cast("Any", Qwen2_5_VisionTransformerPretrainedModel)._from_config(config, attn_implementation="sdpa")
+    return cast("nn.Module", made)

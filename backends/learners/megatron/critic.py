@@ -118,11 +118,11 @@ class OwnCritic:
         )
         if stored is not None:
             stored.load_optimizer(self.trainable, CRITIC)
-        self._runner = _ValueRunner(self.model, self.trainable.chunks, device=device, check_stop=check_stop)
+        self.runner = _ValueRunner(self.model, self.trainable.chunks, device=device, check_stop=check_stop)
 
     def values(self, batches: MicroBatches) -> list[Tensor]:
         """Before each trained token that counts, float32 ``[N]`` by micro-batch; empty but on the last stage."""
-        found = self._runner.values(batches.sequences)
+        found = self.runner.values(batches.sequences)
         return [values[: batches.num_tokens(number)] for number, values in enumerate(found)]
 
     def add_gradients(self, own: StepTokens, batches: MicroBatches) -> list[Mapping[str, Tensor]]:
@@ -136,7 +136,7 @@ class OwnCritic:
             return terms.loss
 
         self.trainable.forget_gradients()
-        self._runner.train_values(batches.sequences, loss)
+        self.runner.train_values(batches.sequences, loss)
         return figures
 
     def change(self, step: int, *, loss: float, name: str) -> float:

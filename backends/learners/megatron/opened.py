@@ -186,6 +186,7 @@ class LearnerOpener:
             seed=self._plan.seed,
             workers=self._workers,
             critic=critic,
+            folder=Path(self._plan.checkpoints_folder),
             run_folder=self._plan.run_folder,
         )
         publisher = WeightPublisher(trainable, self._exporter, rank=self._workers.rank, device=self._workers.device)

@@ -11,8 +11,7 @@ Invariants:
   of exactly 0 from what opened it.
 * After each step every rank has the figures of the whole step, the same bits.
 
-Ranks of a pipeline cannot try a micro-batch anew that one of them had no memory for: the others wait in the schedule.
-So that ends the learner, with what to change.
+What happens where memory does not suffice is said in :mod:`.out_of_memory`.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from penstock.backends.learners.batch.updates import whole_batch
 from penstock.backends.learners.learning_rate import policy_learning_rate
 from penstock.backends.learners.megatron.critic import OwnCritic, SharedCritic
 from penstock.backends.learners.megatron.layout.source_ranks import SourceRanks
+from penstock.backends.learners.megatron.out_of_memory import can_try_anew, ended, known_size
 from penstock.backends.learners.megatron.schedule.micro_batches import check_length, laid_out
 from penstock.backends.learners.megatron.schedule.router_replay import replay_fraction
 from penstock.backends.learners.megatron.schedule.schedule import MicroBatchRunner
@@ -33,6 +33,7 @@ from penstock.backends.learners.megatron.speed import speed_of
 from penstock.backends.learners.objectives.objective import asks_policy, couples_tokens, finished
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.spec import loss_of
+from penstock.backends.learners.torch.rounds import OutOfMemoryError
 from penstock.backends.learners.training.batch_trainer import Added, BatchTrainer, UpdateWork
 from penstock.backends.learners.training.coupling import logprob_gradients, places_in
 from penstock.backends.learners.training.mismatched import mismatched, reference_point
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from penstock.backends.learners.batch.packing import Division
     from penstock.backends.learners.batch.sequences import TrainBatch, TrainSequence
     from penstock.backends.learners.batch.updates import Update
     from penstock.backends.learners.megatron.critic import MegatronCritic
@@ -74,6 +76,7 @@ class MegatronTrainer(BatchTrainer):
         seed: int,
         workers: WorkerGroup,
         critic: MegatronCritic | None = None,
+        folder: Path | None = None,
         run_folder: Path | None = None,
     ) -> None:
         """
@@ -85,8 +88,9 @@ class MegatronTrainer(BatchTrainer):
             num_steps: of the whole run, for the schedule.
             check_stop: called before each micro-batch; raises to end the step.
             seed: of the order in which a batch is gone through, where it is divided.
-            worker group: all ranks; each has such a trainer, and they are called alike.
+            workers: all ranks; each has such a trainer, and they are called alike.
             critic: as the objective has one.
+            folder: of the run's checkpoints, where what is known of memory lies; None: it is not kept.
             run_folder: for dumps and profiles of steps.
 
         Raises:
@@ -109,17 +113,30 @@ class MegatronTrainer(BatchTrainer):
             workers=workers,
             run_folder=run_folder,
         )
-        self._trainable = trainable
+        self._trainable, self._critic = trainable, critic
         self._sources = SourceRanks(workers, model.layout)
-        self._critic = critic
         self._objective = self._recorder.around(
             open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
         )
-        self._reference: MicroBatchRunner | None = None
-        if reference is not None:
-            self._reference = MicroBatchRunner(
-                reference, reference.chunks, device=workers.device, temperature=temperature, check_stop=check_stop
-            )
+        self._reference = None if reference is None else MicroBatchRunner(
+            reference, reference.chunks, device=workers.device, temperature=temperature, check_stop=check_stop
+        )  # fmt: skip
+        self._size_micro_batches(folder)
+
+    def _size_micro_batches(self, folder: Path | None) -> None:
+        self._folder, self._can_be_finer = folder, False
+        self._size = known_size(self._options, folder, is_speaker=self._workers.is_first)
+        if not can_try_anew(self._trainable.model.layout, self._options.megatron):
+            return
+        own = self._critic.runner if isinstance(self._critic, OwnCritic) else None
+        for runner in (self._trainable.runner, self._reference, own):
+            if runner is not None:
+                runner.agree = self._workers.agree
+
+    @property
+    def max_tokens_per_micro_batch(self) -> int:
+        """As it was found to fit."""
+        return self._size.max_tokens
 
     def train(
         self, groups: Sequence[Group], *, version: int, min_token_version: int, mask_old_tokens: bool = False
@@ -130,18 +147,32 @@ class MegatronTrainer(BatchTrainer):
                 groups, version=version, min_token_version=min_token_version, mask_old_tokens=mask_old_tokens
             )
         except torch.OutOfMemoryError as error:
-            raise MemoryError(
-                f"out of memory with micro-batches of at most {self._options.max_tokens_per_micro_batch} tokens; lower "
-                "learner.max_tokens_per_micro_batch, set learner.megatron.recompute: full, or divide the model over "
-                f"more ranks (tensor_parallel, pipeline_parallel, context_parallel). {error}"
-            ) from error
+            raise ended(self._size, self._options, self._folder, can_be_finer=self._can_be_finer) from error
 
     def check_length(self, sequence: TrainSequence, what: str, /) -> None:
         """See :class:`.BatchTrainer`."""
         check_length(sequence, what, self._trainable.model.architecture)
 
     def add(self, work: UpdateWork, /) -> Added:
-        """See :class:`.BatchTrainer`."""
+        """See :class:`.BatchTrainer`. With smaller micro-batches if memory does not suffice, and then the opening anew
+        as well, as it has to be of the same ones."""
+        pairs = mismatched(work.update) if loss_of(self._options.objective).needs_reference_point else None
+        run = [work.update, *(() if work.known else work.first_pass), *([] if pairs is None else [pairs])]
+        while True:
+            self._can_be_finer = not all(self._division(update).is_finest for update in run)
+            try:
+                added = self._added(work)
+            except OutOfMemoryError:
+                pass
+            else:
+                self._size.worked(step=work.version + 1)
+                return added
+            self._trainable.forget_gradients()
+            if isinstance(self._critic, SharedCritic):
+                self._critic.forget_gradients()
+            self._size.halve(can_be_finer=self._can_be_finer)
+
+    def _added(self, work: UpdateWork) -> Added:
         known = self._open(work.batch, work.first_pass, version=work.version) if work.known is None else work.known
         parts, num_parts = self._parts(work.update)
         batches = self._laid_out(parts, work.update.sequences[0])
@@ -308,14 +339,17 @@ class MegatronTrainer(BatchTrainer):
 
     def _parts(self, update: Update) -> tuple[Parts, int]:
         """The micro-batches of this replica, and the number of those of all that are not empty."""
+        division = self._division(update)
+        return division.ranks[self._sources.replica], len(division.in_order)
+
+    def _division(self, update: Update) -> Division:
         model = self._trainable.model
-        division = divide_over_ranks(
+        return divide_over_ranks(
             update.sequences,
             num_ranks=model.layout.data,
-            max_tokens=self._options.max_tokens_per_micro_batch,
+            max_tokens=self._size.max_tokens,
             hidden_size=model.architecture.hidden_size,
         )
-        return division.ranks[self._sources.replica], len(division.in_order)
 
     def _laid_out(self, parts: Sequence[Sequence[TrainSequence]], spare: TrainSequence) -> MicroBatches:
         return laid_out(parts, spare, multiple=self._trainable.runner.multiple)

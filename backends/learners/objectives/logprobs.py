@@ -16,7 +16,7 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def token_logprobs(logits: Tensor, targets: Tensor, *, temperature: float = 1.0, kept: Tensor | None = None) -> Tensor:
+def token_logprobs(logits: Tensor, targets: Tensor, *, temperature: float = 1.0) -> Tensor:
     """Log-probs ``[N]`` of ``targets [N]`` under the distribution that ``logits [N, V]`` give at ``temperature``.
 
     ``log p(y) = z_y / τ − logsumexp(z / τ)``, and ``∂ log p(y) / ∂ z = (1[y] − p) / τ``.
@@ -25,14 +25,8 @@ def token_logprobs(logits: Tensor, targets: Tensor, *, temperature: float = 1.0,
         logits: as the model gives them ``[N, V]``.
         targets: int64 ``[N]``.
         temperature: τ, the one that the engine samples with, so that both sides speak of the same distribution.
-        kept: the ids that the engine's top-p left over, bool ``[N, V]``; the others have probability 0. The target
-            itself is always kept.
     """
-    scaled = _scaled(logits, temperature)
-    if kept is not None:
-        own = torch.zeros_like(kept).scatter_(1, targets[:, None], value=True)
-        scaled = scaled.masked_fill(~(kept | own), float("-inf"))
-    return -functional.cross_entropy(scaled, targets, reduction="none")
+    return -functional.cross_entropy(_scaled(logits, temperature), targets, reduction="none")
 
 
 def other_logprobs(logprobs: Tensor, logits: Tensor, target_logits: Tensor, *, temperature: float = 1.0) -> Tensor:

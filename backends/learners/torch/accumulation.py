@@ -115,7 +115,7 @@ class Accumulation:
         """
         if not self._options.true_on_policy:
             return {}
-        return {LARGEST_DIFFERENCE: require_equal(work.batch, logprobs.cpu().numpy(), step=work.version + 1)}
+        return {LARGEST_DIFFERENCE: require_equal(work.batch, logprobs.detach().cpu().numpy(), step=work.version + 1)}
 
     def can_be_finer(self, updates: Sequence[Update]) -> bool:
         """Whether some micro-batch of these has several sequences."""

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import PreTrainedModel
 
 from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
 from penstock.backends.checkpoint.hf_config import UNQUANTIZED
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor, nn
+    from transformers import PreTrainedModel
 
     from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.options import LearnerOptions, LoraOptions
@@ -83,7 +83,8 @@ class PackedModel:
         self.eyes: LearnerEyes | None = None
         """None: it takes text only."""
         self._dtype: torch.dtype | None = None
-        self._num_places: int | None = None
+        self.num_places: int | None = None
+        """Attention fills contexts up to so many positions, as the engine does; None: to what there is."""
 
     @classmethod
     def load(cls, folder: Path, *, dtype: str, device: torch.device) -> PackedModel:
@@ -187,7 +188,7 @@ class PackedModel:
             UserFault: see :func:`.multiply_in_tiles`.
         """
         multiply_in_tiles(self.model)
-        self._num_places = -(-max_context // BLOCK) * BLOCK
+        self.num_places = -(-max_context // BLOCK) * BLOCK
 
     def adapt(self, options: LoraOptions) -> None:
         """Train low-rank adapters from here on; see :class:`.Adapters`. Before the model is divided over ranks."""
@@ -304,7 +305,7 @@ class PackedModel:
                 )
             return self.eyes.inputs(packed, self.device)
         tokens, positions = self.tensor(packed.input_ids), self.tensor(packed.position_ids)
-        if self._num_places is not None:
+        if self.num_places is not None:
             tokens, positions = filled_up(tokens), filled_up(positions)
         return {"input_ids": tokens[None], "position_ids": positions[None]}
 
@@ -314,7 +315,7 @@ class PackedModel:
             **self._inputs(packed),
             logits_to_keep=self.tensor(packed.predicted_at),
             use_cache=False,
-            packed_rows=PackedRows.of(packed, self.device, self.dtype, self._num_places),
+            packed_rows=PackedRows.of(packed, self.device, self.dtype, self.num_places),
         )
         return cast("Tensor", output.logits)[0]
 

@@ -85,18 +85,30 @@ class OutOfMemoryError(RuntimeError):
     """A micro-batch was too large for the memory of some rank. Gradients that were added before it are still there."""
 
 
+ADVICE: Final = (
+    "lower sampling.max_response_tokens, set learner.activation_checkpointing: true, or divide the model over more "
+    "GPUs (learner.num_ranks, with learner.parallel: fsdp)"
+)
+
+
 class MicroBatchSize:
     """How many inputs a micro-batch may have; found once, if the one that was asked for does not fit."""
 
-    def __init__(self, max_tokens: int, *, is_speaker: bool) -> None:
+    def __init__(self, max_tokens: int, *, is_speaker: bool, advice: str = ADVICE) -> None:
         """
         Args:
             max_tokens: that was asked for.
             is_speaker: whether this rank tells of it.
+            advice: for who has nothing to halve.
         """
+        self._advice = advice
         self.max_tokens = max_tokens
         self._is_speaker = is_speaker
         self._told = max_tokens
+
+    def go_on_with(self, max_tokens: int) -> None:
+        """Another learner of the run has found it, and told."""
+        self.max_tokens = self._told = min(self.max_tokens, max(1, max_tokens))
 
     def halve(self, *, can_be_finer: bool) -> None:
         """
@@ -109,8 +121,7 @@ class MicroBatchSize:
         if not can_be_finer:
             raise MemoryError(
                 f"out of memory with each sequence in a micro-batch of its own (at {self.max_tokens} tokens each); "
-                "lower sampling.max_response_tokens, set learner.activation_checkpointing: true, or divide the model "
-                "over more GPUs (learner.num_ranks, with learner.parallel: fsdp)"
+                f"{self._advice}"
             )
         self.max_tokens = max(1, self.max_tokens // 2)
 

@@ -41,7 +41,7 @@ class TiledLinear(nn.Linear):
         """As that of a linear layer."""
         rows = input.reshape(-1, input.shape[-1])
         filled = functional.pad(rows, (0, 0, 0, -len(rows) % TILE))
-        products = [functional.linear(tile, self.weight, self.bias) for tile in filled.split(TILE)]
+        products = [functional.linear(tile, self.weight, self.bias) for tile in torch.split(filled, TILE)]
         return torch.cat(products)[: len(rows)].view(*input.shape[:-1], -1)
 
 
@@ -56,7 +56,7 @@ def multiply_in_tiles(model: PreTrainedModel) -> None:
     Raises:
         UserFault: it has experts, whose products have as many rows as tokens go to each.
     """
-    if any("experts" in name for name, _ in model.named_modules()):
+    if getattr(model.config, "num_experts", None) or getattr(model.config, "num_local_experts", None):
         raise UserFault(
             f"learner.true_on_policy: {type(model).__name__} has experts, and how many tokens go to one changes how it "
             "rounds; take a dense model, or remove learner.true_on_policy"

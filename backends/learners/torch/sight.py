@@ -29,6 +29,20 @@ class BlindModelError(UserFault):
     """Training that would not see its images."""
 
 
+class FirstLook:
+    """Asks once whether engine and learner look at their images: before the first batch that can tell."""
+
+    def __init__(self, model: PackedModel, temperature: float) -> None:
+        """``temperature``: of the sampling."""
+        self._model, self._temperature = model, temperature
+        self._is_done = False
+
+    def at(self, batch: TrainBatch, *, version: int) -> None:
+        """Look at a batch that is about to be trained; see :func:`check_sight`."""
+        if self._model.eyes is not None and not self._is_done:
+            self._is_done = check_sight(self._model, batch, version=version, temperature=self._temperature)
+
+
 @torch.no_grad()
 def check_sight(model: PackedModel, batch: TrainBatch, *, version: int, temperature: float) -> bool:
     """Look whether log-probs depend on the images; whether there was any response to ask about.
@@ -40,7 +54,7 @@ def check_sight(model: PackedModel, batch: TrainBatch, *, version: int, temperat
         temperature: of the sampling.
 
     Raises:
-        BlindModelError: the learner's log-probs do not depend on them, or the engine's are not of a model that saw them.
+        BlindModelError: the learner's log-probs do not depend on them, or the engine's are of a model that saw none.
     """
     chosen: dict[int, TrainSequence] = {}
     for sequence in batch.sequences:

@@ -21,7 +21,7 @@ from penstock.backends.learners.torch.critic import Critic
 from penstock.backends.learners.torch.model import ADAPTER_PREFIX, CheckpointError
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 from penstock.backends.learners.torch.rounds import OutOfMemoryError
-from penstock.backends.learners.torch.sight import check_sight
+from penstock.backends.learners.torch.sight import FirstLook
 from penstock.backends.learners.torch.speed import DTYPE_NAMES, speed_of
 from penstock.backends.learners.training.batch_trainer import BatchTrainer, UpdateWork
 from penstock.backends.learners.training.mismatched import mismatched
@@ -86,9 +86,7 @@ class PolicyTrainer(BatchTrainer):
         self._policy = model
         self._critic = Critic(model, options, num_steps=num_steps, workers=workers) if has_critic else None
         self._optimizer = _optimizer_of(model, options, workers)
-        self._temperature = temperature
-        self._has_sight = False
-        """Whether engine and learner are known to look at their images."""
+        self._look = FirstLook(model, temperature)
         self._optimizers = [one for one in (self._optimizer, self._critic) if one is not None]
         self._accumulation = Accumulation(
             model,
@@ -160,8 +158,8 @@ class PolicyTrainer(BatchTrainer):
     def add(self, work: UpdateWork, /) -> Added:
         """See :class:`.BatchTrainer`. With smaller micro-batches if memory does not suffice, and then the opening anew
         as well, as it has to be of the same ones."""
-        if self._policy.eyes is not None and not self._has_sight and work.known is None:
-            self._has_sight = check_sight(self._policy, work.batch, version=work.version, temperature=self._temperature)
+        if work.known is None:
+            self._look.at(work.batch, version=work.version)
         pairs = mismatched(work.update) if loss_of(self._options.objective).needs_reference_point else None
         while True:
             try:

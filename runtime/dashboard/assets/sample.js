@@ -73,13 +73,23 @@ export function samplePage(context) {
         at > 0 ? el("a", { href: link(mates[at - 1].name) }, `‹ ${mates[at - 1].name}`) : null,
         at >= 0 && at < mates.length - 1 ? el("a", { href: link(mates[at + 1].name) }, `${mates[at + 1].name} ›`) : null),
       el("h2", {}, `Sample ${name} `, el("span", { class: `fate ${sample.state.replaceAll(" ", "-")}` }, sample.fate)),
-      ...death(sample), tiles(sample), ...talk(sample), ...tokens(sample),
+      ...death(sample), tiles(sample), ...images(sample), ...talk(sample), ...tokens(sample),
       ...sample.missing.map((text) => el("p", { class: "note" }, text)),
       el("h3", {}, "Its life"), lanes, ...group(sample),
     );
     lanes.replaceChildren(el("p", { class: "note" }, "looking for its spans …"));
     life = await found;
     if (shown === name) drawLife();
+  }
+
+  /** Drawn pixel by pixel: nothing of an image file reaches the browser. */
+  function images(sample) {
+    return sample.images.map(({ width, height, pixels }, index) => {
+      const canvas = el("canvas", { width, height, role: "img", "aria-label": `image ${index + 1} of the prompt` });
+      const bytes = Uint8ClampedArray.from(atob(pixels), (character) => character.charCodeAt(0));
+      canvas.getContext("2d").putImageData(new ImageData(bytes, width, height), 0, 0);
+      return canvas;
+    });
   }
 
   function death(sample) {

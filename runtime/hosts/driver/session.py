@@ -99,6 +99,7 @@ class Session:
             self._folder,
             scenario.observability.trackers,
             pass_env=scenario.runtime.pass_env,
+            evaluation_log=scenario.evaluation.log_function,
             resumes=self._job.first_epoch > FIRST_EPOCH,
         )
 

@@ -7,6 +7,8 @@ Invariants:
 * A connection brings one request, in one packet of at most ``MAX_BYTES``, and takes one answer. Both have deadlines.
 * A request is said to the Buffer again until it is answered, so it outlives the Buffer that was asked first. Those that
   come later wait for it, or a repeat of it could undo them.
+* A checkpoint that was promised is asked for until it is written, also when whoever asked waits no more: the next
+  Buffer does not know of it.
 
 | waits for | who ends it |
 |---|---|
@@ -102,6 +104,10 @@ class OperatorDoor:
         self._folder, self._poller = folder, poller
         self._open: dict[int, _Connection] = {}
         self._num_requests = 0
+        self._promised: OperatorEvent | None = None
+        """The last request that was accepted, is not done, and whose asker waits no more. Its checkpoint is of every
+        earlier one, too."""
+        self._promised_next_s = 0.0
         (folder / SOCKET_NAME).unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
@@ -127,15 +133,22 @@ class OperatorDoor:
             elif ending:
                 self._reply(connection, CommandAnswer(accepted=False, text=f"the run is ending: {ending}"))
             elif now_s >= connection.deadline_s:
+                if connection.interim is not None:
+                    self._promised = connection.event
                 self._reply(connection, connection.late())
             else:
                 if is_free and now_s >= connection.next_s:
                     connection.next_s = now_s + REPEAT_S
                     tell(connection.event)
                 is_free = is_free and connection.interim is not None
+        if self._promised is not None and not ending and now_s >= self._promised_next_s:
+            self._promised_next_s = now_s + REPEAT_S
+            tell(self._promised)
 
     def answered(self, answer: OperatorAnswered) -> None:
-        """The Buffer has; nothing happens where nobody waits any more."""
+        """The Buffer has; nobody may wait any more."""
+        if self._promised is not None and self._promised.request == answer.request and answer.is_final:
+            self._promised = None
         for connection in list(self._open.values()):
             if connection.event is None or connection.event.request != answer.request:
                 continue

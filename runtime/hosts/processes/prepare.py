@@ -151,6 +151,10 @@ def _rows(job: DriverJob, folder: Path, tell: Callable[[str], None]) -> _Rows:
         from penstock.runtime.run.modelled_rows import num_rows, row_sources
 
         return _Rows(num_rows(scenario), row_sources(scenario))  # so that a simulation of this scenario sees the same
+    if scenario.data.source is not None:
+        from penstock.runtime.run.modelled_rows import num_rows, row_sources
+
+        return _Rows(num_rows(scenario), row_sources(scenario), f"rows of the class {row_sources(scenario)[0].name}")
     tell("reading the dataset")
     from penstock.runtime.run.rows import read_dataset, row_notices
 

@@ -23,7 +23,7 @@ from penstock.runtime.hosts.virtual.clock import VirtualClock
 from penstock.runtime.hosts.virtual.links import LinkModel, Links
 from penstock.runtime.hosts.virtual.process import Casting, Process, Status, deliver
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel, Supervisor
-from penstock.runtime.shell.shell import ShellSettings
+from penstock.runtime.shell.shell import NO_CONTEXTS, Contexts, ShellSettings
 from penstock.runtime.shell.watchdog import NEVER
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class _Observer:
 
     def handled(
         self, event: Event, header: Header | None, start_ns: int, end_ns: int, commands: list[AnyCommand]
-    ) -> None:
+    ) -> Contexts:
         """See :class:`penstock.runtime.shell.shell.Observer`."""
         host, process = self._host, self.process
         assert process is not None
@@ -278,10 +278,7 @@ class _Observer:
             self._digest.add(host.clock.now_s, process.name, process.epoch, header, event)
         for watcher in self._watchers:
             watcher.handled(process, event, header, commands)
-
-    def trace_of(self, event: Event, cause: bytes) -> bytes:
-        """Nothing is traced here."""
-        return b""
+        return NO_CONTEXTS
 
     def clock_ns(self) -> int:
         """Handling takes no virtual time."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.runtime.observability.lives import read_fates, read_lives
-from penstock.runtime.observability.spans import sampled, trace_id_of
+from penstock.runtime.observability.spans import is_traced
 from penstock.runtime.observability.traces import MAX_SEARCHED, run_salt
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def step_paths(
     Args:
         run_folder: of the run.
         rows: successive steps; the first one only begins the second.
-        trace_fraction: share of the samples that are traced.
+        trace_fraction: share of the groups that are traced.
 
     Raises:
         UserFault: the run was not traced, or a file of it is damaged.
@@ -79,11 +79,8 @@ def step_paths(
 
 def _path(run_folder: Path, version: int, step_s: float, trace_fraction: float) -> StepPath:
     salt = run_salt(run_folder)
-    traced = [
-        fate
-        for fate in read_fates(run_folder, step=version)
-        if sampled(trace_id_of(salt, fate.group_id, fate.index), trace_fraction)
-    ]
+    fates = read_fates(run_folder, step=version)
+    traced = [fate for fate in fates if is_traced(salt, fate.group_id, trace_fraction)]
     last_ones = sorted(traced, key=lambda fate: fate.admitted_at or 0.0)[-MAX_SEARCHED:]
     lives = [life for life in read_lives(run_folder, last_ones) if life.is_traced]
     if not lives:

@@ -80,14 +80,18 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         return self.slowest if self.typical is None else (self.typical, *self.slowest)
 
 
-def explain(run_folder: Path) -> Explanation:
+def explain(run_folder: Path, *, lanes: Mapping[str, Sequence[ActivityRow]] | None = None) -> Explanation:
     """Explain the run of a folder.
+
+    Args:
+        run_folder: of the run.
+        lanes: where somebody has read them already.
 
     Raises:
         UserFault: the folder holds no run, or a file of it is damaged.
     """
     scenario = read_scenario(run_folder)
-    steps, lanes = read_steps(run_folder), read_activity(run_folder)
+    steps, lanes = read_steps(run_folder), read_activity(run_folder) if lanes is None else lanes
     facts = measure(run_folder, scenario, steps, lanes)
     alarms = alarms_of(run_folder, scenario, steps)
     found = () if facts is None else bindings_of(facts)

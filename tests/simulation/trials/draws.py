@@ -95,7 +95,14 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _mix(trial, random.Random(f"mixture {policy} {seed}"))
     trial = _play(trial, random.Random(f"episodes {policy} {seed}"))
     trial = _evaluate(trial, random.Random(f"evaluation {policy} {seed}"))
+    trial = _route(trial, random.Random(f"routing {policy} {seed}"))
     return _operate(trial, random.Random(f"requests {policy} {seed}"))
+
+
+def _route(trial: Trial, rng: random.Random) -> Trial:
+    """One of four has a policy that chooses by itself."""
+    policy = rng.choice(("round_robin", "consistent_hash", "", "", "", "", "", ""))
+    return msgspec.structs.replace(trial, routing=policy) if policy else trial
 
 
 def _bounded(trial: Trial) -> Trial:

@@ -2,7 +2,8 @@
 
 Invariants:
 
-* A request is answered, by whichever Buffer is there, unless the run ends first; the next one is said after that.
+* A request is answered, by whichever Buffer is there, unless the run ends first; the next one is said after that. A
+  checkpoint that is promised is asked for until it is written.
 * Nothing is granted for training between a recorded pause and its recorded end.
 * What is accepted is recorded, once; what is refused is not.
 """
@@ -46,6 +47,9 @@ class OperatorWatch:
         self._policies: list[PolicyRecorded] = []
         self._due: list[int] = []
         """Requests whose time has come and that nobody has answered, oldest first."""
+        self._promised: list[int] = []
+        """Those that are accepted and not done: repeated, whichever Buffer is there."""
+        self._is_saying = False
         self.requests = {
             number: msgspec.structs.replace(request.event, request=number)
             for number, request in enumerate(sorted(requests, key=lambda request: request.at_s), start=1)
@@ -57,12 +61,15 @@ class OperatorWatch:
 
     def _comes(self, number: int) -> None:
         self._due.append(number)
-        if len(self._due) == 1:
+        if not self._is_saying:
             self._say(None)
 
     def _say(self, _: None) -> None:
-        if self._due and self._host.ending is None:
-            self._host.say(BUFFER, self.requests[self._due[0]])
+        said = [*self._promised, *self._due[:1]] if self._host.ending is None else []
+        self._is_saying = bool(said)
+        for number in said:
+            self._host.say(BUFFER, self.requests[number])
+        if said:
             self._host.clock.at(self._host.clock.now_s + REPEAT_S, OperatorWatch._say, self, None)
 
     def heard(self, process: Process, event: Event) -> None:
@@ -76,7 +83,11 @@ class OperatorWatch:
         if not event.is_final:
             assert isinstance(request, SaveAsked)
             assert event.accepted
+            self._promised = sorted({*self._promised, event.request})
             return
+        if event.request in self._promised:
+            self._promised.remove(event.request)
+            assert event.accepted or "filling" not in event.text, "a Buffer takes back what its predecessor promised"
         assert self.answers.setdefault(event.request, event).accepted == event.accepted
         if isinstance(request, PolicyChanged):
             recorded = PolicyRecorded(

@@ -116,6 +116,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Learner and engines share their devices, and take turns."""
     num_rows: int = 1000
     num_epochs: int | None = None
+    own_source: bool = False
+    """A class makes the rows, and is told what became of them."""
     target_outstanding: int | None = None
     max_concurrent: int | None = None
     over_sampling: float = 1.0
@@ -144,7 +146,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Of the turns of an episode, after which it is saved; None: a sample is one generation."""
     max_engine_losses: int = 5
     lease_timeout_s: float = 40.0
-    routing: Literal["prefix_affine", "least_loaded"] = "prefix_affine"
+    routing: str = "prefix_affine"
     max_load: float = 1.5
     announce_fraction: float = 0.5
     judging: JudgingModel = JudgingModel()
@@ -195,13 +197,13 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def chooses_rows(self) -> bool:
         """Whether the first drive does."""
-        return self.has_priority or self.replay is not None
+        return self.has_priority or self.replay is not None or self.own_source
 
     @property
     def order(self) -> PromptOrder:
         """Rows by their place in the stream of prompts."""
         sources = self.sources or (RowSource(name="", num_rows=self.num_rows),)
-        return PromptOrder(sources, seed=self.seed, shuffle=DataOptions().shuffle)
+        return PromptOrder(sources, seed=self.seed, shuffle=DataOptions().shuffle and not self.own_source)
 
     def in_drive(self, drive: int) -> Trial:
         """As the scenario is from the start on (0), or after the machine was lost so often."""
@@ -240,7 +242,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         """As a user would write it."""
         return Scenario(
             run=RunOptions(name="trial", seed=self.seed, num_steps=self.num_steps, only=self.only),
-            data=DataOptions(path="lines:1000", num_epochs=self.num_epochs),
+            data=DataOptions(
+                path=None if self.own_source else "lines:1000",
+                source="trial.py:Rows" if self.own_source else None,
+                num_epochs=self.num_epochs,
+            ),
             sampling=SamplingOptions(samples_per_group=self.samples_per_group, max_response_tokens=MAX_TOKENS),
             reward=self._reward(per_group=self.scores_groups),
             filter=FilterOptions(

@@ -13,6 +13,8 @@ class Unbuilt(NamedTuple):
     """What their layers have that our tables and layers have not."""
     takes: str
     """What building them would take."""
+    has_torch: bool = False
+    """Whether the torch learner trains them (``tests/backends/test_torch_learner_families.py``)."""
 
 
 _QWEN3_NEXT: Final = (
@@ -35,11 +37,11 @@ UNBUILT: Final[dict[str, Unbuilt]] = {
         "norms of queries and keys over all heads together, a sigmoid router without shared experts or groups, and "
         "experts named w1, w2, w3",
         "a norm whose sum runs over the tensor-parallel ranks, and a table of its names",
+        has_torch=True,
     ),
     "mimo": Unbuilt(
         "MiMo-7B",
-        "a Qwen2 with layers for several tokens, whose code comes with the checkpoint: transformers does not have it to "
-        "compare with",
+        "a Qwen2 whose own code comes with the checkpoint, so that there is nothing in transformers to compare it with",
         "a copy whose config.json says qwen2 and Qwen2ForCausalLM, with which it is one",
     ),
     **dict.fromkeys(("mimo_v2", "mimo_v2_flash"), Unbuilt("MiMo-V2-Flash", *_MIMO)),
@@ -57,10 +59,12 @@ def why_unbuilt(model_type: str, built: str) -> str:
     """One sentence about a ``model_type`` that no family has; ``built`` names those that are there."""
     found = UNBUILT.get(model_type)
     if found is None:
-        story = f"the Megatron learner has no family for model_type '{model_type}'; there are {built}"
-    else:
-        story = (
-            f"{found.models} (model_type '{model_type}') is not built for the Megatron learner, which has {built}. "
-            f"Missing: {found.missing}. It would take: {found.takes}"
+        return (
+            f"the Megatron learner has no family for model_type '{model_type}'; there are {built}. Use "
+            "learner.backend: torch, which takes decoders of transformers and refuses those that cannot be packed"
         )
-    return f"{story}. Use learner.backend: torch, which takes decoders of transformers that docs/models.md names"
+    story = (
+        f"{found.models} (model_type '{model_type}') is not built for the Megatron learner, which has {built}. "
+        f"Missing: {found.missing}. It would take: {found.takes}"
+    )
+    return f"{story}. Use learner.backend: torch, which has it" if found.has_torch else story

@@ -81,19 +81,34 @@ class WeightMap:
 
 
 def map_weights(
-    architecture: Architecture, *, num_tensor: int, num_expert_tensor: int, padded_vocab_size: int
+    architecture: Architecture,
+    *,
+    num_tensor: int,
+    num_expert_tensor: int,
+    padded_vocab_size: int,
+    has_all_experts: bool = True,
 ) -> WeightMap:
-    """Lay out the weights of a model for a number of ranks."""
+    """Lay out the weights of a model for a number of ranks; or of the experts of a layer only the first."""
     heads = architecture.num_kv_heads
+    parameters = parameters_of(architecture, has_all_experts=has_all_experts)
     return WeightMap(
-        parameters={parameter.name: parameter for parameter in parameters_of(architecture)},
+        parameters={parameter.name: parameter for parameter in parameters},
         dense=Division(num_tensor, heads, padded_vocab_size),
         sparse=Division(num_expert_tensor, heads, padded_vocab_size),
     )
 
 
-def parameters_of(architecture: Architecture) -> Iterator[Parameter]:
-    """All parameters of a model that a checkpoint has tensors for, in order."""
+def num_weights(architecture: Architecture) -> int:
+    """Of the whole model, and numbers that nothing trains."""
+    count = architecture.experts.count if architecture.experts else 0
+    parameters = parameters_of(architecture, has_all_experts=False)
+    return sum(parameter.num_elements * (1 if parameter.expert is None else count) for parameter in parameters)
+
+
+def parameters_of(architecture: Architecture, *, has_all_experts: bool = True) -> Iterator[Parameter]:
+    """All parameters of a model that a checkpoint has tensors for, in order; or, of the experts of a layer, which are
+    all alike, those of the first."""
+    num_experts = architecture.experts.count if architecture.experts else 0
     sizes = sizes_of(architecture)
     family = architecture.family
     yield _parameter(EMBEDDING, sizes)
@@ -102,7 +117,7 @@ def parameters_of(architecture: Architecture) -> Iterator[Parameter]:
         for rule in (*family.attention, *(family.sparse if sparse else family.dense)):
             if _has(architecture, sizes, rule):
                 yield _parameter(rule, sizes, layer)
-        for expert in range(architecture.experts.count if sparse and architecture.experts else 0):
+        for expert in range((num_experts if has_all_experts else 1) if sparse else 0):
             for rule in family.expert:
                 yield _parameter(rule, sizes, layer, expert)
     yield _parameter(FINAL_NORM, sizes)

@@ -212,6 +212,7 @@ def _counts(architecture: Architecture, layout: Layout, options: MegatronOptions
     """Parameters of a rank of each stage."""
     weights = map_weights(
         architecture,
+        has_all_experts=False,
         num_tensor=layout.tensor,
         num_expert_tensor=layout.expert_tensor,
         padded_vocab_size=_vocab(architecture, layout, options),
@@ -232,7 +233,8 @@ def _counts(architecture: Architecture, layout: Layout, options: MegatronOptions
         else:
             dense[last] += size
             head[last] += size if parameter.name == HEAD.megatron else 0
-    return [_Count(dense[stage], experts[stage] // layout.expert, head[stage]) for stage in range(layout.pipeline)]
+    per_rank = architecture.experts.count // layout.expert if architecture.experts else 0
+    return [_Count(dense[stage], experts[stage] * per_rank, head[stage]) for stage in range(layout.pipeline)]
 
 
 def _vocab(architecture: Architecture, layout: Layout, options: MegatronOptions) -> int:

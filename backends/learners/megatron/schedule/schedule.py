@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from penstock.backends.learners.megatron.model.moe import Balancing, RoutedSequences, Routing, StepBalance, num_inputs
 from penstock.backends.learners.megatron.schedule.packed import pack_share
 from penstock.backends.learners.megatron.schedule.router_replay import laid_out
 from penstock.backends.learners.megatron.schedule.vocabulary import VocabularyScores, sum_of_shares, vocabulary_scores
+from penstock.backends.learners.torch.rounds import OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -78,6 +80,9 @@ class MicroBatchRunner:
         self._replays_experts = replays_experts
         self._balancing = Balancing(model.architecture, model.chunks, model.config, device)
         self._value_head: SharedHead | None = None
+        self.agree: Callable[[bool], bool] | None = None
+        """Whether any rank says so; set where one that ran out of memory leaves no other in the middle of a
+        micro-batch. Then all of them raise."""
 
     @property
     def expert_figures(self) -> dict[str, float]:
@@ -214,6 +219,39 @@ class MicroBatchRunner:
 
             return logits, finish
 
+        if self.agree is not None and not forward_only:
+            self._model.config.finalize_model_grads_func = self._finalize
+        out: list[Any] | None = None
+        try:
+            out = self._scheduled(forward, shares, forward_only=forward_only)
+        except torch.OutOfMemoryError:
+            if self.agree is None:
+                raise
+        # The handler is left, and with it every tensor that the error held.
+        if out is None:
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+            self._settle(has_failed=True)
+        elif forward_only:
+            self._settle(has_failed=False)
+        assert out is not None, "a rank that had no memory raises"
+        return out
+
+    def _finalize(self, *given: Any, **keys: Any) -> None:  # noqa: ANN401 - the schedule's own
+        """Called by the schedule after the last backward pass, before gradients are added up over ranks."""
+        self._settle(has_failed=False)
+        finalize_model_grads(*given, **keys)
+
+    def _settle(self, *, has_failed: bool) -> None:
+        """Once in each pass, on every rank.
+
+        Raises:
+            OutOfMemoryError: one had no memory.
+        """
+        if self.agree is not None and self.agree(has_failed):
+            raise OutOfMemoryError
+
+    def _scheduled(self, forward: Callable[..., Any], shares: Sequence[_Input], *, forward_only: bool) -> list[Any]:
         chunks = len(self._modules)
         out: list[Any] = get_forward_backward_func()(
             forward_step_func=forward,

@@ -71,7 +71,8 @@ def load_weights(model: ParallelModel, folder: Path, *, rank: int) -> None:
         if rank == 0 and (left := sorted(set(layers_beyond(reader, model.architecture.num_layers).values()))):
             _log.warning(
                 "%s: layers %s, beyond the model's %d, are left out: they predict several tokens at once, and are "
-                "neither trained nor published; what is saved keeps them as they are", folder, ", ".join(map(str, left)), model.architecture.num_layers,
+                "neither trained nor published; what is saved keeps them as they are",
+                folder, ", ".join(map(str, left)), model.architecture.num_layers,
             )  # fmt: skip
 
 

@@ -1,0 +1,158 @@
+"""Whether a rank of the learner, and an engine, have room on one GPU, before anything is started.
+
+A rank of the torch learner needs of each weight 16 bytes with ``parallel: fsdp`` (float32 weight, gradient and two
+moments, shared out over the ranks); where weights are not shared out and ``model.dtype`` is bfloat16, 2 more for the
+copy that computes. Activations, logits, and all of the Megatron learner are counted by
+:mod:`~penstock.backends.learners.megatron.layout.memory`; SGLang's servers have the weights in ``model.dtype``, shared
+out over their GPUs, and what ``mem_fraction_static`` leaves for the cache has to hold one sample at least.
+
+Colocated learners and engines are looked at one by one: each sleeps while the other has the GPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.backends.engines.options import engine_groups
+from penstock.backends.engines.spec import ENGINES
+from penstock.backends.learners.megatron.bridge.weight_map import num_weights
+from penstock.backends.learners.megatron.layout.layout import layout_of
+from penstock.backends.learners.megatron.layout.memory import WEIGHT_BYTES, Extras, MemoryEstimate, estimate_stages
+from penstock.backends.learners.megatron_options import MegatronOptions
+from penstock.backends.learners.objectives.validity import needs_reference
+from penstock.backends.learners.spec import LEARNERS
+from penstock.messages.errors import UserFault
+from penstock.runtime.scenario.architecture import UnreadableModelError, find_architecture
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.backends.engines.options import EngineGroupOptions
+    from penstock.backends.learners.megatron.bridge.architecture import Architecture
+    from penstock.backends.learners.megatron.layout.layout import Layout
+    from penstock.runtime.scenario import Scenario
+
+DEFAULT_GPU_GB: Final = 80.0
+GB: Final = 1e9
+FRACTION: Final = "mem_fraction_static"
+COPIES: Final = ("dp_size", "data_parallel_size", "attn_dp_size", "enable_dp_attention", "moe_dp_size", "quantization")
+"""Options of a server under which its GPUs do not share the weights evenly."""
+SHARED_WEIGHT_BYTES: Final = 16
+"""Weight, gradient and two moments in float32."""
+
+
+class Need(NamedTuple):
+    """What one GPU has to hold, or to leave for what it is for."""
+
+    key: str
+    size_bytes: float
+    what: str
+    remedy: str
+    share: float = 1.0
+    """Of the GPU that it may take."""
+
+
+def memory_outcome(scenario: Scenario, gpu_gb: float | None, *, ok: str, failed: str, left_out: str) -> str:
+    """How the needs compare with the memory of a GPU: of the dry run's option, or of the scenario, or else 80 GB, which
+    is said to be assumed and refuses nothing."""
+    named = gpu_gb or scenario.runtime.gpu_memory_gb
+    try:
+        found = find_architecture(scenario)
+    except UnreadableModelError as error:
+        return f"{left_out}: {error}"
+    if found is None:
+        return f"{left_out}: {scenario.model.path} is not there, and model.config names no copy of its config.json"
+    memory = named or DEFAULT_GPU_GB
+    problems = [
+        f"{need.key}: {need.what} takes about {need.size_bytes / GB:.3g} GB, and of a GPU's {memory:g} GB it has "
+        f"{need.share * memory:.3g}; {need.remedy}"
+        for need in needs_on_gpus(scenario, found.architecture)
+        if need.size_bytes > need.share * memory * GB
+    ]
+    if not problems:
+        return ok
+    story = "; ".join(problems)
+    return f"{failed}: {story}" if named else f"{left_out}: runtime.gpu_memory_gb names no memory. With 80 GB: {story}"
+
+
+def needs_on_gpus(scenario: Scenario, architecture: Architecture) -> Iterator[Need]:
+    """Of a rank of the learner on GPUs, and of a GPU of each kind of SGLang server."""
+    learner = scenario.learner
+    if learner.device.startswith("cuda") and learner.backend in ("torch", "megatron"):
+        if LEARNERS.spec(learner.backend).has_layout:
+            layout = layout_of(learner.megatron, learner.num_ranks)
+            size = float(max(stage.total for stage in megatron_stages(scenario, architecture, layout)))
+            remedy = "give it more learner.num_ranks, or divide more with learner.megatron (--dry-run shows the parts)"
+        else:
+            size = _torch_rank(scenario, architecture)
+            remedy = "give it more learner.num_ranks, which share the weights with parallel: fsdp, or cpu_offload: true"
+        yield Need("learner", size, "a rank", remedy)
+    for index, group in enumerate(engine_groups(scenario.engines)):
+        num_gpus = gpus_of_server(group)
+        if num_gpus is not None and group.device.startswith("cuda"):
+            width = WEIGHT_BYTES[scenario.model.dtype]
+            sample = cache_numbers(architecture, num_gpus) * width * scenario.model.max_context
+            fraction = group.sglang.get(FRACTION)
+            yield Need(
+                f"engines.more[{index - 1}]" if index else "engines",
+                weight_bytes(scenario, architecture) / num_gpus + sample,
+                "one GPU's share of the weights, with the cache of one sample of model.max_context,",
+                f"give a server more GPUs (sglang.tp_size), or a larger {FRACTION}",
+                fraction if isinstance(fraction, float) else 1.0,
+            )
+
+
+def megatron_stages(scenario: Scenario, architecture: Architecture, layout: Layout) -> list[MemoryEstimate]:
+    """What a rank of each stage of a Megatron learner needs."""
+    learner = scenario.learner
+    return estimate_stages(
+        architecture,
+        layout,
+        learner.megatron,
+        precision=learner.megatron.precision or scenario.model.dtype,
+        max_tokens=max(learner.max_tokens_per_micro_batch, scenario.model.max_context),
+        extras=Extras(
+            has_reference=needs_reference(learner.objective), has_own_critic=learner.objective.critic == "own"
+        ),
+    )
+
+
+def weight_bytes(scenario: Scenario, architecture: Architecture) -> int:
+    """Of the whole model, as engines have it."""
+    return WEIGHT_BYTES[scenario.model.dtype] * num_weights(architecture)
+
+
+def gpus_of_server(group: EngineGroupOptions) -> int | None:
+    """GPUs of an engine; None where they do not share the weights evenly, or where it has none that we start."""
+    spec = ENGINES.spec(group.backend)
+    if "sglang" not in spec.keys or group.device == "cpu" or any(key in group.sglang for key in COPIES):
+        return None
+    try:
+        size = spec.size(group)
+    except UserFault:
+        return None
+    return None if size is None else size.num_gpus
+
+
+def cache_numbers(architecture: Architecture, num_gpus: int) -> float:
+    """Numbers in the cache of a GPU for each token."""
+    if architecture.latent is not None:  # every GPU has all of the short vectors
+        return architecture.num_layers * (architecture.latent.kv_rank + architecture.latent.rope_dim)
+    heads = max(1.0, architecture.num_kv_heads / num_gpus)
+    return 2 * architecture.num_layers * heads * architecture.head_dim
+
+
+def _torch_rank(scenario: Scenario, architecture: Architecture) -> float:
+    learner, dtype = scenario.learner, scenario.model.dtype
+    is_shared = learner.num_ranks > 1 and learner.parallel == "fsdp"
+    copy = WEIGHT_BYTES[dtype] if dtype != "float32" and not is_shared else 0
+    trained = WEIGHT_BYTES[dtype] if learner.lora else SHARED_WEIGHT_BYTES + copy
+    critic = SHARED_WEIGHT_BYTES + copy if learner.objective.critic == "own" else 0
+    reference = WEIGHT_BYTES[dtype] if needs_reference(learner.objective) and not learner.lora else 0
+    own = num_weights(architecture) * (trained + critic + reference) / (learner.num_ranks if is_shared else 1)
+    whole = MegatronOptions(recompute="full" if learner.activation_checkpointing else "none")
+    [stage] = estimate_stages(
+        architecture, layout_of(whole, 1), whole, precision=dtype,
+        max_tokens=max(learner.max_tokens_per_micro_batch, scenario.model.max_context),
+    )  # fmt: skip
+    return (0 if learner.cpu_offload else own) + stage.activations + stage.logits

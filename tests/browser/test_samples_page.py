@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ledger_entries as make
 import pytest
 from dashboard_runs import MARKUP, finished_run
-from sample_runs import EVIL_REASON, small_run
+from sample_runs import EVIL_REASON, dump_sample, small_run
 from serving import Serving, browser_path
 from test_dashboard_page import PHONE, Tab, axe, expect
 from test_dashboard_page import browser as browser_fixture
@@ -48,7 +48,9 @@ def big(tmp_path_factory: pytest.TempPathFactory, num_samples: int) -> Path:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_run(tmp_path_factory.mktemp("small") / "run")
+    folder = small_run(tmp_path_factory.mktemp("small") / "run")
+    dump_sample(folder, 0, 1)
+    return folder
 
 
 @pytest.fixture
@@ -142,6 +144,13 @@ def test_a_sample_is_opened_and_its_life_followed(tab: Tab) -> None:
     has_no_markup(tab)
     page.click("nav.crumbs >> text=0/1")
     expect(page.locator("article h2")).to_contain_text("Sample 0/1")
+    page.click("[data-strip=ratio]")
+    page.focus(".tokens")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".token-detail")).to_contain_text("learner -0.75 · ratio 1.25 · advantage 2 ·")
+    shades = page.locator(".token").evaluate_all("all => all.map((one) => one.style.background)")
+    assert "var(--c0)" in shades[0]
+    assert shades[-1] == "transparent"
     page.go_back()
     expect(page.locator("article h2")).to_contain_text("Sample 0/0")
     page.click("text=← all samples")

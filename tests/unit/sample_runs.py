@@ -8,15 +8,20 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import ledger_entries as make
+import numpy as np
 from dashboard_runs import MARKUP, finished_run
 
+from penstock.backends.learners.step_dumps import FIGURES, DumpedSequence, write_step
 from penstock.backends.ledger import kept_samples
 from penstock.backends.ledger.archive import archive_samples
 from penstock.backends.ledger.kept_samples import SAMPLES_FILE, KeptSample
 from penstock.backends.ledger.sqlite import SqliteStore
 from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.messages.arrays import floats_view, tokens_view
 from penstock.messages.ledger import FailuresNoted, PayloadsReleased
 from penstock.messages.samples import SampleEnd, SampleKey, TerminalState
+from penstock.runtime.dashboard.sample_tokens import whole_group
+from penstock.runtime.observability.lives import read_fates
 from penstock.runtime.observability.span_file import SpanFile, actor_attributes
 from penstock.runtime.observability.spans import SpanRecorder, trace_id_of
 from penstock.runtime.observability.traces import open_traces, span_file
@@ -87,3 +92,21 @@ def _trace(folder: Path, began_ns: int) -> None:
     written = SpanFile(span_file(folder, "engine/1", 1), actor_attributes(f"engine/1 {MARKUP}", 1))
     written.write(recorder.take(100))
     written.close()
+
+
+def dump_sample(folder: Path, group_id: int, index: int) -> None:
+    """What the learner would have written down of a sample that was trained."""
+    (fate,) = read_fates(folder, sample=(group_id, index))
+    _, group = whole_group(folder, fate)
+    assert group is not None
+    assert fate.version is not None
+    (part,) = next(sample for sample in group.samples if sample.key.index == index).parts
+    count = part.num_tokens
+    figures = {name: np.full(count, np.nan, dtype=np.float32) for name in FIGURES}
+    figures["rollout_logprobs"] = np.asarray(floats_view(part.logprobs))
+    for name, value in (("logprobs", -0.75), ("ratios", 1.25), ("advantages", 2.0)):
+        figures[name][:2] = value  # the last token is not trained
+    mask = np.arange(count) < 2
+    tokens, versions = np.asarray(tokens_view(part.tokens)), np.where(mask, 0, -1).astype(np.int32)
+    row = DumpedSequence(group_id, index, 0, np.ones(2, dtype=np.int32), tokens, mask, versions, figures)
+    write_step(folder, fate.version, [row])

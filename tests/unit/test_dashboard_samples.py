@@ -16,7 +16,7 @@ import ledger_entries as make
 import msgspec
 import pytest
 from dashboard_runs import MARKUP, served
-from sample_runs import EVIL, small_run
+from sample_runs import EVIL, dump_sample, small_run
 
 from penstock.backends.ledger.sqlite import SqliteStore, open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
@@ -365,6 +365,25 @@ def test_a_sample_that_is_kept_whole_has_texts_and_tokens(small: Path) -> None:
     assert page.missing == [NOT_KEPT_LEARNER]
     assert [mate.name for mate in page.group] == ["0/0", "0/1"]
     assert (page.mean, page.deviation) == (0.5, 0.0)
+
+
+def test_what_the_learner_wrote_down_stands_beside_the_engines_log_probs(small: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(small, tmp_path / "copied")
+    dump_sample(copied, 0, 0)
+    page = sample(copied, "0/0")
+    assert page.missing == []
+    tokens = page.tokens
+    assert tokens is not None
+    assert (tokens.learner_logprobs, tokens.ratios) == ([-0.75, -0.75, None], [1.25, 1.25, None])
+    assert tokens.advantages == [2.0, 2.0, None]
+    shutil.rmtree(copied / "samples")  # the dump alone has its tokens then
+    left = sample(copied, "0/0")
+    assert left.tokens is not None
+    assert left.missing == page.missing
+    assert (left.tokens.source, left.tokens.texts) == ("steps", tokens.texts)
+    assert (left.tokens.logprobs, left.tokens.ratios) == (tokens.logprobs, tokens.ratios)
+    assert left.tokens.is_made == [True, True, False]
+    assert NOT_KEPT_TOKENS in sample(copied, "0/1").missing
 
 
 def test_tokens_of_a_sample_that_is_still_in_the_ledger_are_found_there(small: Path) -> None:

@@ -6,6 +6,9 @@ Invariants:
 * A profile that cannot be made or written is said in the log, and ends no run.
 """
 
+# What torch documents for snapshots has names of private functions, typed in part only:
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false
+
 from __future__ import annotations
 
 import logging
@@ -13,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from pathlib import Path
 
     from torch.profiler import profile
@@ -102,7 +105,7 @@ class ThreadProfiler:
         partial.replace(self._folder / f"{name}{SNAPSHOT_SUFFIX}")
 
     @contextmanager
-    def around(self, name: str) -> Iterator[None]:
+    def around(self, name: str) -> Generator[None]:
         """Profile what is inside; it is written also where that fails."""
         self.start()
         try:

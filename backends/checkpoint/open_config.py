@@ -34,10 +34,10 @@ def open_config(folder: Path) -> PreTrainedConfig:
     """
     said = find_config(folder / CONFIG_FILE, HfConfig)
     built_as = BUILT_AS.get(said.model_type) if said is not None else None
+    config: PreTrainedConfig
     if built_as is None:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return config
     whole, _ = PreTrainedConfig.get_config_dict(folder, local_files_only=True)
-    config: PreTrainedConfig = AutoConfig.for_model(
-        built_as, **{key: whole[key] for key in whole if key not in CUSTOM_CODE}
-    )
+    config = AutoConfig.for_model(built_as, **{key: whole[key] for key in whole if key not in CUSTOM_CODE})
     return config

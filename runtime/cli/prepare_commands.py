@@ -151,8 +151,8 @@ def check_function(
         typer.Option(
             "--as",
             help="What it is: reward, group_reward, filter, sample_filter, all_samples, source, priority, policy, "
-            "routing, generate, postprocess, advantage, loss, reduction, importance, conversion, rollout_log, step_log, "
-            "evaluation_log, weight_names, tracker.",
+            "routing, generate, postprocess, advantage, loss, reduction, importance, conversion, rollout_log, "
+            "step_log, evaluation_log, weight_names, tracker.",
         ),
     ],
     reward_key: Annotated[

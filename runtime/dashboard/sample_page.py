@@ -243,7 +243,7 @@ def answer_life(run_folder: Path, query: SampleQuery) -> LifePage:
     except UserFault as error:
         return LifePage(duration_s=0.0, is_traced=False, stages=[], missing=terminal_lines(str(error)))
     reason = "" if life.is_traced else (
-        "This sample was not traced: observability.trace_fraction keeps a share of the groups. The times are the ledger's."
+        "This sample was not traced: observability.trace_fraction keeps some groups only. The times are the ledger's."
     )  # fmt: skip
     stages = [_stage_row(stage, life.start_ns) for stage in life.stages]
     return LifePage(duration_s=life.duration_s, is_traced=life.is_traced, stages=stages, missing=reason)

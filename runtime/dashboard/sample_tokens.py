@@ -117,7 +117,7 @@ def with_learner(strip: TokenStrip, sample: Sample, rows: Sequence[DumpedSequenc
         for place, part in enumerate(sample.parts):
             row = by_part.get(place)  # a function of the user's may have made another sequence of it
             same = row is not None and tokens_view(part.tokens)[: len(row.tokens)].tolist() == row.tokens.tolist()
-            known = row.figures[name].tolist() if row is not None and same else []
+            known: list[float] = row.figures[name].tolist() if row is not None and same else []
             values += [*known, *[math.nan] * (part.num_tokens - len(known))]
         found[name] = _finite(values[strip.first : end])
     return msgspec.structs.replace(

@@ -59,7 +59,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(folder: Path, run: Path, **keys: Any) -> Trained:  # noqa: ANN401 - of the learner
     """A few steps of a learner with its own thread: their figures, and the weights it ends with."""
-    learner = open_learner(folder, run / "checkpoints", LearnerOptions(**{"learning_rate": 1e-3, **keys}))
+    options: dict[str, Any] = {"learning_rate": 1e-3, **keys}
+    learner = open_learner(folder, run / "checkpoints", LearnerOptions(**options))
     learner.ask(OpenLearner(), LearnerOpened)
     figures = [
         {metric.name: metric.value for metric in learner.ask(train_command(step), BatchTrained).metrics}

@@ -13,7 +13,7 @@ from torch.profiler import record_function
 from penstock.backends.profiling import ThreadProfiler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from pathlib import Path
 
     from penstock.backends.engines.options import EngineProfileOptions
@@ -44,7 +44,7 @@ class EngineProfile:
         self._num_passes = 0
 
     @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self) -> Generator[None]:
         """Around one decode step. A profile begins with the first that there is to do."""
         if self._version is None:
             yield

@@ -88,7 +88,7 @@ class MegatronTrainer(BatchTrainer):
             num_steps: of the whole run, for the schedule.
             check_stop: called before each micro-batch; raises to end the step.
             seed: of the order in which a batch is gone through, where it is divided.
-            worker group: all ranks; each has such a trainer, and they are called alike.
+            workers: all ranks; each has such a trainer, and they are called alike.
             critic: as the objective has one.
             folder: of the run's checkpoints, where what is known of memory lies; None: it is not kept.
             run_folder: for dumps and profiles of steps.
@@ -118,11 +118,9 @@ class MegatronTrainer(BatchTrainer):
         self._objective = self._recorder.around(
             open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
         )
-        self._reference: MicroBatchRunner | None = None
-        if reference is not None:
-            self._reference = MicroBatchRunner(
-                reference, reference.chunks, device=workers.device, temperature=temperature, check_stop=check_stop
-            )
+        self._reference = None if reference is None else MicroBatchRunner(
+            reference, reference.chunks, device=workers.device, temperature=temperature, check_stop=check_stop
+        )  # fmt: skip
         self._size_micro_batches(folder)
 
     def _size_micro_batches(self, folder: Path | None) -> None:

@@ -114,7 +114,7 @@ def _bare(content: object, found: list[object]) -> object:
             held = next((form[name] for name in _HELD if form.get(name) is not None), None)
         if held is not None:
             found.append(held)
-        parts.append(part if held is None else {"type": "image"})
+        parts.append(cast("object", part) if held is None else {"type": "image"})
     return parts
 
 

@@ -70,6 +70,11 @@ def training_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
         (learner.lora is not None, ("learner", "lora"), "is for text only; remove it (learner.freeze_vision)"),
         (learner.warm_start is not None, ("learner", "warm_start"), "its demonstrations have no images; remove it"),
         (learner.objective.critic == "own", ("learner", "objective", "critic"), "sees no images; set it to shared"),
+        (
+            learner.true_on_policy,
+            ("learner", "true_on_policy"),
+            "the bits of two vision towers differ; set it to false",
+        ),
         (s.teacher is not None, ("teacher",), "sees no images; remove it"),
     ):
         if found:

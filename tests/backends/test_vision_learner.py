@@ -135,7 +135,11 @@ def test_a_learner_that_does_not_look_is_refused(
     eyes = model.eyes
     assert eyes is not None
     look = eyes._features  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(eyes, "_features", lambda values, grids: torch.zeros_like(look(values, grids)))
+
+    def blind(values: Tensor, grids: Tensor) -> Tensor:
+        return torch.zeros_like(look(values, grids))
+
+    monkeypatch.setattr(eyes, "_features", blind)
     with pytest.raises(BlindModelError, match="the learner does not look at its images: over 2 prompts"):
         check_sight(model, batch, version=0, temperature=1.0)
 

@@ -1,5 +1,8 @@
 """Images, prompts and sequences for the tests of models that see."""
 
+# safetensors is typed in part only:
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import hashlib

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import pyarrow.parquet as pq
 import pytest
 from live_run import SCENARIOS, LiveRun
-from safetensors.torch import load_file
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]  # typed in part only
 
 from penstock.backends.data.shapes import SIDE, shapes_row
 from penstock.backends.ledger.audit import audit_ledger

@@ -167,6 +167,7 @@ DATA = "data: {path: rows.jsonl, chat_template: true, multimodal_keys: {image: i
     [
         ("learner: {backend: megatron}\n", "learner.backend: rows have images .*, and megatron computes text only"),
         ("learner: {num_ranks: 2}\n", "learner.num_ranks: .*by one rank only"),
+        ("learner: {true_on_policy: true}\n", "learner.true_on_policy: .*the bits of two vision towers differ"),
         ("learner: {lora: {}}\n", "learner.lora: .*is for text only"),
         ("learner: {warm_start: {path: 'lines:9'}}\n", "learner.warm_start: .*no images"),
         ("learner: {objective: {estimator: gae, critic: own}}\n", "critic: .*sees no images; set it to shared"),

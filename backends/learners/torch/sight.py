@@ -5,6 +5,9 @@ log-probs of some responses are computed twice, with their images and with blank
 same kernels, so nothing but the images can make a difference.
 """
 
+# torch.from_numpy is typed in part only:
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final

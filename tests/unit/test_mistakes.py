@@ -213,7 +213,7 @@ COMMANDS = (
     Mistake("simulation of a part", "simulate s.yaml run.only=rollout", ("run.only: rollout",)),
     Mistake("convert to nowhere", "convert model", ("--check",)),
     Mistake("convert of nothing", "convert absent out", ("absent: there is no such folder",)),
-    Mistake("convert to an unknown dtype", "convert model out --dtype fp16", ("--dtype", "got fp16")),
+    Mistake("convert to an unknown dtype", "convert model out --dtype int4", ("--dtype", "got int4")),
     Mistake("convert to an unknown format", "convert model out --format gguf", ("--format", "got gguf")),
     Mistake(
         "convert of a version that is not there",

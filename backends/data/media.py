@@ -108,14 +108,18 @@ def _bare(content: object, found: list[object]) -> object:
         return content
     parts: list[object] = []
     for part in cast("list[object]", content):
-        form = cast("Message", part) if isinstance(part, dict) else {}
+        form = _form(part)
         held = None
         if form.get("type") in ("image", "image_url"):
             held = next((form[name] for name in _HELD if form.get(name) is not None), None)
         if held is not None:
             found.append(held)
-        parts.append(cast("object", part) if held is None else {"type": "image"})
+        parts.append(part if held is None else {"type": "image"})
     return parts
+
+
+def _form(part: object) -> Message:
+    return cast("Message", part) if isinstance(part, dict) else {}
 
 
 def with_places(messages: Sequence[Message], media: Sequence[Media]) -> list[Message]:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.sglang
 SAMPLING = SamplingOptions(max_response_tokens=24)
 
 
-@pytest.mark.parametrize("kind", ["torch", "sglang"])
+@pytest.mark.parametrize("kind", ["torch", pytest.param("sglang", marks=pytest.mark.slow)])
 def test_the_versions_that_were_asked_for_are_profiled(
     kind: str, tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:

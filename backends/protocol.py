@@ -54,6 +54,8 @@ class Capability(StrEnum):
     """It runs in its actor's process, so several, and the learner, can share a GPU."""
     PROFILED = "profiled"
     """It heeds ``engines.profile``."""
+    TAKES_FP8 = "takes_fp8"
+    """Weights may come to it as e4m3 numbers with scales of their blocks (``engines.quantization``)."""
 
 
 class Timers(Protocol):

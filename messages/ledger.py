@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.messages.base import Entry, Value
+from penstock.messages.engine_counts import EngineCounts
 from penstock.messages.evaluation import EvaluationOpened, GroupEvaluated
 from penstock.messages.flow import GrantSpan, GroupRow
 from penstock.messages.samples import Group, SampleEnd
@@ -58,6 +59,8 @@ class SampleNote(Value, frozen=True, array_like=True):
     reward: float | None
     num_given_tokens: int = 0
     """Of its tokens, those that the model did not make."""
+    counts: EngineCounts | None = None
+    """What its engine counted; None: it tells nothing."""
 
     @property
     def num_made_tokens(self) -> int:

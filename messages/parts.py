@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES
+from penstock.messages.engine_counts import added
 from penstock.messages.samples import Part, VersionSpan
 
 if TYPE_CHECKING:
@@ -50,12 +51,13 @@ def join(chunks: Sequence[Part]) -> Part:
         context_tokens=chunks[0].context_tokens if chunks else b"",
         experts=chunks[-1].experts if chunks else None,
         save_point=next((chunk.save_point for chunk in reversed(chunks) if chunk.save_point is not None), None),
+        counts=added(chunk.counts for chunk in chunks),
     )
 
 
 def cut(part: Part, begin: int, end: int | None = None) -> Part:
-    """Tokens ``begin`` … ``end − 1`` of a part. Only all of it keeps the choice of experts and what a teacher said;
-    what stands before a later token is not repeated as its context."""
+    """Tokens ``begin`` … ``end − 1`` of a part. Only all of it keeps the choice of experts, what a teacher said and
+    what the engine counted; what stands before a later token is not repeated as its context."""
     if not begin and end is None:
         return part
     stop = part.num_tokens if end is None else min(end, part.num_tokens)

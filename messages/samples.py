@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES, ArrayLengthError
 from penstock.messages.base import Metric, Value
+from penstock.messages.engine_counts import EngineCounts, added
 from penstock.messages.top_logprobs import TopLogprobs
 
 MAX_ANSWER_CHARACTERS: Final = 200
@@ -187,6 +188,8 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Of an episode that is under way, the last that its engine has told of; None: it begins again if it is lost."""
     teacher_top: TopLogprobs | None = None
     """What the teacher finds likeliest in the place of each token; None: it was not asked."""
+    counts: EngineCounts | None = None
+    """What its engine counted while it made it; None: the engine tells nothing, or the part is not whole."""
 
     def __post_init__(self) -> None:
         _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
@@ -315,6 +318,11 @@ class Sample(Value, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def reward(self) -> float | None:
         return None if self.outcome.reward is None else self.outcome.reward.value
+
+    @property
+    def counts(self) -> EngineCounts | None:
+        """What its engine counted; None: it tells nothing."""
+        return added(part.counts for part in self.parts)
 
 
 class TerminalState(StrEnum):

@@ -305,4 +305,5 @@ def note_of(sample: Sample) -> SampleNote:
         sample.newest_version,
         sample.reward,
         sample.num_given_tokens,
+        sample.counts,
     )

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from penstock.messages.base import Metric
+from penstock.messages.engine_counts import added
 from penstock.messages.samples import SampleEnd, SampleKey, TerminalState
 from penstock.messages.training import StepFinished, StepReported
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.actors.buffer.books import Books
     from penstock.actors.buffer.table import TrackedGroup
     from penstock.messages.samples import Group
@@ -68,6 +71,7 @@ def step_report(
         Metric("buffer/staleness_max", receipt.max_staleness),
         *_rewards(groups),
         *_mean_components(groups),
+        *_engine_counts(groups),
         Metric("train/num_tokens", receipt.num_trained_tokens),
         Metric("train/num_masked_tokens", receipt.num_masked_tokens),
     )
@@ -152,3 +156,14 @@ def _mean_components(groups: tuple[Group, ...]) -> tuple[Metric, ...]:
         for component in () if sample.outcome.reward is None else sample.outcome.reward.components:
             found.setdefault(component.name, []).append(component.value)
     return tuple(Metric(f"rollout/reward/{name}", sum(values) / len(values)) for name, values in sorted(found.items()))
+
+
+def _engine_counts(groups: tuple[Group, ...]) -> Iterator[Metric]:
+    """Shares over all samples of the batch; nothing of what no engine tells."""
+    told = [counts for group in groups for sample in group.samples if (counts := sample.counts) is not None]
+    cached = added(counts for counts in told if counts.num_cached_tokens is not None)
+    drafted = added(counts for counts in told if counts.num_drafted_tokens is not None)
+    if cached is not None and cached.num_read_tokens:
+        yield Metric("rollout/prefix_cache_hit_rate", (cached.num_cached_tokens or 0) / cached.num_read_tokens)
+    if drafted is not None and drafted.num_drafted_tokens:
+        yield Metric("rollout/spec_accept_rate", (drafted.num_accepted_tokens or 0) / drafted.num_drafted_tokens)

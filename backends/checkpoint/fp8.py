@@ -97,14 +97,19 @@ def quantization_config(weights: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
+def is_for_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a weight of this name is written in FP8."""
+    return len(shape) == 2 and _MATRIX.fullmatch(name) is not None
+
+
 def quantize(name: str, weight: Tensor) -> tuple[Tensor, Tensor]:
     """A matrix as e4m3 numbers and the scales of their blocks; ``name`` is for errors.
 
     Raises:
         UserFault: it has numbers that are infinite, or none at all.
     """
-    quantized = torch.empty(weight.shape, dtype=E4M3)
-    scales = torch.empty(BLOCKS.scales_of(tuple(weight.shape)), dtype=torch.float32)
+    quantized = torch.empty(weight.shape, dtype=E4M3, device=weight.device)
+    scales = torch.empty(BLOCKS.scales_of(tuple(weight.shape)), dtype=torch.float32, device=weight.device)
     num_columns = weight.shape[1]
     for row, strip in enumerate(torch.split(weight, BLOCKS.rows)):
         values = strip.float()
@@ -201,9 +206,7 @@ class _Quantized:
         self._model = model
         self._last: tuple[str, Tensor, Tensor] | None = None
         self._matrices = {
-            name: BLOCKS.scales_of(shape)
-            for name, shape in model.shapes().items()
-            if len(shape) == 2 and _MATRIX.fullmatch(name)
+            name: BLOCKS.scales_of(shape) for name, shape in model.shapes().items() if is_for_matrix(name, shape)
         }
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

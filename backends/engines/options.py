@@ -9,6 +9,7 @@ from msgspec import Meta, field
 
 from penstock.messages.base import Options
 from penstock.messages.base import OptionValue as OptionValue
+from penstock.messages.option_keys import FileKey
 
 
 class SamplingOptions(Options, frozen=True, kw_only=True):
@@ -116,6 +117,13 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     """Of GPUs: ``pack``, which ``auto`` is too, takes as few nodes as it can, ``spread`` as many. ``colocate`` puts the
     learner on the GPUs of the first engine (simulated: of all); they take turns, and whoever has not the turn holds no
     GPU memory, so it needs ``max_staleness: 0`` and ``drain``."""
+    quantization: Literal["fp8"] | None = None
+    """``fp8``: engines get the matrices of layers as e4m3 numbers with a scale for each block of 128 × 128, made at each
+    publish; the learner trains what it has. SGLang servers compute in FP8; embedded engines compute with what the
+    numbers stand for (docs/models.md)."""
+    fp8_model: FileKey | None = None
+    """The copy of the model that SGLang servers are started from under ``quantization: fp8``; `penstock convert MODEL
+    COPY --dtype fp8` writes it."""
     seeded_sampling: bool = False
     """Refuse engines whose samples do not follow from the seed."""
     record_experts: bool = False

@@ -146,6 +146,8 @@ class EngineSpec:
     """What is wrong with the block at this path if its log-probs are to have the learner's bits; None: they cannot."""
     transports: tuple[str, ...] | None = None
     """The transports of weights that it takes; None: all that an engine's end can be opened for."""
+    safe_transports: Callable[[EngineGroupOptions], tuple[str, ...] | None] = lambda group: None
+    """With these options only these of them, by name and not by ``auto``; None: each."""
     longest_context: Callable[[Path], int | None] = lambda folder: None
     """Tokens that this model was made for; None: not looked at. Raises UserFault where it cannot be served."""
     needs: str = ""

@@ -45,6 +45,7 @@ from penstock.backends.episodes.moves import CUT_OFF, EpisodeMoves, ending_of
 from penstock.backends.episodes.moves import INTERRUPTED as TURN_INTERRUPTED
 from penstock.backends.episodes.protocol import EpisodeOverError
 from penstock.messages.commands import AbortGeneration, ApplyWeights, Generate, InterruptGenerations
+from penstock.messages.engine_counts import added
 from penstock.messages.local import GenerationAdvanced, GenerationEnded, WeightsSwapped
 from penstock.messages.parts import cut
 from penstock.messages.samples import Cancelled, Completed, InfraError, Part, Prompt, SavePoint, StopReason, Truncated
@@ -336,6 +337,8 @@ class EpisodeBackend:
         num_taken = turn.transcript.num_tokens - turn.begin
         if turn.cut_as is None:
             self._take_tokens(episode, turn, cut(event.part, num_taken))
+        for growing in (turn.transcript, episode.all):
+            growing.counts = added((growing.counts, event.part.counts))
         outcome = event.outcome if turn.cut_as is None else turn.cut_as
         if episode.outcome is not None:
             self._finish(episode, episode.outcome)

@@ -10,9 +10,16 @@ Invariants:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES
 from penstock.messages.parts import add_span, spans_between
 from penstock.messages.samples import Part, VersionSpan
+
+if TYPE_CHECKING:
+    from penstock.messages.engine_counts import EngineCounts
 
 
 class Transcript:
@@ -26,6 +33,8 @@ class Transcript:
         self._logprobs = bytearray()
         self._mask = bytearray()
         self._spans: list[VersionSpan] = []
+        self.counts: EngineCounts | None = None
+        """What the engine counted of the turns that have ended."""
 
     @property
     def num_tokens(self) -> int:
@@ -95,4 +104,4 @@ class Transcript:
 
     def whole(self) -> Part:
         """The response as one part."""
-        return self.slice(0)
+        return replace(self.slice(0), counts=self.counts)

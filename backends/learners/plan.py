@@ -34,6 +34,8 @@ class ExportPlan(Value, frozen=True, kw_only=True):
     host: str
     names_function: str | None = None
     """Of the user's, for engines that call weights otherwise."""
+    quantizes: bool = False
+    """Matrices of layers are published in FP8, with the scales of their blocks."""
     options: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
     """Options of the transport."""
 

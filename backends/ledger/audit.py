@@ -19,7 +19,7 @@ from penstock.backends.ledger.audit_books import AuditBooks
 from penstock.backends.ledger.audited_evaluations import AuditedEvaluation, EvaluatedSampleRow, digest_of
 from penstock.backends.ledger.audited_group import AuditedGroup, Finding, digest
 from penstock.backends.ledger.sqlite import SqliteReader
-from penstock.backends.ledger.tables import LEASED, OLDER_READABLE, TRAINED
+from penstock.backends.ledger.tables import LEASED, TRAINED, WITHOUT_PAUSES
 from penstock.messages.samples import Group, evaluation_group_id, group_name
 from penstock.messages.training import Balance, CauseCount
 
@@ -212,7 +212,7 @@ class _Auditor(SqliteReader):
             expected = _small_tables(books)
             (form,) = execute("PRAGMA user_version").fetchone()
             for name, query in _SMALL_TABLES.items():
-                if name == "pauses" and form in OLDER_READABLE:
+                if name == "pauses" and form in WITHOUT_PAUSES:
                     continue
                 self._compare_rows(name, set(execute(query)), set(expected[name]))
             total, least = len(books.groups), evaluation_group_id(books.evaluations.num_places - 1)

@@ -52,7 +52,8 @@ _ADMIT: Final = (
 )
 _SAMPLE: Final = (
     "INSERT OR REPLACE INTO samples (group_id, sample_index, attempt, engine, outcome, num_tokens, num_given_tokens, "
-    "oldest_version, newest_version, reward) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "oldest_version, newest_version, reward, num_read_tokens, num_cached_tokens, num_drafted_tokens, "
+    "num_accepted_tokens) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _END: Final = (
     "INSERT INTO samples (group_id, sample_index, num_tokens, num_given_tokens, state, cause) "
@@ -154,6 +155,7 @@ class Projection:
             (
                 entry.group_id, note.index, note.attempt, note.engine, note.outcome, note.num_tokens,
                 given.get(note.index, 0), note.oldest_version, note.newest_version, number(note.reward),
+                *((None,) * 4 if note.counts is None else msgspec.structs.astuple(note.counts)),
             )
             for note in entry.samples
         ]  # fmt: skip

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-SCHEMA_VERSION: Final = 5
-OLDER_READABLE: Final = (3, 4)
-"""The same, the first without the table of reasons, both without that of pauses; what is missing is added when such a
-ledger is written on."""
+SCHEMA_VERSION: Final = 6
+OLDER_READABLE: Final = (3, 4, 5)
+"""The same, the first without the table of reasons, the first two without that of pauses, all without what engines
+count of samples; what is missing is added when such a ledger is written on."""
+WITHOUT_PAUSES: Final = (3, 4)
 LEDGER_FILE: Final = "ledger.sqlite"
 """Name of the ledger in the folder of a run."""
 GRANTED: Final = "granted"
@@ -46,6 +47,13 @@ class Table(NamedTuple):
     """Of several columns; the table then has no row ids."""
 
 
+COUNTED: Final = (
+    Column("num_read_tokens", "INTEGER", "That its engine read for it. NULL, as the next three: not told."),
+    Column("num_cached_tokens", "INTEGER", "Of these, tokens that were in the prefix cache."),
+    Column("num_drafted_tokens", "INTEGER", "That speculative decoding proposed for it."),
+    Column("num_accepted_tokens", "INTEGER", "Of these, tokens that were kept."),
+)
+"""What an engine counts of a sample."""
 TABLES: Final = (
     Table(
         "entries",
@@ -127,6 +135,7 @@ TABLES: Final = (
             Column("state", "TEXT", "Terminal state; NULL while it is in the system."),
             Column("cause", "TEXT", "Why it ended so; empty when it was trained."),
             Column("version", "INTEGER", "The version that training it made."),
+            *COUNTED,
         ),
         key="group_id, sample_index",
     ),
@@ -293,7 +302,10 @@ def upgrade_statements(form: int) -> list[str]:
     """What makes a ledger of a form that is ``OLDER_READABLE`` one of this form."""
     reasons, pauses = (next(table for table in TABLES if table.name == name) for name in ("reasons", "pauses"))
     _, counts = _views()
-    return [*([_creation(reasons), counts] if form == min(OLDER_READABLE) else []), _creation(pauses)]
+    added = [f"ALTER TABLE samples ADD COLUMN {column.name} {column.declaration}" for column in COUNTED]
+    if form in WITHOUT_PAUSES:
+        added.append(_creation(pauses))
+    return [*added, _creation(reasons), counts] if form == min(OLDER_READABLE) else added
 
 
 def _creation(table: Table) -> str:

@@ -17,6 +17,7 @@ from penstock.backends.extras import missing_extra
 from penstock.backends.ledger.evaluation_answers import FOLDER, outcome_words, response_text
 from penstock.backends.ledger.kept_samples import KeptSample, clipped, read_kept_of
 from penstock.backends.ledger.sqlite import open_read_only
+from penstock.messages.engine_counts import in_words
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import Group, Sample, SampleKey, is_evaluation
 from penstock.runtime.dashboard.routes import Query
@@ -95,6 +96,8 @@ class SamplePage(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     reason: str
     engine: str
+    counted: str
+    """By its engine, in words; empty: nothing that is known here."""
     attempt: int | None
     num_tokens: int
     oldest_version: int | None
@@ -169,6 +172,7 @@ def answer_sample(run_folder: Path, query: SampleQuery) -> SamplePage:
         cause=terminal_text(fate.cause),
         reason=terminal_lines(fate.reason or text.reason),
         engine=terminal_text(fate.engine),
+        counted="" if sample is None else in_words(sample.counts),
         attempt=fate.attempt,
         num_tokens=fate.num_tokens,
         oldest_version=fate.oldest_version,

@@ -86,6 +86,14 @@ SPEED: Final = (
         "seconds",
         True,
     ),
+    Plan(
+        "Work that engines were spared",
+        ("rollout/prefix_cache_hit_rate", "rollout/spec_accept_rate"),
+        "Of the tokens that they read, those that were in their prefix cache; of the drafted ones, those that were "
+        "kept. Of the trained samples, where engines tell it.",
+        "",
+        True,
+    ),
     Plan("Use of the device", ("perf/mfu",), "Operations of the learner as a share of the device's peak.", "", True),
 )
 SHOWN_OTHERWISE: Final = (

@@ -231,6 +231,7 @@ def _learner(
                     folder=str(folder / "weights"),
                     host=host,
                     names_function=scenario.weights.names_function,
+                    quantizes=scenario.engines.quantization is not None,
                     options=scenario.weights.options,
                 ),
                 demonstrations=_demonstrations(plan),

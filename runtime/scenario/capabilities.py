@@ -29,6 +29,9 @@ def lacking(
         yield ("weights", "canary"), f"{backend} engines cannot return log-probs of a given text; set it to false"
     if scenario.engines.record_experts and Capability.RECORDS_EXPERTS not in can:
         yield ("engines", "record_experts"), f"{backend} engines cannot say it; set it to false"
+    is_quantized = scenario.engines.quantization is not None and Capability.HOLDS_WEIGHTS in can
+    if is_quantized and Capability.TAKES_FP8 not in can:
+        yield ("engines", "quantization"), f"{backend} engines take no weights in FP8; remove it"
     if scenario.engines.seeded_sampling and Capability.SEEDED_SAMPLING not in can:
         yield (
             (*path, "backend"),

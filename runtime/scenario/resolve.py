@@ -28,6 +28,8 @@ EXACT_CANARY: Final = 1e-3
 how far right weights and wrong ones are."""
 LOOSE_CANARY: Final = 0.1
 """The same elsewhere."""
+QUANTIZED_CANARY: Final = 0.3
+"""The same where engines get e4m3 numbers, which round by up to one part in 16."""
 
 
 def unresolvable(staleness: StalenessOptions) -> tuple[KeyPath, str] | None:
@@ -77,6 +79,7 @@ def resolve(scenario: Scenario) -> Scenario:
     if scenario.weights.canary_tolerance is None:
         is_exact = scenario.model.dtype == "float32" and all_can(scenario.engines, Capability.EXACT)
         tolerance = EXACT_CANARY if is_exact else LOOSE_CANARY
+        tolerance = tolerance if scenario.engines.quantization is None else QUANTIZED_CANARY
         told = msgspec.structs.replace(scenario.weights, canary_tolerance=tolerance)
         scenario = msgspec.structs.replace(scenario, weights=told)
     defaults = BUILTIN.get(staleness.policy)

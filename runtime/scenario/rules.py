@@ -31,6 +31,7 @@ from penstock.runtime.scenario.exact_rules import exact_rules
 from penstock.runtime.scenario.freeze_rules import freeze_rules
 from penstock.runtime.scenario.function_rules import function_rules
 from penstock.runtime.scenario.lora_rules import lora_rules
+from penstock.runtime.scenario.low_precision_rules import low_precision_rules
 from penstock.runtime.scenario.megatron_rules import megatron_rules
 from penstock.runtime.scenario.objective import OBJECTIVE
 from penstock.runtime.scenario.part_names import engine_keys, part_rules_of
@@ -214,7 +215,14 @@ def _engines(s: Scenario) -> Iterator[Broken]:
 def _transport(s: Scenario) -> Iterator[Broken]:
     wanted = s.weights.transport
     for _, group in _engine_groups(s):
-        taken = ENGINES.spec(group.backend).transports
+        spec = ENGINES.spec(group.backend)
+        taken, safe = spec.transports, spec.safe_transports(group)
+        if safe is not None and wanted not in safe:
+            yield (
+                ("weights", "transport"),
+                f"a folder of weights is loaded into the model that drafts as well; set {' or '.join(safe)}, which "
+                f"leave that as it is; found '{wanted}'",
+            )
         if wanted != AUTO and taken is not None and wanted not in taken:
             yield ("weights", "transport"), f"{group.backend} engines take {', '.join(taken)}; found '{wanted}'"
 
@@ -305,6 +313,7 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     freeze_rules,
     lora_rules,
     exact_rules,
+    low_precision_rules,
     rank_rules,
     _engines,
     part_rules_of,

@@ -117,6 +117,7 @@ class Admission:
             elif source != slot:
                 self._model.cache.copy(source, slot, num_held)
                 self._prompts.put(slot, prompt)
+            running.num_cached_tokens = 0 if source is None else num_held
             if running.prefix_tokens:
                 rest = running.prompt_tokens[-1:] + running.prefix_tokens[:-1]
                 for begin in range(0, len(rest), MAX_CONTINUED_TOKENS):

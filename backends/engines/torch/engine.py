@@ -49,6 +49,7 @@ from penstock.backends.engines.torch.slots import MIN_ROWS, PromptIndex, Running
 from penstock.backends.engines.torch.stopping import EndReason, StopStringWatch
 from penstock.backends.engines.torch.weights import FusedWeights
 from penstock.messages.arrays import floats_view, tokens_view
+from penstock.messages.engine_counts import EngineCounts
 from penstock.messages.errors import UserFault
 from penstock.messages.parts import join
 from penstock.messages.samples import Part
@@ -374,7 +375,8 @@ class TorchEngine:
     def _end(self, slot: int, running: Running, reason: EndReason) -> Ended:
         new = self._new_tokens(slot, running, 0, running.num_new(self._clock))
         self._scheduler.running[slot] = None
-        part = join((running.request.prefix, new))
+        counts = EngineCounts(running.first_position + 1, running.num_cached_tokens)
+        part = join((running.request.prefix, msgspec.structs.replace(new, counts=counts)))
         if self.settings.records_experts and part.num_tokens:
             num_inputs = running.position_at(self._clock)
             part = msgspec.structs.replace(part, experts=self._cache.experts_of(slot, num_inputs))

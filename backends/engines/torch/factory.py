@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from penstock.backends.checkpoint.fp8_publish import PlainFetcher
 from penstock.backends.checkpoint.model_config import read_model_config
 from penstock.backends.devices import choose_device
 from penstock.backends.engines.torch.backend import TorchEngineBackend
@@ -79,7 +80,7 @@ def open_torch_engine(
         settings,
         max_response_tokens=[each.sampling.max_response_tokens for each in (run, *others)],
         num_threads=options.num_threads,
-        fetcher=fetcher,
+        fetcher=fetcher if options.quantization is None else PlainFetcher(fetcher, settings.dtype),
         profile=profile,
     )
 

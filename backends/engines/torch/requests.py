@@ -85,6 +85,8 @@ class Running:
     watch: StopStringWatch | None
     sight: Sight | None = None
     """The images of the prompt; None: it has none."""
+    num_cached_tokens: int = 0
+    """Of the prompt, tokens whose keys and values a slot held when it was admitted."""
     born: int = 0
     """Clock of the engine when it was admitted; it gains one token per tick from there."""
     offset: int = 0

@@ -83,6 +83,7 @@ TORCH: Final = EngineSpec(
             Capability.EMBEDDED,
             Capability.SEES,
             Capability.PROFILED,
+            Capability.TAKES_FP8,
         }
     ),
     longest_context=_longest_context,

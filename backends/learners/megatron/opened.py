@@ -188,6 +188,7 @@ class LearnerOpener:
             critic=critic,
             folder=Path(self._plan.checkpoints_folder),
             run_folder=self._plan.run_folder,
+            quantizes=self._plan.export.quantizes,
         )
         publisher = WeightPublisher(trainable, self._exporter, rank=self._workers.rank, device=self._workers.device)
         return OpenedLearner(

@@ -78,6 +78,7 @@ class MegatronTrainer(BatchTrainer):
         critic: MegatronCritic | None = None,
         folder: Path | None = None,
         run_folder: Path | None = None,
+        quantizes: bool = False,
     ) -> None:
         """
         Args:
@@ -92,6 +93,7 @@ class MegatronTrainer(BatchTrainer):
             critic: as the objective has one.
             folder: of the run's checkpoints, where what is known of memory lies; None: it is not kept.
             run_folder: for dumps and profiles of steps.
+            quantizes: engines get the weights in FP8.
 
         Raises:
             UserFault: the objective makes no sense.
@@ -112,6 +114,7 @@ class MegatronTrainer(BatchTrainer):
             ),
             workers=workers,
             run_folder=run_folder,
+            quantizes=quantizes,
         )
         self._trainable, self._critic = trainable, critic
         self._sources = SourceRanks(workers, model.layout)

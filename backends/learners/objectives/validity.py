@@ -61,6 +61,14 @@ def learns_from_equals(options: ObjectiveOptions) -> bool:
     )
 
 
+def weighs_tokens(options: ObjectiveOptions) -> bool:
+    """Whether tokens count by how likely the policy finds what an engine has drawn: through a correction, or because
+    the ratio itself is taken to the engine's log-probs."""
+    has_tis = options.correction == "tis" and options.tis_clip is not None
+    is_corrected = options.importance_function is not None or options.correction in ("icepop", "mis") or has_tis
+    return is_corrected or options.old_logprobs == "engine"
+
+
 def is_unbounded(options: ObjectiveOptions, *, num_steps: int = 1) -> bool:
     """Whether tokens of older policies are trained as if the policy had just drawn them: no ratio to whatever drew them
     is bounded, and none weighs them. Weights of a likelihood are imitation, which asks for no such thing.
@@ -74,10 +82,7 @@ def is_unbounded(options: ObjectiveOptions, *, num_steps: int = 1) -> bool:
         return False
     if not loss.has_ratio:
         return True
-    is_corrected = options.importance_function is not None or (
-        options.correction in ("icepop", "mis") or (options.correction == "tis" and options.tis_clip is not None)
-    )
-    return options.old_logprobs == "recompute" and num_steps == 1 and not is_corrected and options.opsm_delta is None
+    return num_steps == 1 and not weighs_tokens(options) and options.opsm_delta is None
 
 
 def objective_problem(options: ObjectiveOptions, *, num_steps: int = 1) -> Problem | None:

@@ -55,6 +55,7 @@ class PolicyTrainer(BatchTrainer):
         seed: int = 0,
         workers: WorkerGroup = SOLO,
         run_folder: Path | None = None,
+        quantizes: bool = False,
     ) -> None:
         """
         Args:
@@ -67,6 +68,7 @@ class PolicyTrainer(BatchTrainer):
             seed: of the order in which a batch is gone through, where it is divided.
             workers: all ranks; each has such a trainer, and they are called alike.
             run_folder: for dumps and profiles of steps.
+            quantizes: engines get the weights in FP8.
 
         Raises:
             CheckpointError: the model cannot have such a critic.
@@ -81,6 +83,7 @@ class PolicyTrainer(BatchTrainer):
             speed=speed_of(model, options, num_ranks=workers.num_ranks),
             workers=workers,
             run_folder=run_folder,
+            quantizes=quantizes,
         )
         has_critic = options.objective.critic != "none"
         self._policy = model

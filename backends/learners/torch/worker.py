@@ -191,6 +191,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             seed=plan.seed,
             workers=self._workers,
             run_folder=plan.run_folder,
+            quantizes=plan.export.quantizes,
         )
 
     def _warm_start(self, model: PackedModel) -> None:

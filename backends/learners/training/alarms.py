@@ -58,12 +58,15 @@ CORRECTION: Final = "or set learner.objective.old_logprobs=recompute to correct 
 class Alarms:
     """Looks at the figures of each batch."""
 
-    def __init__(self, options: LearnerOptions, dtype: str) -> None:
+    def __init__(self, options: LearnerOptions, dtype: str, *, quantizes: bool = False) -> None:
         """
         Args:
             options: the ``learner:`` block.
             dtype: that the model is computed in.
+            quantizes: engines compute with weights in FP8.
         """
+        self._rounding = "fp8" if quantizes else dtype
+        """What of engine and learner rounds most."""
         self._options = options
         self._dtype = dtype
         self._is_alarmed = False
@@ -83,7 +86,7 @@ class Alarms:
 
     def _mismatch(self, figures: dict[str, float], version: int) -> Iterator[str]:
         difference, count = figures[FRESH_DIFFERENCE], figures.get(FRESH_TOKENS, 0.0)
-        limit = (FIRST_STEP_NATS if version == 1 else MISMATCH_NATS).get(self._dtype, LOOSE_NATS)
+        limit = (FIRST_STEP_NATS if version == 1 else MISMATCH_NATS).get(self._rounding, LOOSE_NATS)
         slope = figures.get(TEMPERATURE_SLOPE, 0.0)
         is_temperature = figures.get(TEMPERATURE_SHARE, 0.0) > MAIN_SHARE and slope < 1
         is_too_warm = is_temperature and abs(slope) > TEMPERATURE_SLOPE_LIMIT and count >= ENOUGH_TOKENS
@@ -99,7 +102,7 @@ class Alarms:
             )
             yield (
                 f"step {version}: the log-probs of engine and learner differ by {difference:.3g} nats a token ("
-                f"rounding in {self._dtype} is below {limit:g}) on the {count:,.0f} tokens of samples that the trained "
+                f"rounding in {self._rounding} is below {limit:g}) on the {count:,.0f} tokens of samples that the trained "
                 f"weights have made whole, so the engine computes another model than the learner, {cause}; {CORRECTION}"
             )
 

@@ -116,6 +116,7 @@ class BatchTrainer(ABC):
         speed: Speed,
         workers: WorkerGroup,
         run_folder: Path | None = None,
+        quantizes: bool = False,
     ) -> None:
         """
         Args:
@@ -126,6 +127,7 @@ class BatchTrainer(ABC):
             speed: of its steps.
             workers: all ranks; each has such a trainer, and they are called alike.
             run_folder: for dumps and profiles of steps; None: there are none.
+            quantizes: engines get the weights in FP8.
 
         Raises:
             UserCodeError: a hook cannot be loaded.
@@ -134,7 +136,7 @@ class BatchTrainer(ABC):
         self._num_steps = num_steps
         self._seed = seed
         self._speed = speed
-        self._alarms = Alarms(options, dtype)
+        self._alarms = Alarms(options, dtype, quantizes=quantizes)
         self._workers = workers
         self._hooks = BatchHooks(options, workers)
         self._recorder = TokenRecorder(options.dump, workers, run_folder)

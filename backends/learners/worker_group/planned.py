@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.backends.checkpoint.fp8_publish import quantizing_exporter
 from penstock.backends.weights.renamed import renamed_exporter
 from penstock.backends.weights.transports import open_exporter
 
@@ -40,4 +41,4 @@ def open_export(plan: LearnerPlan) -> WeightExporter:
         host=export.host,
         options=export.options,
     )
-    return renamed_exporter(exporter, export.names_function)
+    return quantizing_exporter(renamed_exporter(exporter, export.names_function), quantizes=export.quantizes)

@@ -109,7 +109,7 @@ export function samplePage(context) {
       ["tokens", whole(sample.num_tokens), sample.outcome],
       ["weights", versions, sample.age === null ? "" : `${sample.age} versions old when trained`],
       ["step", number(sample.step), sample.row === null ? "" : `row ${sample.row} of the dataset`],
-      ["engine", sample.engine || "–", sample.attempt ? `issued ${sample.attempt + 1} times` : ""],
+      ["engine", sample.engine || "–", [sample.attempt ? `issued ${sample.attempt + 1} times` : "", sample.counted].filter(Boolean).join(", ")],
     ];
     return el("div", { class: "tiles" }, ...facts.map(([label, value, detail]) => el("div", { class: "tile" },
       el("div", { class: "label" }, label), el("div", { class: "value" }, value), el("div", { class: "detail" }, detail))));

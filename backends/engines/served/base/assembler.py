@@ -60,7 +60,9 @@ class Assembler(ABC):
         self._end = EndReason.FAILED
         self._failure: Failure | None = None
         self._detail = ""
-        self._cached_tokens = 0
+        self._cached_tokens: int | None = None
+        self._drafted_tokens: int | None = None
+        self._accepted_tokens: int | None = None
         self._num_retractions = 0
         self._routed_experts = b""
 
@@ -127,6 +129,8 @@ class Assembler(ABC):
             logprobs=self._logprobs.tobytes(),
             versions=cut_versions(versions, len(self._tokens)),
             cached_tokens=self._cached_tokens,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
             num_retractions=self._num_retractions,
             routed_experts=self._routed_experts,
             detail=detail,

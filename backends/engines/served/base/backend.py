@@ -240,7 +240,7 @@ class ServedEngineBackend(LoopBackend[EngineCommand], Generic[EndpointT]):
                 return InfraError(detail=f"sample {request.command.key}: {error}")
             outcome = request.take(generated)
             self._num_generated += len(generated.tokens) // TOKEN_BYTES
-            self._num_cached += generated.cached_tokens
+            self._num_cached += generated.cached_tokens or 0
             self._num_retractions += generated.num_retractions
             if generated.failure in LOST and isinstance(outcome, InfraError):
                 await self._wait_for_death()

@@ -105,8 +105,11 @@ class Generated(Value, frozen=True, kw_only=True):
     """float32 ``[T]``: log-softmax of logits ÷ temperature, over the whole vocabulary."""
     versions: tuple[VersionTokens, ...]
     """Adds up to T."""
-    cached_tokens: int = 0
-    """Of the prompt, found in the prefix cache."""
+    cached_tokens: int | None = None
+    """Of the prompt, found in the prefix cache; None, as the next two: the server does not say."""
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
+    """Of these."""
     num_retractions: int = 0
     routed_experts: bytes = b""
     """int32, as the server sent them; empty: not asked for, or the request did not end by itself."""

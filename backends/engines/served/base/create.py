@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.backends.engines.expert_choices import read_expert_shape
@@ -31,7 +32,7 @@ def served_engine(
     Raises:
         UserFault: the model folder lacks what is needed; the message says which.
     """
-    model_folder, options = context.model_folder, context.options
+    model_folder, options = served_folder(context), context.options
     run, *others = sampling_parameters(model_folder, context.sampling, context.by_dataset)
     setup = EngineSetup(
         name=context.name,
@@ -56,6 +57,12 @@ def served_engine(
     return ServedEngineBackend(
         partial(open_engine, setup), rules=rules, staging=staging, limits=limits_of(options.hang_timeout_s)
     )
+
+
+def served_folder(context: EngineContext) -> Path:
+    """What servers are started from: the model, or the copy of it in FP8."""
+    copy = context.options.fp8_model
+    return context.model_folder if copy is None else Path(copy)
 
 
 def limits_of(hang_timeout_s: float) -> HealthLimits:

@@ -24,6 +24,7 @@ from penstock.backends.engines.served.base.http import BadReply
 from penstock.backends.engines.served.base.versions import spans_of
 from penstock.backends.engines.torch.stopping import StopStringWatch
 from penstock.messages.arrays import TOKEN_BYTES, tokens_view
+from penstock.messages.engine_counts import EngineCounts
 from penstock.messages.local import GenerationAdvanced, GenerationEnded
 from penstock.messages.parts import cut, join
 from penstock.messages.samples import (
@@ -156,7 +157,9 @@ class OpenRequest:
     def take(self, generated: Generated) -> Outcome | None:
         """A request has ended; how the sample has, or None when it is to be sent again."""
         begin, self.rid = self.part.num_tokens, ""
-        self.part = join((self.part, self._new_part(generated.tokens, generated.logprobs, generated.versions)))
+        num_read = (len(self._prompt) + len(self.part.tokens)) // TOKEN_BYTES
+        new = self._new_part(generated.tokens, generated.logprobs, generated.versions)
+        self.part = join((self.part, msgspec.structs.replace(new, counts=_counts(num_read, generated))))
         outcome = self._outcome(begin, generated)
         try:
             experts = self._experts(generated)
@@ -168,7 +171,7 @@ class OpenRequest:
 
     def _outcome(self, begin: int, generated: Generated) -> Outcome | None:
         if self._stops is not None and (end := self._stops.follow(begin, generated.tokens)) is not None:
-            self.part = cut(self.part, 0, end)
+            self.part = msgspec.structs.replace(cut(self.part, 0, end), counts=self.part.counts)
             return Completed(stop=StopReason.STOP_STRING)
         match generated.end:
             case EndReason.STOP_TOKEN:
@@ -211,6 +214,12 @@ class OpenRequest:
 
     def _new_part(self, tokens: bytes, logprobs: bytes, versions: Sequence[VersionTokens]) -> Part:
         return Part(tokens=tokens, logprobs=logprobs, spans=spans_of(versions, self._version))
+
+
+def _counts(num_read: int, generated: Generated) -> EngineCounts | None:
+    """Of one request; None: the server was lost, or says nothing."""
+    said = (generated.cached_tokens, generated.drafted_tokens, generated.accepted_tokens)
+    return None if said == (None, None, None) else EngineCounts(num_read, *said)
 
 
 class _StopFollower:

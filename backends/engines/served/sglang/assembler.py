@@ -54,7 +54,9 @@ class SglangAssembler(Assembler):
         ids, entries = self._new_part(reply, meta, have)
         version, self._version = self._version or meta.weight_version, meta.weight_version
         # A short meta_info says nothing of the cache.
-        self._cached_tokens = max(self._cached_tokens, meta.cached_tokens)
+        self._cached_tokens = _larger(self._cached_tokens, meta.cached_tokens)
+        self._drafted_tokens = _larger(self._drafted_tokens, meta.spec_num_proposed_drafts)
+        self._accepted_tokens = _larger(self._accepted_tokens, meta.spec_num_correct_drafts)
         self._num_retractions = max(self._num_retractions, meta.num_retractions)
         self._keep(ids, entries, version)
         if meta.completion_tokens is not None and meta.completion_tokens != len(self._tokens):
@@ -141,6 +143,10 @@ class SglangAssembler(Assembler):
         if covered != len(self._tokens):
             raise BadReply(f"the version spans cover {covered} of {len(self._tokens)} tokens")
         return spans
+
+
+def _larger(known: int | None, said: int | None) -> int | None:
+    return said if known is None else known if said is None else max(known, said)
 
 
 def _is_short(meta: MetaInfo) -> bool:

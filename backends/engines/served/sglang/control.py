@@ -294,7 +294,7 @@ class SglangControl:
         Raises:
             SessionAlreadyOpen: there is one.
         """
-        await self._tell("/begin_weight_update", wire.Empty(), timeout_s)
+        await self._tell("/begin_weight_update", wire.BeginBody(), timeout_s)
 
     async def end_update(self, timeout_s: float = UPDATE_S) -> None:
         """Close the session, whoever opened it.

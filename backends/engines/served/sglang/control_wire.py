@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
+
+TARGET: Final = "target"
+"""Weights go into the model, and not into one that drafts for it: they are none of that one's."""
 
 
 class Ack(msgspec.Struct):
@@ -146,6 +150,7 @@ class TensorBody(msgspec.Struct):
     flush_cache: bool
     weight_version: str | None
     abort_all_requests: bool = False
+    selector: str = TARGET
 
 
 class DistributedBody(msgspec.Struct):
@@ -159,6 +164,7 @@ class DistributedBody(msgspec.Struct):
     flush_cache: bool
     load_format: str | None
     abort_all_requests: bool = False
+    selector: str = TARGET
 
 
 class GroupBody(msgspec.Struct):
@@ -195,6 +201,12 @@ class TagsBody(msgspec.Struct, omit_defaults=True):
     """``/release_memory_occupation``, ``/resume_memory_occupation``."""
 
     tags: Sequence[str] | None = None
+
+
+class BeginBody(msgspec.Struct):
+    """``/begin_weight_update``."""
+
+    selector: str = TARGET
 
 
 class Empty(msgspec.Struct):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.backends.engines.served.base.create import served_engine
+from penstock.backends.engines.served.base.create import served_engine, served_folder
 from penstock.backends.engines.served.expectation import expect_model
 from penstock.backends.engines.served.sglang.loading import ServerStaging
 from penstock.backends.engines.served.sglang.opening import open_engine
@@ -26,11 +26,12 @@ def open_sglang_engine(context: EngineContext) -> Backend[EngineCommand]:
     Raises:
         UserFault: the model folder lacks what is needed; the message says which.
     """
+    folder = served_folder(context)
     staging = ServerStaging(
         engine=context.name,
-        model_folder=context.model_folder,
+        model_folder=folder,
         folder=context.run_folder / "weights" / f"staged-{context.name.replace('/', '-')}",
-        expected=expect_model(context.model_folder),
+        expected=expect_model(folder),
         bucket_size_bytes=context.bucket_size_bytes,
     )
     return served_engine(context, _open, staging)

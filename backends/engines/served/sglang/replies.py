@@ -44,7 +44,10 @@ class MetaInfo(msgspec.Struct, gc=False):
     finish_reason: FinishReason | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
+    spec_num_proposed_drafts: int | None = None
+    spec_num_correct_drafts: int | None = None
+    """Of the proposed ones, without the token that each verification draws besides."""
     num_retractions: int = 0
     weight_version: str = ""
     weight_versions: list[Span] | None = None

@@ -12,6 +12,7 @@ from penstock.backends.engines.served.sglang.server_options import (
     supports_seeded_sampling,
 )
 from penstock.backends.engines.served.sglang.size import engine_size
+from penstock.backends.engines.served.sglang.weight_rules import draft_transports, weight_rules
 from penstock.backends.engines.spec import EngineContext, EngineSize, EngineSpec, TeacherContext, TeacherSpec
 from penstock.backends.protocol import Capability
 from penstock.backends.weights.spec import DISK, DISTRIBUTED, SHARED_MEMORY, TENSOR
@@ -78,6 +79,7 @@ def _rules(path: KeyPath, group: EngineGroupOptions, options: EnginesOptions) ->
             f"an SGLang server does not start with it on a CPU, as {block}.device says; set it to false",
         )
     yield from _option_rules(path, group)
+    yield from weight_rules(path, group, options)
     if group.router is not None and not group.addresses:
         yield (*path, "router"), "the servers behind the router are needed as well; list them under addresses"
     wanted = 1 if group.router is not None else len(group.addresses)
@@ -156,6 +158,7 @@ SGLANG: Final = EngineSpec(
             Capability.MEDIA,
             Capability.ANSWERS_JUDGES,
             Capability.PROFILED,
+            Capability.TAKES_FP8,
         }
     ),
     keys=("sglang", "addresses", "router"),
@@ -164,6 +167,7 @@ SGLANG: Final = EngineSpec(
     rules=_rules,
     true_on_policy=_true_on_policy,
     transports=(DISK, SHARED_MEMORY, DISTRIBUTED, TENSOR),
+    safe_transports=draft_transports,
     needs="SGLang's environment",
     check_machine=_check_machine,
     teacher=TeacherSpec(

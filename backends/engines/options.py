@@ -118,9 +118,9 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     learner on the GPUs of the first engine (simulated: of all); they take turns, and whoever has not the turn holds no
     GPU memory, so it needs ``max_staleness: 0`` and ``drain``."""
     quantization: Literal["fp8"] | None = None
-    """``fp8``: engines get the matrices of layers as e4m3 numbers with a scale for each block of 128 × 128, made at each
-    publish; the learner trains what it has. SGLang servers compute in FP8; embedded engines compute with what the
-    numbers stand for (docs/models.md)."""
+    """``fp8``: engines get the matrices of layers as e4m3 numbers with a scale for each block of 128 × 128; the
+    learner trains what it has. SGLang servers compute in FP8, embedded engines with what the numbers stand for
+    (docs/models.md)."""
     fp8_model: FileKey | None = None
     """The copy of the model that SGLang servers are started from under ``quantization: fp8``; `penstock convert MODEL
     COPY --dtype fp8` writes it."""

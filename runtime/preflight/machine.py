@@ -24,6 +24,7 @@ from penstock.runtime.preflight.checkpoints import (
     check_weights,
 )
 from penstock.runtime.preflight.episodes import check_episode
+from penstock.runtime.preflight.fp8_model import check_fp8_model
 from penstock.runtime.preflight.functions import check_functions_load, check_user_code
 from penstock.runtime.preflight.megatron import check_megatron
 from penstock.runtime.preflight.rewards import check_rewards
@@ -84,6 +85,8 @@ def machine_checks(scenario: Scenario, run_parent: Path) -> Iterator[MachineChec
                 "the model's architecture", lambda: check_architecture(scenario, Path(path)), needs=model
             )
         yield MachineCheck("the tokenizer", lambda: check_tokenizer(Path(path)), needs=model)
+    if path is not None and generates and (copy := scenario.engines.fp8_model) is not None:
+        yield MachineCheck("the model in FP8", lambda: check_fp8_model(Path(path), Path(copy)), needs="the weights")
     if scenario.teacher is not None and scenario.teacher.model.path is not None:
         yield MachineCheck("the teacher's model", lambda: check_teacher(scenario), needs=model)
     yield MachineCheck(CODE, lambda: check_user_code(scenario))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.engines.served.sglang.environment import has_cuda_gpu
 from penstock.backends.learners.megatron.layout.config_fields import MEGATRON_VERSION, check_config_fields
+from penstock.backends.learners.megatron.layout.fp8_options import check_fp8
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def check_megatron(scenario: Scenario) -> None:
     if learner.device == "cpu" or not has_cuda_gpu():
         try:
             check_config_fields(learner.megatron, is_cpu=True)
+            check_fp8(learner.megatron, precision=learner.megatron.precision or scenario.model.dtype, is_cpu=True)
         except UserFault as error:
             raise UserFault(f"{error} (this machine has no GPU)") from None
     elif not has_transformer_engine():

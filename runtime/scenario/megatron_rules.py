@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.learners.megatron.layout.config_fields import ConfigFieldError, check_config_fields
+from penstock.backends.learners.megatron.layout.fp8_options import check_fp8
 from penstock.backends.learners.megatron.layout.layout import LayoutError, check_layout, layout_of
 from penstock.backends.learners.megatron.layout.moe_options import check_experts, given_losses
 from penstock.backends.learners.megatron.layout.offload_options import check_cpu_offload, check_sleep
@@ -73,6 +74,7 @@ def _fields(s: Scenario) -> Iterator[Broken]:
     try:
         check_config_fields(options, is_cpu=is_cpu)
         check_experts(options)
+        check_fp8(options, precision=options.precision or s.model.dtype, is_cpu=is_cpu)
         check_cpu_offload(options, precision=options.precision or s.model.dtype, is_cpu=is_cpu)
         if s.engines.placement == "colocate" and not is_cpu:
             check_sleep(options)

@@ -41,6 +41,7 @@ from penstock.runtime.slime.rollout import (
     write_data,
     write_engines,
     write_policy,
+    write_precision,
     write_reward,
     write_sampling,
 )
@@ -98,6 +99,7 @@ def to_scenario(script: LaunchScript, name: str) -> Converted:
     write_learner(writer)
     write_engines(writer)
     _expert_dispatch(writer)
+    write_precision(writer)
     write_policy(writer)
     _filter(writer)
     _evaluation(writer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -21,6 +22,8 @@ NODE_GPUS: Final = 8
 CONCURRENCY: Final = 512
 """Requests that slime sends to one engine at a time, where the script does not say."""
 START_TIMEOUT_S: Final = 1800.0
+_FP8_COPY: Final = re.compile(r"(?P<model>.*[^/])[-_](?i:fp8)/?")
+"""How folders of such copies are called."""
 REWARDS: Final = {
     **{name: name for name in ("math", "deepscaler", "dapo", "gpqa", "f1", "ifbench", "random")},
     **{name: name for name in ("boxed_math", "boxed_gpqa", "boxed_f1", "boxed_ifbench")},
@@ -253,3 +256,19 @@ def _partial(writer: Writer, policy: str) -> None:
         "staleness.policy: fully_async goes on with them"
     )
     writer.leave_named("partial-rollout", reason)
+
+
+def write_precision(writer: Writer) -> None:
+    """slime rolls out in FP8 where ``--hf-checkpoint`` is a copy in FP8; what it trains is loaded from elsewhere."""
+    path, key = writer.get("model.path"), "learner.objective.correction"
+    found = _FP8_COPY.fullmatch(path) if isinstance(path, str) and not is_supervised(writer) else None
+    if found is None:
+        return
+    writer.set("model.path", found["model"])
+    writer.set("engines.quantization", "fp8")
+    writer.set("engines.fp8_model", path)
+    reason = f"engines start from this copy in FP8; model.path is what is trained, taken to be {found['model']}"
+    writer.leave(writer.flags["hf-checkpoint"], f"{reason}: name the folder in bfloat16", "same")
+    if writer.get(key) == "none" and writer.get("learner.objective.old_logprobs") != "engine":
+        writer.set(key, "tis")
+        writer.leave(writer.flags["hf-checkpoint"], f"{key}: tis weighs what engines in FP8 draw, as --use-tis does")

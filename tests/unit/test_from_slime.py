@@ -206,6 +206,22 @@ def test_flags_that_belong_together_are_read_together(tmp_path: Path, arguments:
     assert found == value
 
 
+@pytest.mark.parametrize(
+    ("flags", "correction"), [("", "tis"), ("--use-tis", "tis"), ("--use-rollout-logprobs", "none")]
+)
+def test_a_checkpoint_in_fp8_is_what_engines_start_from(tmp_path: Path, flags: str, correction: str) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"python3 train.py --hf-checkpoint /m/Qwen3-4B-FP8 {flags}\n")
+    converted = to_scenario(read_script(path), "x")
+    found = yaml.safe_load(converted.text)
+    assert found["model"]["path"] == "/m/Qwen3-4B"
+    assert (found["engines"]["quantization"], found["engines"]["fp8_model"]) == ("fp8", "/m/Qwen3-4B-FP8")
+    assert found["learner"]["objective"].get("correction", "none") == correction
+    said = [each.reason for each in converted.left if each.flag == "hf-checkpoint"]
+    assert len(said) == (1 if flags else 2)
+    assert "taken to be /m/Qwen3-4B" in said[0]
+
+
 def test_values_that_cannot_be_read_are_left_with_their_key(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text("python3 train.py --lr ${UNKNOWN} --num-rollout --hf-checkpoint /m --actor-num-nodes $N\n")

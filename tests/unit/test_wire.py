@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from penstock.messages import inboxes
 from penstock.messages.base import Delivery, Event
+from penstock.messages.engine_counts import EngineCounts
 from penstock.messages.flow import GroupRejected, RefillAsked, SampleGenerated
 from penstock.messages.ledger import SampleNote
 from penstock.messages.membership import LeasesAsked
@@ -69,6 +70,7 @@ PART = Part(
     loss_mask=b"\1\0",
     context_tokens=b"\7\0\0\0",
     experts=ExpertChoices(1, 2, 1, b"\0\3\2\1"),
+    counts=EngineCounts(9, 3, 4, 2),
 )
 MEDIA = (Media("image", "https://example.org/a.png"),)
 PROMPT = Prompt(

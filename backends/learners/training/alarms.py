@@ -101,9 +101,10 @@ class Alarms:
                 "both, and what the engine does to them (quantisation, rotary positions, kernels)"
             )
             yield (
-                f"step {version}: the log-probs of engine and learner differ by {difference:.3g} nats a token ("
-                f"rounding in {self._rounding} is below {limit:g}) on the {count:,.0f} tokens of samples that the trained "
-                f"weights have made whole, so the engine computes another model than the learner, {cause}; {CORRECTION}"
+                f"step {version}: the log-probs of engine and learner differ by {difference:.3g} nats a token "
+                f"(rounding in {self._rounding} is below {limit:g}) on the {count:,.0f} tokens of samples that the "
+                f"trained weights have made whole, so the engine computes another model than the learner, {cause}; "
+                f"{CORRECTION}"
             )
 
     def _distance(self, figures: Mapping[str, float], version: int) -> Iterator[str]:

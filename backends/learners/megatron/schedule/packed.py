@@ -71,7 +71,12 @@ def stand_in(sequence: TrainSequence) -> TrainSequence:
 
 
 def pack_share(
-    sequences: Sequence[TrainSequence], *, num_context: int, context_rank: int, num_sequence_shards: int
+    sequences: Sequence[TrainSequence],
+    *,
+    num_context: int,
+    context_rank: int,
+    num_sequence_shards: int,
+    multiple: int = 1,
 ) -> PackedShare:
     """Lay out what one rank has of a micro-batch.
 
@@ -80,8 +85,9 @@ def pack_share(
         num_context: context-parallel ranks.
         context_rank: which of them.
         num_sequence_shards: tensor-parallel ranks that divide the inputs further; 1 without sequence parallelism.
+        multiple: what the inputs of a rank are filled up to a multiple of.
     """
-    lengths = _filled_lengths([len(s.tokens) - 1 for s in sequences], num_context, num_sequence_shards)
+    lengths = _filled_lengths([len(s.tokens) - 1 for s in sequences], num_context, num_sequence_shards * multiple)
     total = sum(lengths)
     ids, positions = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
     target = np.zeros(total, dtype=np.int64)

@@ -22,6 +22,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from penstock.backends.learners.megatron.layout.fp8_options import fill_multiple
 from penstock.backends.learners.megatron.model.moe import Balancing, RoutedSequences, Routing, StepBalance, num_inputs
 from penstock.backends.learners.megatron.schedule.packed import pack_share
 from penstock.backends.learners.megatron.schedule.router_replay import laid_out
@@ -298,6 +299,7 @@ class MicroBatchRunner:
             num_context=layout.context,
             context_rank=parallel_state.get_context_parallel_rank(),
             num_sequence_shards=layout.tensor if layout.sequence_parallel else 1,
+            multiple=fill_multiple(self._model.config.fp8, self._model.config.fp8_recipe),
         )
 
     def _input(

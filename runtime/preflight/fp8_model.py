@@ -26,7 +26,7 @@ def check_fp8_model(model: Path, copy: Path) -> None:
         found = "its weights are not quantized" if blocks is None else f"it has blocks of {list(blocks)}"
         raise UserFault(f"{KEY}: {copy}: {found}; `penstock convert {model} COPY --dtype fp8` writes one that fits")
     try:
-        published = {}
+        published: dict[str, TensorSpec] = {}
         for name, spec in read_table(model).items():
             published[name] = spec
             if is_for_matrix(name, spec.shape):

@@ -1,7 +1,7 @@
 """Weights in FP8 from the learner to the engines: the bits of a converted copy, and what they stand for."""
 
-# safetensors is typed in part only:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch and safetensors are typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -106,16 +106,13 @@ class MegatronTrainer(BatchTrainer):
             seed=seed,
             dtype=model.precision,
             speed=speed_of(
-                model.architecture,
-                options,
-                precision=model.precision,
-                device=workers.device,
+                model.architecture, options, precision=model.precision, device=workers.device,
                 num_ranks=workers.num_ranks,
             ),
             workers=workers,
             run_folder=run_folder,
             quantizes=quantizes,
-        )
+        )  # fmt: skip
         self._trainable, self._critic = trainable, critic
         self._sources = SourceRanks(workers, model.layout)
         self._objective = self._recorder.around(

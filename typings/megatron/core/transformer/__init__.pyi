@@ -17,6 +17,8 @@ class TransformerConfig:
     params_dtype: torch.dtype
     perform_initialization: bool
     bf16: bool
+    fp8: str | None
+    fp8_recipe: str | None
     finalize_model_grads_func: Callable[..., None] | None
     grad_scale_func: Callable[[torch.Tensor], torch.Tensor] | None
     no_sync_func: Callable[..., Any] | Sequence[Callable[..., Any]] | None

@@ -101,8 +101,8 @@ def test_an_engine_gets_what_the_numbers_stand_for(model: Path, tmp_path: Path) 
         if not name.endswith("_proj.weight"):
             assert torch.equal(tensor, weights[name])
             continue
-        for rows, there in zip(weights[name].split(128), tensor.split(128), strict=True):
-            for block, found in zip(rows.split(128, 1), there.split(128, 1), strict=True):
+        for rows, there in zip(torch.split(weights[name], 128), torch.split(tensor, 128), strict=True):
+            for block, found in zip(torch.split(rows, 128, 1), torch.split(there, 128, 1), strict=True):
                 scale = block.abs().max() / E4M3_MAX
                 assert torch.equal(found, (block / scale).to(E4M3).float() * scale)
     plain.close()

@@ -285,6 +285,7 @@ def _buffer(plan: RunPlan) -> BufferSettings:
         publish_every=scenario.weights.publish_every,
         max_requeues=staleness.max_requeues,
         max_rejected_batches=staleness.max_rejected_batches,
+        max_uses=staleness.reuse,
         stop_after_failures=scenario.reward.alarms.stop_after,
         keep_after_batches=scenario.filter.keep_when_insufficient,
         mask_old_tokens=staleness.mask_old_tokens,

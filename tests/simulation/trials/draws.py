@@ -96,6 +96,7 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _play(trial, random.Random(f"episodes {policy} {seed}"))
     trial = _evaluate(trial, random.Random(f"evaluation {policy} {seed}"))
     trial = _route(trial, random.Random(f"routing {policy} {seed}"))
+    trial = _reuse(trial, random.Random(f"reuse {policy} {seed}"))
     return _operate(trial, random.Random(f"requests {policy} {seed}"))
 
 
@@ -103,6 +104,13 @@ def _route(trial: Trial, rng: random.Random) -> Trial:
     """One of four has a policy that chooses by itself."""
     policy = rng.choice(("round_robin", "consistent_hash", "", "", "", "", "", ""))
     return msgspec.structs.replace(trial, routing=policy) if policy else trial
+
+
+def _reuse(trial: Trial, rng: random.Random) -> Trial:
+    """One of four of those that can trains groups more than once."""
+    if rng.random() >= 0.25 or not trial.max_staleness or trial.over_sampling > 1.0:
+        return trial
+    return msgspec.structs.replace(trial, reuse=rng.randint(2, min(4, trial.max_staleness + 1)))
 
 
 def _bounded(trial: Trial) -> Trial:

@@ -139,6 +139,7 @@ def rules_of(trial: Trial) -> Rules:
         over_sampling=trial.over_sampling,
         max_concurrent=trial.max_concurrent,
         max_requeues=trial.max_requeues,
+        max_uses=trial.reuse,
         num_prompts=None if trial.num_epochs is None else trial.order.num_prompts(trial.num_epochs),
         keep_checkpoints=trial.keep_checkpoints,
         has_teachers=bool(trial.num_teachers),

@@ -3,7 +3,7 @@
 It keeps its own books from what the ledger was given and from what travels between the actors, and trusts no counter
 of theirs. What it checks:
 
-* every sample ends in exactly one state, no group is admitted or trained twice, and
+* every sample ends in exactly one state, no group is admitted twice or trained more often than it may be, and
   ``issued = Σ terminal + in the system`` both in its own books and in every balance that the Buffer reports;
 * no token that is trained is older than the bound, recomputed from the version spans and the version of the batch;
 * grants stay within ``(s + η + 1 − v)·B`` and what the rest of the run can train;
@@ -53,6 +53,7 @@ from trials.oracle_checks import (
     assert_places,
     assert_ramp,
     assert_taught,
+    assert_used_again,
     assert_whole,
     trained_versions,
     versions_of,
@@ -91,6 +92,8 @@ class Oracle:
         """Samples issued again while somebody alive had them finished."""
         self.num_regenerated = 0
         """Samples issued again after their group was admitted."""
+        self.num_used_again = 0
+        """Uses of groups that had been trained before."""
         self.checkpoint_version = -1
         """Of the newest recorded checkpoint."""
         self.checkpoints: list[int] = []
@@ -371,7 +374,10 @@ class Oracle:
         assert len(entry.group_ids) == len(set(entry.group_ids)) <= rules.groups_per_batch
         if len(entry.group_ids) < rules.groups_per_batch:
             assert rules.num_prompts is not None, "a short batch, and the dataset has not ended"
+        assert_used_again(entry, self.groups, rules)
         for group_id in entry.group_ids:
+            if group_id in entry.again:
+                continue
             group = self._open(group_id)
             assert group.payload is not None, f"group {group_id} is leased before it is admitted"
             assert not group.is_leased
@@ -388,14 +394,17 @@ class Oracle:
     def _on_step(self, entry: StepRecorded) -> None:
         lease, self._lease = self._lease, None
         assert lease is not None
-        assert (entry.version, entry.group_ids) == (lease.version, lease.group_ids)
+        assert (entry.version, entry.group_ids, entry.uses) == (lease.version, lease.group_ids, lease.uses)
         assert self._trained_versions.get(entry.version) == entry.group_ids, "a receipt for what was not trained"
         self.version = entry.version
         self._num_trained_groups += len(entry.group_ids)
         self.trained.append((entry.version, entry.group_ids))
         self.progress_s = self._clock.now_s
         self.evaluations.stepped(entry.version, is_last=lease.is_last)
+        self.num_used_again += len(entry.again)
         for group_id in entry.group_ids:
+            if group_id in entry.again:
+                continue
             group = self._open(group_id)
             assert group.payload is not None
             for sample in group.payload.samples:

@@ -125,6 +125,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     save_every: int = 2
     keep_checkpoints: int = 2
     max_requeues: int = 1
+    reuse: int = 1
     on_failed_sample: Literal["refill", "shrink", "reject"] = "refill"
     scores_groups: bool = False
     drop_zero_spread: bool = False
@@ -270,6 +271,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 mask_old_tokens=self.mask_old_tokens,
                 over_sampling=self.over_sampling,
                 max_requeues=self.max_requeues,
+                reuse=self.reuse,
                 max_rejected_batches=1000,
             ),
             engines=EnginesOptions(

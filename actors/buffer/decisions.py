@@ -40,7 +40,7 @@ def next_grants(books: Books, target: AutoTarget) -> list[GroupsGranted]:
         limit=_limit(books, target),
         outstanding=books.table.num_outstanding,
         in_generation=books.table.num_in_generation,
-        trained=books.num_trained_groups,
+        trained=books.num_trained_groups + (0 if books.open_lease is None else len(books.open_lease.again)),
         num_left=books.grants.num_left,
         settings=books.settings.pacing,
     )

@@ -295,7 +295,8 @@ class Oracle:
         assert self._num_open <= math.ceil(bound * rules.over_sampling), (
             f"{self._num_open} groups are outstanding at v={self.version}, s={announced}; the bound is {bound}"
         )
-        left = (rules.num_steps * rules.groups_per_batch - self._num_trained_groups) * rules.over_sampling
+        num_again = 0 if self._lease is None else len(self._lease.again)  # their places are taken
+        left = (rules.num_steps * rules.groups_per_batch - self._num_trained_groups - num_again) * rules.over_sampling
         assert self._num_open <= math.ceil(left), f"{self._num_open} groups are outstanding, {left} can be trained"
         if rules.max_concurrent is not None:
             assert self._num_in_generation <= rules.max_concurrent
@@ -346,6 +347,7 @@ class Oracle:
             assert entry.deadline_version <= max(oldest + group.max_staleness, group.min_version + group.max_staleness)
 
     def _on_closed(self, entry: GroupClosed) -> None:
+        rules = self.rules
         group = self._open(entry.group_id)
         assert not group.is_leased, f"group {entry.group_id} is closed while it is in a batch"
         if entry.rejected_cause:
@@ -364,6 +366,8 @@ class Oracle:
             assert end.state is not TerminalState.TRAINED
         if self._on_stale is OnStale.WAIT:
             assert all(end.state is not TerminalState.STALE for end in entry.ended), "stale under wait"
+            if rules.max_uses > 1 and rules.on_stale is OnStale.WAIT:
+                assert all(end.cause != "run_end" for end in entry.ended), "left over, as used groups took its place"
         self._end_group(group, entry.ended)
 
     def _on_leased(self, entry: BatchLeased) -> None:

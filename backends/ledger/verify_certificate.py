@@ -227,12 +227,12 @@ def _wrong_uses(facts: Facts) -> Iterator[str]:
 def _wrong_ages(facts: Facts) -> Iterator[str]:
     oldest: dict[int, int] = {}
     tokens: Counter[int] = Counter()
-    for group, version, row in uses_of(facts):
-        tokens[version] += row[2] - row[3]
+    for group, made, row in uses_of(facts):
+        tokens[made] += row[2] - row[3]
         if row[4] is not None:
-            oldest[version] = max(oldest.get(version, 0), version - 1 - row[4])
-            if not 0 <= row[4] <= row[5] < version:
-                yield f"group {group}: sample {row[0]} of versions {row[4]} to {row[5]} is trained to make {version}"
+            oldest[made] = max(oldest.get(made, 0), made - 1 - row[4])
+            if not 0 <= row[4] <= row[5] < made:
+                yield f"group {group}: sample {row[0]} of versions {row[4]} to {row[5]} is trained to make {made}"
     for group, version, (state, _, _, _), row in rows_of(facts):
         if state != "trained":
             continue

@@ -65,7 +65,7 @@ def drawn_by(model: Any) -> tuple[Group, ...]:  # noqa: ANN401 - transformers
 
 def trained_twice(folder: Path, run: Path, **keys: Any) -> tuple[list[DumpedSequence], list[DumpedSequence], Any]:  # noqa: ANN401
     """The tokens of both uses, and the model that the second one finds."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # it comes in evaluation mode
     groups = drawn_by(model)
     options: dict[str, Any] = {
         "learning_rate": 2e-2,

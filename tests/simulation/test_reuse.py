@@ -2,7 +2,7 @@
 too often, whoever dies; and the rules that make it so, each with the trials that fail without it."""
 
 # ruff: noqa: ANN401 - what stands in for a part takes whatever the part took, and reaches into it
-# pyright: reportPrivateUsage=false
+# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def slow_engines(seed: int = 0, **fields: Any) -> Trial:
 def killed(seed: int) -> Trial:
     rng = random.Random(seed)
     kinds = ((FaultKind.KILL, BUFFER), (FaultKind.KILL, LEARNER), (FaultKind.MACHINE, ""))
-    faults = []
+    faults: list[Fault] = []
     for _ in range(rng.randint(1, 3)):
         kind, target = rng.choice(kinds)
         faults.append(Fault(at_s=rng.uniform(0.5, 30.0), kind=kind, target=target))
@@ -100,7 +100,7 @@ def test_nothing_is_lost_or_used_too_often_or_too_old_whoever_dies() -> None:
 
 def uses_without_end() -> AbstractContextManager[Any]:
     def usable(self: UsedGroups, group: Any, version: int) -> bool:
-        return version - group.oldest_version <= group.max_staleness
+        return bool(version - group.oldest_version <= group.max_staleness)
 
     return patch.object(UsedGroups, "_is_usable", usable)
 
@@ -110,14 +110,14 @@ def forgets_the_age() -> AbstractContextManager[Any]:
         return [g for g, used in self._groups.items() if used.num_uses < self.max_uses]
 
     def is_usable(self: UsedGroups, group: Any, version: int) -> bool:
-        return group.num_uses < self.max_uses
+        return bool(group.num_uses < self.max_uses)
 
     return patch.multiple(UsedGroups, usable=usable, _is_usable=is_usable)
 
 
 def fills_without_looking_ahead() -> AbstractContextManager[Any]:
     def places(table: Any, pacing: Any, *, version: int) -> int:
-        return max(0, pacing.groups_per_batch - table.num_ready)
+        return int(max(0, pacing.groups_per_batch - table.num_ready))
 
     return patch.object(decisions, "places_to_fill", places)
 

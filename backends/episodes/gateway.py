@@ -72,6 +72,8 @@ class GatewaySettings(Value, frozen=True, kw_only=True):
     options: EpisodeOptions
     sampling: SamplingOptions
     data: DataOptions
+    can: frozenset[str] = frozenset()
+    """Capabilities of the engine."""
 
 
 class GatewayEpisodes:

@@ -523,6 +523,7 @@ def test_commands_and_answers_about_weights_pass_through(bench: Bench) -> None:
     bench.engine.emit(opened)
     assert bench.said == [opened]
     names = {"engine/running", "gateway/open", "episodes/waiting_for_tools", "episodes/tool_wait_s"}
+    names |= {"episodes/masked_other_sampling", "episodes/masked_constrained", "episodes/untaken_tokens"}
     assert {metric.name for metric in bench.backend.gauges()} == names
 
 

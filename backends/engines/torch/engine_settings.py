@@ -65,6 +65,10 @@ class EngineSettings:
         if outside:
             raise UserFault(f"stop_token_ids must be below the vocabulary's size, {config.vocab_size}, got {outside}")
 
+    def sampler_of(self, sampling_index: int) -> Sampler:
+        """How a response of this sampling_index is drawn."""
+        return self.others[sampling_index - 1].sampler if sampling_index else self.sampler
+
     def stop_ids_of(self, sampling_index: int) -> frozenset[int]:
         """Tokens that end a response of this sampling_index."""
         return self.others[sampling_index - 1].stop_token_ids if sampling_index else self.stop_token_ids

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.episodes.api import ChatRequest
 from penstock.backends.episodes.dialogue import MalformedError
 from penstock.backends.protocol import Capability
 from penstock.messages.turn_sampling import TurnSampling
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from penstock.backends.engines.options import SamplingOptions
+    from penstock.backends.episodes.api import CompletionRequest
 
 DRAWN_BY: Final = ("temperature", "top_p", "top_k", "min_p")
 OTHER_SAMPLING: Final = "other_sampling"
@@ -28,7 +30,7 @@ MAX_CONSTRAINT_CHARS: Final = 1 << 16
 NO_SAMPLING: Final = TurnSampling()
 
 
-def checked(asked: TurnSampling | None, can: Collection[str]) -> TurnSampling | None:
+def checked(asked: TurnSampling | None, can: Collection[str], name: str = "sampling") -> TurnSampling | None:
     """What a call asks for; None where it asks for nothing.
 
     Raises:
@@ -39,9 +41,9 @@ def checked(asked: TurnSampling | None, can: Collection[str]) -> TurnSampling | 
     try:
         msgspec.convert(msgspec.to_builtins(asked), TurnSampling)  # the ranges, which a constructor does not look at
     except msgspec.ValidationError as error:
-        raise MalformedError(f"sampling: {error}") from None
+        raise MalformedError(f"{name}: {error}") from None
     if problem := _problem(asked, can):
-        raise MalformedError(f"sampling: {problem}")
+        raise MalformedError(f"{name}: {problem}")
     return asked
 
 
@@ -62,6 +64,27 @@ def _problem(asked: TurnSampling, can: Collection[str]) -> str:
     if asked.seed is not None and not {Capability.SAMPLES_PER_CALL, Capability.SEEDED_SAMPLING} <= set(can):
         return "seed: what this engine draws does not follow from a seed; leave it out"
     return ""
+
+
+def requested(request: ChatRequest | CompletionRequest, can: Collection[str], *, follows: bool) -> TurnSampling | None:
+    """What a request of OpenAI's protocol asks for. ``follows``: its temperature and the like count.
+
+    Raises:
+        MalformedError: see :func:`checked`.
+    """
+    asked, name = NO_SAMPLING, "sampling"
+    if follows:
+        top_k = None if request.top_k is None else max(request.top_k, 0)  # -1 is what some servers call all
+        seed = request.seed if Capability.SEEDED_SAMPLING in can else None
+        asked = TurnSampling(
+            temperature=request.temperature, top_p=request.top_p, top_k=top_k, min_p=request.min_p, seed=seed
+        )
+    wanted = request.response_format if isinstance(request, ChatRequest) else None
+    if wanted is not None and wanted.type != "text":
+        name = "response_format"
+        schema: object = {"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema
+        asked = msgspec.structs.replace(asked, json_schema=msgspec.json.encode(schema).decode())
+    return checked(asked, can, name)
 
 
 def why_masked(asked: TurnSampling | None, run: SamplingOptions) -> str:

@@ -223,8 +223,9 @@ def test_a_changed_conversation_is_a_part_of_its_own_and_the_first_goes_on(bench
     messages: list[Any] = [_as_dict(m) for m in hold_conversation(client)]
     create = client.chat.completions.create
     other: Any = {"role": "user", "content": "And now?"}
+    result: Any = {**messages[2], "content": "43"}
     asides = [
-        create(model="t", messages=[*messages[:2], {**messages[2], "content": "43"}], tools=TOOLS, max_tokens=4),
+        create(model="t", messages=[*messages[:2], result], tools=TOOLS, max_tokens=4),
         create(model="t", messages=[other], max_tokens=5),
     ]
     assert [said_of(reply)["conversation"] for reply in asides] == [1, 2]

@@ -118,7 +118,6 @@ def test_an_answer_is_held_to_a_schema_and_not_trained(bench: GatewayBench) -> N
     client.chat.completions.create(model="t", messages=[asked, message, asked], max_tokens=4)
     bench.finish(taken, reward=1.0)
     end = bench.ended()
-    assert end.event.outcome == Completed(stop=StopReason.EPISODE, reward=Reward(value=1.0))
     assert sum(end.mask) == bench.engine.ends[1].part.num_tokens
     assert set(end.mask[: bench.engine.ends[0].part.num_tokens]) == {0}
 

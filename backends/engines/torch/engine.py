@@ -104,7 +104,9 @@ class TorchEngine:
             self._max_scored = min(config.max_positions, max(settings.max_context, MAX_SCORED_ROWS))
             self._weights, self._model = _opened_model(config, settings, self._cache, self._max_scored)
             self._slots = SlotState(num_slots, self._cache, dtype, device)
-            self._stops_of = [_stop_table(each.stop_token_ids, config, device) for each in (settings, *settings.others)]
+            self._stops_of = [
+                _stop_table(settings.stop_ids_of(n), config, device) for n in range(1 + len(settings.others))
+            ]
             self._has_others = bool(settings.others)
         self._prompts = PromptIndex(settings.num_slots)
         is_exact = settings.learner_model is not None

@@ -104,9 +104,7 @@ class TorchEngine:
             self._max_scored = min(config.max_positions, max(settings.max_context, MAX_SCORED_ROWS))
             self._weights, self._model = _opened_model(config, settings, self._cache, self._max_scored)
             self._slots = SlotState(num_slots, self._cache, dtype, device)
-            self._stops_of = [
-                _stop_table(settings.stop_ids_of(n), config, device) for n in range(1 + len(settings.others))
-            ]
+            self._stops_of = settings.stop_tables(config)
             self._has_others = bool(settings.others)
         self._prompts = PromptIndex(settings.num_slots)
         is_exact = settings.learner_model is not None
@@ -421,13 +419,6 @@ def _opened_model(
     fold = settings.dtype == torch.float32 and settings.device.type == "cpu"
     weights = FusedWeights(config, settings.dtype, settings.device, fold=fold)
     return weights, DecoderModel(weights, cache, max_scored)
-
-
-def _stop_table(stop_token_ids: frozenset[int], config: ModelConfig, device: torch.device) -> torch.Tensor:
-    """Bool ``[V]``."""
-    table = torch.zeros(config.vocab_size, dtype=torch.bool, device=device)
-    table[sorted(stop_token_ids)] = True
-    return table
 
 
 def _with_prefill(decode: Rows, prefill: Rows) -> Rows:

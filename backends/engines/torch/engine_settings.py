@@ -73,6 +73,13 @@ class EngineSettings:
         """Tokens that end a response of this sampling_index."""
         return self.others[sampling_index - 1].stop_token_ids if sampling_index else self.stop_token_ids
 
+    def stop_tables(self, config: ModelConfig) -> list[torch.Tensor]:
+        """Bool ``[V]`` of each sampling_index: whether a token ends a response of it."""
+        tables = torch.zeros(1 + len(self.others), config.vocab_size, dtype=torch.bool, device=self.device)
+        for place, table in enumerate(tables):
+            table[sorted(self.stop_ids_of(place))] = True
+        return list(tables)
+
     def stop_strings_of(self, sampling_index: int) -> StopStrings | None:
         """Strings that do."""
         return self.others[sampling_index - 1].stop_strings if sampling_index else self.stop_strings

@@ -143,6 +143,8 @@ class GatewayServer:
     async def _finish(self, request: web.Request) -> web.Response:
         session = self._session(request)
         said = decoded(await request.read() or b"{}", SessionFinish)
+        if said.choice >= max(1, len(session.runs)):
+            raise RequestError(400, "invalid_request", f"choice: the last request has {len(session.runs)} answers")
         outcome = outcome_of(said, session)
         episode = session.episode
         num_tokens, num_model_tokens = episode.num_response_tokens, episode.num_model_tokens
@@ -153,8 +155,6 @@ class GatewayServer:
                 "the model has answered nothing in this session that can be trained; ask it first, and let it be drawn "
                 "as block sampling: of the scenario says, or finish with outcome infra_error",
             )
-        if said.choice >= max(1, len(session.runs)):
-            raise RequestError(400, "invalid_request", f"choice: the last request has {len(session.runs)} answers")
         session.finish(outcome, said.choice)
         self.note_end(session, outcome, said)
         return json_response(
@@ -297,7 +297,7 @@ def outcome_of(said: SessionFinish, session: Session) -> EpisodeOutcome:
         case "completed":
             return Completed(stop=StopReason.EPISODE, reward=reward)
         case None:
-            return msgspec.structs.replace(session.natural_outcome(), reward=reward)
+            return msgspec.structs.replace(session.natural_outcome(said.choice), reward=reward)
 
 
 def _check_said(said: SessionFinish) -> None:

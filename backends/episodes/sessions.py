@@ -124,9 +124,9 @@ class Session:
         """The engine has."""
         self._over(reason)
 
-    def natural_outcome(self) -> Completed | Truncated:
-        """What becomes of it when its agent says nothing else."""
-        reply = self.runs[0].reply if self.runs else None
+    def natural_outcome(self, choice: int = 0) -> Completed | Truncated:
+        """What becomes of it when its agent says nothing else, and this of the last answers counts."""
+        reply = self.runs[choice].reply if self.runs else None
         if self.is_exhausted or (reply is not None and reply.finish_reason == "length"):
             return Truncated()
         return Completed(stop=StopReason.EPISODE)

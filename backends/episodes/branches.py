@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from penstock.backends.episodes.dialogue import ChatDialogue, ConversationError, TextDialogue
 from penstock.messages.arrays import tokens_view
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from penstock.backends.episodes.protocol import Episode
 
     Dialogue = ChatDialogue | TextDialogue
+
+
+DialogueT = TypeVar("DialogueT", ChatDialogue, TextDialogue)
 
 
 class Place(NamedTuple):
@@ -36,14 +39,14 @@ class Place(NamedTuple):
     """The conversation that may go on with this choice; None: it is no choice, or was taken."""
 
 
-class Start(NamedTuple):
+class Start(NamedTuple, Generic[DialogueT]):
     """Where an answer is to be made."""
 
     tokens: list[int]
     """To put after what there is; of a new conversation, all that it begins with."""
     num_before: int
     """Tokens that the model sees."""
-    dialogue: Dialogue
+    dialogue: DialogueT
     """A copy of its own."""
     before: list[int]
     """That stand there already."""
@@ -60,7 +63,7 @@ class Branches:
         self._num_parts = self._num_numbers = 0
         self._places: list[Place] = []
 
-    def start(self, fresh: Dialogue, tokens_for: Callable[[Dialogue, list[int]], list[int]]) -> Start:
+    def start(self, fresh: DialogueT, tokens_for: Callable[[DialogueT, list[int]], list[int]]) -> Start[DialogueT]:
         """Where this request is answered; ``tokens_for`` says what it adds to a dialogue and its tokens. Nothing
         changes until :meth:`begin`.
 
@@ -70,7 +73,7 @@ class Branches:
         """
         refusal: ConversationError | None = None
         for place in reversed(self._places):
-            if type(place.dialogue) is not type(fresh):
+            if not isinstance(place.dialogue, type(fresh)):
                 continue
             dialogue, whole = copy.copy(place.dialogue), self._tokens(place.conversation)
             before = whole[: place.num_tokens]
@@ -87,7 +90,7 @@ class Branches:
         self._check_room(refusal)
         return Start(new, len(new), fresh, [], None)
 
-    def begin(self, start: Start) -> int:
+    def begin(self, start: Start[ChatDialogue] | Start[TextDialogue]) -> int:
         """An answer is made there: in this conversation."""
         place = start.place
         if place is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
@@ -17,10 +17,25 @@ from penstock.backends.episodes.tool_calls import parse_tool_calls
 from penstock.backends.episodes.turn_sampling import checked
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Sequence
 
-    from penstock.backends.episodes.play import Play
+    from penstock.backends.episodes.playing import PlayRules, Words
     from penstock.messages.turn_sampling import TurnSampling
+
+
+class Player(Protocol):
+    """What a conversation needs of its episode, which is a :class:`~penstock.backends.episodes.play.Play`."""
+
+    rules: PlayRules
+    words: Words
+    lock: asyncio.Lock
+    num_turns: int
+
+    def limit(self, num_before: int, max_new_tokens: int | None) -> int: ...
+    def new_number(self) -> int: ...
+    async def turn(self, asked: TurnAsked) -> Answer: ...
+    def taken(self, choice: int, into: int) -> None: ...
 
 
 class Conversation:
@@ -29,7 +44,7 @@ class Conversation:
 
     def __init__(
         self,
-        play: Play,
+        play: Player,
         number: int,
         *,
         name: str,
@@ -145,14 +160,17 @@ class Conversation:
         if sampling is not None and sampling.seed is not None and count > 1:
             raise MalformedError("sampling: with a seed all choices would be the same; leave it out")
         found: list[tuple[Turn, Conversation]] = []
+        play, num_before = self._play, self._num_tokens
         for _ in range(count):
-            branch = self._play.choice_of(self)
+            branch = Conversation(
+                play, play.new_number(), name=self.name, is_trained=self.is_trained, parent=self, is_choice=True
+            )
             if isinstance(asked, str):
                 turn = await branch.generate(asked, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling)
             else:
                 turn = await branch.say(asked, tools=tools, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling)
             found.append((turn, branch))
-        self._choices = found
+        self._choices = found if self._num_tokens == num_before else []
         return [turn for turn, _ in found]
 
     def take(self, turn: Turn) -> None:

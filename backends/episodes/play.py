@@ -36,14 +36,14 @@ import msgspec
 
 from penstock.backends.episodes.conversation import Conversation
 from penstock.backends.episodes.dialogue import ConversationError, MalformedError
-from penstock.backends.episodes.interfaces import EpisodeInfraError, EpisodePolicyError, JsonObject, Task, Tool
+from penstock.backends.episodes.interfaces import EpisodeInfraError, EpisodePolicyError, JsonObject, Task
 from penstock.backends.episodes.played_turns import Call, End, EpisodeLimitError, ToolTimeoutError, Turn
 from penstock.backends.episodes.playing import Answer, ModelLink, PlayRules, Saved, TurnAsked, Words
 from penstock.backends.episodes.protocol import CallMade
 from penstock.messages.turn_sampling import TurnSampling
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable
 
 
 __all__ = [
@@ -88,6 +88,9 @@ class Play:
         self._main = Conversation(self, 0, name="", is_trained=True, parent=None)
         self._main.begins_with(num_prompt_tokens, task.messages)
         self._num_parts = self._next_number = 1
+        self.say, self.generate = self._main.say, self._main.generate
+        self.choices, self.take = self._main.choices, self._main.take
+        """All four as of any :class:`Conversation`: of the first."""
 
     # --- the first conversation -------------------------------------------------------------------------------
 
@@ -100,48 +103,6 @@ class Play:
     def room(self) -> int:
         """See :class:`Conversation`."""
         return self._main.room
-
-    async def say(
-        self,
-        messages: Sequence[JsonObject],
-        *,
-        tools: Sequence[Tool | JsonObject] = (),
-        max_new_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        sampling: TurnSampling | None = None,
-    ) -> Turn:
-        """See :meth:`Conversation.say`."""
-        return await self._main.say(messages, tools=tools, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling)
-
-    async def generate(
-        self,
-        added: str | Sequence[int] = "",
-        *,
-        max_new_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        sampling: TurnSampling | None = None,
-    ) -> Turn:
-        """See :meth:`Conversation.generate`."""
-        return await self._main.generate(added, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling)
-
-    async def choices(
-        self,
-        count: int,
-        asked: Sequence[JsonObject] | str,
-        *,
-        tools: Sequence[Tool | JsonObject] = (),
-        max_new_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        sampling: TurnSampling | None = None,
-    ) -> list[Turn]:
-        """See :meth:`Conversation.choices`."""
-        return await self._main.choices(
-            count, asked, tools=tools, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling
-        )
-
-    def take(self, turn: Turn) -> None:
-        """See :meth:`Conversation.take`."""
-        self._main.take(turn)
 
     # --- others -----------------------------------------------------------------------------------------------
 
@@ -238,11 +199,6 @@ class Play:
             key = " (episode.tool_timeout_s)" if timeout_s is None else ""
             raise ToolTimeoutError(f"{name or 'what was called'} took longer than {limit_s:g} s{key}") from None
 
-    def choice_of(self, parent: Conversation) -> Conversation:
-        """Where one of several answers of a conversation is made."""
-        number, is_trained = self._number(), parent.is_trained
-        return Conversation(self, number, name=parent.name, is_trained=is_trained, parent=parent, is_choice=True)
-
     def taken(self, choice: int, into: int) -> None:
         """A conversation goes on with a choice."""
         self._link.take(choice, into)
@@ -263,8 +219,9 @@ class Play:
             self.is_cut_off = True
             raise EpisodeLimitError(f"{self._num_parts} conversations are all that episode.max_parts allows")
         self._num_parts += 1
-        return Conversation(self, self._number(), name=name, is_trained=is_trained, parent=parent)
+        return Conversation(self, self.new_number(), name=name, is_trained=is_trained, parent=parent)
 
-    def _number(self) -> int:
+    def new_number(self) -> int:
+        """Of one more conversation, or choice."""
         self._next_number += 1
         return self._next_number - 1

@@ -28,9 +28,8 @@ from penstock.backends.episodes.branches import Branches
 from penstock.backends.episodes.dialogue import ChatDialogue, ConversationError, MalformedError, TextDialogue
 from penstock.backends.episodes.protocol import EpisodeOverError, TurnRequest
 from penstock.backends.episodes.stops import StopWatch
-from penstock.backends.episodes.turn_sampling import requested
-from penstock.backends.episodes.turns import TurnRun, Wording
-from penstock.backends.protocol import Capability
+from penstock.backends.episodes.turn_sampling import follows_seed, requested
+from penstock.backends.episodes.turns import TurnReply, TurnRun, Wording
 from penstock.messages.arrays import pack_tokens, tokens_view
 from penstock.messages.samples import Completed, InfraError, StopReason, Truncated
 
@@ -172,20 +171,14 @@ class Session:
             return known
         if self.rules.template is None:
             raise MalformedError("the model's folder has no chat template; use /completions, or add the template")
-
-        def tokens_for(dialogue: ChatDialogue | TextDialogue, _: list[int]) -> list[int]:
-            assert isinstance(dialogue, ChatDialogue)
-            return dialogue.tokens_for(request.messages, tools)
-
-        start = self._branches.start(ChatDialogue(self.rules.template, self.rules.tokenizer), tokens_for)
+        fresh = ChatDialogue(self.rules.template, self.rules.tokenizer)
+        start = self._branches.start(fresh, lambda dialogue, _: dialogue.tokens_for(request.messages, tools))
         given = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
 
-        def replied(run: TurnRun) -> ChatDialogue:
+        def replied(reply: TurnReply) -> ChatDialogue:
             dialogue = copy.copy(start.dialogue)
-            assert run.reply is not None
-            assert isinstance(dialogue, ChatDialogue)
             dialogue.asked(request.messages, tools)
-            dialogue.replied(run.reply.message(), run.reply.end_token)
+            dialogue.replied(reply.message(), reply.end_token)
             return dialogue
 
         tool_format = self.rules.options.tool_format if tools and request.tool_choice != "none" else "none"
@@ -198,19 +191,12 @@ class Session:
         if known := self._known(fingerprint):
             return known
         prompt = self.episode.issued.prompt
-
-        def tokens_for(dialogue: ChatDialogue | TextDialogue, so_far: list[int]) -> list[int]:
-            assert isinstance(dialogue, TextDialogue)
-            return dialogue.tokens_for(request.prompt, so_far)
-
         fresh = TextDialogue(self.rules.tokenizer, prompt.text, tokens_view(prompt.tokens).tolist())
-        start = self._branches.start(fresh, tokens_for)
+        start = self._branches.start(fresh, lambda dialogue, so_far: dialogue.tokens_for(request.prompt, so_far))
 
-        def replied(run: TurnRun) -> TextDialogue:
+        def replied(reply: TurnReply) -> TextDialogue:
             dialogue = copy.copy(start.dialogue)
-            assert run.reply is not None
-            assert isinstance(dialogue, TextDialogue)
-            dialogue.replied(request.prompt, run.reply.text)
+            dialogue.replied(request.prompt, reply.text)
             return dialogue
 
         return self._begin(fingerprint, start, request, request.max_tokens, wishes, replied, "none")
@@ -236,11 +222,11 @@ class Session:
     def _begin(
         self,
         fingerprint: bytes,
-        start: Start,
+        start: Start[ChatDialogue] | Start[TextDialogue],
         request: ChatRequest | CompletionRequest,
         max_tokens: int | None,
         wishes: TurnSampling | None,
-        replied: Callable[[TurnRun], ChatDialogue | TextDialogue],
+        replied: Callable[[TurnReply], ChatDialogue | TextDialogue],
         tool_format: ToolFormat,
     ) -> list[TurnRun]:
         count = 1 if request.n is None else request.n
@@ -254,7 +240,7 @@ class Session:
                 for other in following:
                     other.give_up()
                 return
-            self._branches.answered(run.conversation, replied(run), conversation if count > 1 else None)
+            self._branches.answered(run.conversation, replied(run.reply), conversation if count > 1 else None)
             if following:
                 self._ask(following[0], start, request, limit, wishes, is_choice=True)
             else:
@@ -277,7 +263,7 @@ class Session:
     def _ask(
         self,
         run: TurnRun,
-        start: Start,
+        start: Start[ChatDialogue] | Start[TextDialogue],
         request: ChatRequest | CompletionRequest,
         limit: int,
         wishes: TurnSampling | None,
@@ -337,7 +323,7 @@ def ignored_fields(request: ChatRequest | CompletionRequest, rules: Rules) -> li
         "min_p": sampling.min_p,
     }
     followed = set(FOLLOWED) if rules.options.follow_sampling else set[str]()
-    if Capability.SEEDED_SAMPLING not in rules.can:
+    if not follows_seed(request, rules.can):
         followed -= {"seed"}
     values = {name: getattr(request, name) for name in FIXED if name not in followed}
     return [name for name, value in values.items() if value not in (None, {}) and value != own.get(name)]

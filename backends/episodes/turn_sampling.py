@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DRAWN_BY: Final = ("temperature", "top_p", "top_k", "min_p")
 OTHER_SAMPLING: Final = "other_sampling"
 CONSTRAINED: Final = "constrained"
-CAUSES: Final = (OTHER_SAMPLING, CONSTRAINED)
+CAUSES: Final[tuple[str, ...]] = (OTHER_SAMPLING, CONSTRAINED)
 MAX_CONSTRAINT_CHARS: Final = 1 << 16
 NO_SAMPLING: Final = TurnSampling()
 
@@ -66,6 +66,11 @@ def _problem(asked: TurnSampling, can: Collection[str]) -> str:
     return ""
 
 
+def follows_seed(request: ChatRequest | CompletionRequest, can: Collection[str]) -> bool:
+    """Whether its seed can count: several answers by one would be the same."""
+    return Capability.SEEDED_SAMPLING in can and request.n in (None, 1)
+
+
 def requested(request: ChatRequest | CompletionRequest, can: Collection[str], *, follows: bool) -> TurnSampling | None:
     """What a request of OpenAI's protocol asks for. ``follows``: its temperature and the like count.
 
@@ -75,7 +80,7 @@ def requested(request: ChatRequest | CompletionRequest, can: Collection[str], *,
     asked, name = NO_SAMPLING, "sampling"
     if follows:
         top_k = None if request.top_k is None else max(request.top_k, 0)  # -1 is what some servers call all
-        seed = request.seed if Capability.SEEDED_SAMPLING in can else None
+        seed = request.seed if follows_seed(request, can) else None
         asked = TurnSampling(
             temperature=request.temperature, top_p=request.top_p, top_k=top_k, min_p=request.min_p, seed=seed
         )

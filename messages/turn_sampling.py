@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
 from penstock.messages.base import Value
+
+DRAWN_BY: Final = ("temperature", "top_p", "top_k", "min_p")
 
 
 class TurnSampling(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -23,6 +25,10 @@ class TurnSampling(Value, frozen=True, kw_only=True, omit_defaults=True):
     """A JSON schema that the turn's text has to follow."""
     regex: str = ""
     """A regular expression that the whole of it has to match."""
+
+    def drawn_by(self) -> dict[str, Any]:
+        """What differs from the scenario, by the names of its block ``sampling:``."""
+        return {name: value for name in DRAWN_BY if (value := getattr(self, name)) is not None}
 
     @property
     def is_constrained(self) -> bool:

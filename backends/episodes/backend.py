@@ -43,22 +43,12 @@ from penstock.backends.episodes.episode import (
 from penstock.backends.episodes.moves import CUT_OFF, EpisodeMoves, ending_of
 from penstock.backends.episodes.moves import INTERRUPTED as TURN_INTERRUPTED
 from penstock.backends.episodes.protocol import EpisodeOverError
-from penstock.backends.episodes.turn_sampling import CAUSES, why_masked
+from penstock.backends.episodes.turn_sampling import CAUSES
 from penstock.messages.base import Metric
 from penstock.messages.commands import AbortGeneration, ApplyWeights, Generate, InterruptGenerations
 from penstock.messages.local import GenerationAdvanced, GenerationEnded, WeightsSwapped
 from penstock.messages.parts import cut
-from penstock.messages.samples import (
-    Cancelled,
-    Completed,
-    InfraError,
-    Part,
-    Prompt,
-    Purpose,
-    SavePoint,
-    StopReason,
-    Truncated,
-)
+from penstock.messages.samples import Cancelled, Completed, InfraError, Part, Prompt, SavePoint, StopReason, Truncated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +75,7 @@ class EpisodeBackend:
         self._inner = inner
         self._driver = driver
         self._now_s = now_s
-        self._sampling = sampling or SamplingOptions()
+        self.sampling = sampling or SamplingOptions()
         """Of the run: what is drawn otherwise is not trained."""
         self._num_masked = dict.fromkeys(CAUSES, 0)
         self._num_untaken = 0
@@ -219,17 +209,12 @@ class EpisodeBackend:
             self._put_before(episode, request)
             transcript = episode.conversations[request.conversation].transcript
             episode.num_turns += 1
-            masked = self.why_masked(episode, request)
+            masked = episode.why_masked(request)
             episode.masked |= {masked} - {""}
             episode.turn = ModelTurn(request, transcript, episode.all.num_tokens, episode.num_turns, masked)
             self._moves.note(episode)
             if episode.phase is EpisodePhase.RUNNING:
                 self._run_turn(episode, episode.turn)
-
-    def why_masked(self, episode: PlayedEpisode, request: TurnRequest) -> str:
-        """See :class:`~penstock.backends.episodes.protocol.Episode`."""
-        is_trained = request.is_trained and episode.issued.purpose is not Purpose.EVALUATE
-        return why_masked(request.sampling, self._sampling) if is_trained else ""
 
     def take(self, episode: PlayedEpisode, choice: int, into: int) -> None:
         """See :class:`~penstock.backends.episodes.protocol.Episode`."""

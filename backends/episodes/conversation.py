@@ -42,18 +42,9 @@ class Conversation:
     """One growing sequence of tokens that the model goes on from. Each that the model has said something in becomes one
     part of the sample."""
 
-    def __init__(
-        self,
-        play: Player,
-        number: int,
-        *,
-        name: str,
-        is_trained: bool,
-        parent: Conversation | None,
-        is_choice: bool = False,
-    ) -> None:
+    def __init__(self, play: Player, number: int, *, name: str, is_trained: bool, parent: Conversation | None) -> None:
         self.name = name
-        self._is_choice = is_choice
+        self._is_choice = False
         self.is_trained = is_trained
         self._play = play
         self._number = number
@@ -162,9 +153,8 @@ class Conversation:
         found: list[tuple[Turn, Conversation]] = []
         play, num_before = self._play, self._num_tokens
         for _ in range(count):
-            branch = Conversation(
-                play, play.new_number(), name=self.name, is_trained=self.is_trained, parent=self, is_choice=True
-            )
+            branch = Conversation(play, play.new_number(), name=self.name, is_trained=self.is_trained, parent=self)
+            branch._is_choice = True
             if isinstance(asked, str):
                 turn = await branch.generate(asked, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling)
             else:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.backends.draws import mixed
 from penstock.backends.episodes.transcript import Transcript
+from penstock.backends.episodes.turn_sampling import why_masked
 from penstock.messages.arrays import TOKEN_BYTES
-from penstock.messages.samples import Cancelled, Part
+from penstock.messages.samples import Cancelled, Part, Purpose
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from penstock.backends.engines.options import SamplingOptions
     from penstock.backends.episodes.protocol import CallMade, EpisodeOutcome, TurnRequest
     from penstock.messages.commands import Generate
     from penstock.messages.samples import Outcome
@@ -80,6 +82,9 @@ class Dialogue:
 class EpisodeKeeper(Protocol):
     """What an episode needs of the backend that keeps it."""
 
+    sampling: SamplingOptions
+    """Of the run."""
+
     @property
     def lock(self) -> AbstractContextManager[object]:
         """That its state belongs to."""
@@ -88,8 +93,6 @@ class EpisodeKeeper(Protocol):
     def begin_turn(self, episode: PlayedEpisode, request: TurnRequest) -> None:
         """See :class:`~penstock.backends.episodes.protocol.Episode`, as for the others."""
         ...
-
-    def why_masked(self, episode: PlayedEpisode, request: TurnRequest) -> str: ...
 
     def take(self, episode: PlayedEpisode, choice: int, into: int) -> None: ...
 
@@ -180,7 +183,8 @@ class PlayedEpisode:
         return f"{detail}; none of its choices was taken" if self.has_choices else detail
 
     def why_masked(self, request: TurnRequest) -> str:
-        return self.backend.why_masked(self, request)
+        is_trained = request.is_trained and self.issued.purpose is not Purpose.EVALUATE
+        return why_masked(request.sampling, self.backend.sampling) if is_trained else ""
 
     def take(self, choice: int, into: int) -> None:
         self.backend.take(self, choice, into)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from penstock.backends.engines.options import SamplingOptions
     from penstock.backends.episodes.api import CompletionRequest
 
-DRAWN_BY: Final = ("temperature", "top_p", "top_k", "min_p")
 OTHER_SAMPLING: Final = "other_sampling"
 CONSTRAINED: Final = "constrained"
 CAUSES: Final[tuple[str, ...]] = (OTHER_SAMPLING, CONSTRAINED)
@@ -59,7 +58,7 @@ def _problem(asked: TurnSampling, can: Collection[str]) -> str:
             msgspec.json.decode(asked.json_schema or "{}", type=dict[str, object])
         except (msgspec.DecodeError, RecursionError):
             return "json_schema: expected the text of a JSON object"
-    if Capability.SAMPLES_PER_CALL not in can and any(getattr(asked, name) is not None for name in DRAWN_BY):
+    if Capability.SAMPLES_PER_CALL not in can and asked.drawn_by():
         return "this engine draws as the scenario's block sampling: says, and not as a call does; set it there"
     if asked.seed is not None and not {Capability.SAMPLES_PER_CALL, Capability.SEEDED_SAMPLING} <= set(can):
         return "seed: what this engine draws does not follow from a seed; leave it out"
@@ -98,5 +97,5 @@ def why_masked(asked: TurnSampling | None, run: SamplingOptions) -> str:
         return ""
     if asked.is_constrained:
         return CONSTRAINED
-    differs = any(getattr(asked, name) not in (None, getattr(run, name)) for name in DRAWN_BY)
+    differs = any(value != getattr(run, name) for name, value in asked.drawn_by().items())
     return OTHER_SAMPLING if differs else ""

@@ -60,18 +60,13 @@ def episode_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _sampling_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
-    if not s.episode.follow_sampling:
-        return
-    if s.episode.kind != "gateway":
+    path, others = ("episode", "follow_sampling"), unable(s.engines, Capability.SAMPLES_PER_CALL)
+    if s.episode.follow_sampling and s.episode.kind != "gateway":
+        yield path, f"is of episode.kind: gateway, and the kind is {s.episode.kind}; remove it"
+    elif s.episode.follow_sampling and others:
         yield (
-            ("episode", "follow_sampling"),
-            f"is of episode.kind: gateway, and the kind is {s.episode.kind}; remove it"
-            + (": a function says with each call how its turn is drawn" if s.episode.kind == "function" else ""),
-        )
-    elif others := unable(s.engines, Capability.SAMPLES_PER_CALL):
-        yield (
-            ("episode", "follow_sampling"),
-            f"engines of {', '.join(others)} draw as block sampling: says, and not as a request does; set it to false",
+            path,
+            f"engines of {', '.join(others)} draw as block sampling: says, not as a request does; set it to false",
         )
 
 

@@ -24,7 +24,7 @@ between two roundings of a cumulated probability: in float32 a few times in a mi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ import torch
 if TYPE_CHECKING:
     from penstock.messages.turn_sampling import TurnSampling
 
-DRAWN_BY: Final = ("temperature", "top_k", "top_p", "min_p")
 SEED_BITS = 64
 UNIFORM_BITS = 53
 
@@ -56,8 +55,7 @@ class Sampler:
 
     def turned(self, asked: TurnSampling) -> Sampler:
         """As this, but for what is asked for."""
-        own = {name: value for name in DRAWN_BY if (value := getattr(asked, name)) is not None}
-        return replace(self, **own)
+        return replace(self, **asked.drawn_by())
 
     def __call__(self, logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw one token a row.

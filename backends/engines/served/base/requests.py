@@ -113,7 +113,8 @@ class OpenRequest:
     def call(self, label: str, version: int) -> GenerateCall:
         """What to ask the server for next, under these weights."""
         rules, command = self._rules, self.command
-        own, asked = self._sampling.sampling, command.sampling or NO_WISHES
+        asked = command.sampling or NO_WISHES
+        own = msgspec.structs.replace(self._sampling.sampling, **asked.drawn_by())
         self.rid = f"{rules.tag}-{command.key.group_id}-{command.key.index}-{command.attempt}-{self._num_sent}"
         self.has_tokens = self.is_sent_again = False
         self._num_sent += 1
@@ -122,10 +123,10 @@ class OpenRequest:
             rid=self.rid,
             input_ids=self._prompt + self.part.tokens,
             max_new_tokens=self._limit - self.part.num_tokens,
-            temperature=own.temperature if asked.temperature is None else asked.temperature,
-            top_p=own.top_p if asked.top_p is None else asked.top_p,
-            top_k=own.top_k if asked.top_k is None else asked.top_k,
-            min_p=own.min_p if asked.min_p is None else asked.min_p,
+            temperature=own.temperature,
+            top_p=own.top_p,
+            top_k=own.top_k,
+            min_p=own.min_p,
             json_schema=asked.json_schema,
             regex=asked.regex,
             stop=own.stop,

@@ -76,9 +76,9 @@ class Branches:
             if not isinstance(place.dialogue, type(fresh)):
                 continue
             dialogue, whole = copy.copy(place.dialogue), self._tokens(place.conversation)
-            before = whole[: place.num_tokens]
+            before: list[int] = whole[: place.num_tokens]
             try:
-                new = tokens_for(dialogue, before)
+                new: list[int] = tokens_for(dialogue, before)
             except ConversationError as error:
                 refusal = refusal or error
                 continue

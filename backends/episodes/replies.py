@@ -65,9 +65,11 @@ class Replies:
             EpisodeEndedError: there is none.
         """
         replies = [await self._over(run) for run in self._runs]
+        asked, made = replies[0].usage.prompt_tokens, sum(reply.usage.completion_tokens for reply in replies)
+        usage = Usage(asked, made, asked + made)
         if isinstance(self._request, CompletionRequest):
             texts = [self._text_choice(reply, reply.text, index) for index, reply in enumerate(replies)]
-            return self._frame(TEXT, texts, replies[0], usage=_usage(replies))
+            return self._frame(TEXT, texts, replies[0], usage=usage)
         choices = [
             ChatChoice(
                 ReplyMessage(reply.content, list(reply.calls) or msgspec.UNSET),
@@ -77,7 +79,7 @@ class Replies:
             )
             for index, reply in enumerate(replies)
         ]
-        return self._frame(CHAT, choices, replies[0], usage=_usage(replies))
+        return self._frame(CHAT, choices, replies[0], usage=usage)
 
     async def stream(self) -> AsyncIterator[Response]:
         """The response in pieces, as the tokens come.
@@ -162,11 +164,6 @@ class Replies:
 def penstock_fields(session: str, run: TurnRun, reply: TurnReply, ignored: list[str]) -> PenstockFields:
     """What the response says of this turn beyond the protocol."""
     return PenstockFields(session, run.number, list(reply.versions), ignored, run.conversation, run.masked)
-
-
-def _usage(replies: Sequence[TurnReply]) -> Usage:
-    prompt, made = replies[0].usage.prompt_tokens, sum(reply.usage.completion_tokens for reply in replies)
-    return Usage(prompt, made, prompt + made)
 
 
 def token_texts(ids: list[int], tokenizer: TextTokenizer) -> list[str]:

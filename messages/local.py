@@ -95,6 +95,9 @@ class TurnTaken(Value, frozen=True, kw_only=True, tag=True):
     """``end_token``, ``stop_string``, ``length``, ``interrupted`` or ``cut_off``; the last ends the episode with it."""
     is_chat: bool
     is_trained: bool
+    masked: str = ""
+    """Why its tokens are not trained although those of its conversation are; empty: they are, or the conversation is
+    not."""
 
 
 class ToolCalled(Value, frozen=True, kw_only=True, tag=True):

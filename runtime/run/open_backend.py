@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from penstock.backends.engines.options import group_of, options_of
-from penstock.backends.engines.spec import ENGINES, EngineContext, TeacherContext, are_modelled
+from penstock.backends.engines.spec import ENGINES, EngineContext, TeacherContext, are_modelled, capabilities_of
 from penstock.backends.learners.spec import LEARNERS, LearnerContext
 from penstock.backends.ledger.backend import LedgerBackend
 from penstock.backends.processes.user_environment import pass_variables
@@ -184,6 +184,7 @@ def _with_episodes(name: str, plan: RunPlan, epoch: int, engine: Backend[Any]) -
     from penstock.backends.episodes import open_episodes
 
     scenario = plan.scenario
+    group, _ = group_of(scenario.engines, engine_index(name))
     return open_episodes(
         engine,
         scenario.episode,
@@ -195,6 +196,7 @@ def _with_episodes(name: str, plan: RunPlan, epoch: int, engine: Backend[Any]) -
         sampling=scenario.sampling,
         data=scenario.data,
         evaluated=[each.generate for each in sets_of(scenario)],
+        can=capabilities_of(group),
     )
 
 

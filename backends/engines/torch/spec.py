@@ -83,6 +83,7 @@ TORCH: Final = EngineSpec(
             Capability.EMBEDDED,
             Capability.SEES,
             Capability.PROFILED,
+            Capability.SAMPLES_PER_CALL,
         }
     ),
     longest_context=_longest_context,

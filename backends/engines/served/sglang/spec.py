@@ -156,6 +156,8 @@ SGLANG: Final = EngineSpec(
             Capability.MEDIA,
             Capability.ANSWERS_JUDGES,
             Capability.PROFILED,
+            Capability.SAMPLES_PER_CALL,
+            Capability.CONSTRAINED,
         }
     ),
     keys=("sglang", "addresses", "router"),

@@ -42,7 +42,19 @@ COLOURS: Final[dict[Activity, str]] = {
     Activity.STARTING: "bright_black",
     Activity.DOWN: "red",
 }
-_ROLES: Final = ("learner", "engine", "teacher", "prompt_source", "scorer", "filter", "buffer", "weight_publisher")
+_ROLES: Final = (
+    *(
+        "learner",
+        "engine",
+        "teacher",
+        "reward_model",
+        "prompt_source",
+        "scorer",
+        "filter",
+        "buffer",
+        "weight_publisher",
+    ),
+)
 _spinner: Final = Spinner("dots", style="cyan")
 
 

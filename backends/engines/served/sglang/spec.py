@@ -12,7 +12,14 @@ from penstock.backends.engines.served.sglang.server_options import (
     supports_seeded_sampling,
 )
 from penstock.backends.engines.served.sglang.size import engine_size
-from penstock.backends.engines.spec import EngineContext, EngineSize, EngineSpec, TeacherContext, TeacherSpec
+from penstock.backends.engines.spec import (
+    EngineContext,
+    EngineSize,
+    EngineSpec,
+    RewardModelContext,
+    TeacherContext,
+    TeacherSpec,
+)
 from penstock.backends.protocol import Capability
 from penstock.backends.weights.spec import DISK, DISTRIBUTED, SHARED_MEMORY, TENSOR
 from penstock.messages.errors import UserFault
@@ -22,10 +29,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.engines.options import EngineGroupOptions, EnginesOptions
-    from penstock.backends.engines.spec import Broken, KeyPath
+    from penstock.backends.engines.spec import Broken, EngineBlock, KeyPath
     from penstock.backends.engines.teacher_options import TeacherOptions
     from penstock.backends.protocol import Backend
-    from penstock.messages.commands import EngineCommand, TeacherCommand
+    from penstock.messages.commands import EngineCommand, OpenEngine, TeacherCommand
 
 
 def _open(context: EngineContext) -> Backend[EngineCommand]:
@@ -47,6 +54,12 @@ def _open_teacher(context: TeacherContext) -> Backend[TeacherCommand]:
     )
 
 
+def _open_reward_model(context: RewardModelContext) -> Backend[OpenEngine]:
+    from penstock.backends.engines.served.sglang.reward_model import open_sglang_reward_model
+
+    return open_sglang_reward_model(context)
+
+
 def _longest_sample(folder: Path) -> int | None:
     from penstock.backends.engines.served.sglang.teacher import longest_sample
 
@@ -58,7 +71,7 @@ def _granted(group: EngineGroupOptions) -> frozenset[Capability]:
     return frozenset({Capability.SEEDED_SAMPLING}) if can_draw else frozenset()
 
 
-def _size(options: EngineGroupOptions | TeacherOptions) -> EngineSize | None:
+def _size(options: EngineBlock) -> EngineSize | None:
     """Servers that somebody else has started have theirs."""
     return None if options.addresses else engine_size(options.sglang)
 
@@ -135,7 +148,7 @@ def _teacher_rules(path: KeyPath, teacher: TeacherOptions) -> Iterator[Broken]:
         yield (*path, "sglang"), "a teacher's server lies on one node; remove nnodes"
 
 
-def _check_machine(options: EngineGroupOptions | TeacherOptions) -> None:
+def _check_machine(options: EngineBlock) -> None:
     """The environment that servers run in has been built, where any is started here."""
     if options.addresses:
         return
@@ -174,4 +187,5 @@ SGLANG: Final = EngineSpec(
         rules=_teacher_rules,
         longest_sample=_longest_sample,
     ),
+    reward_model=_open_reward_model,
 )

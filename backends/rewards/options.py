@@ -106,8 +106,8 @@ class RewardOptions(Options, frozen=True, kw_only=True):
     function: RewardKey = "math"
     """``math``, ``deepscaler``, ``dapo``, ``gpqa``, ``f1``, ``ifbench``, ``reasoning_gym``, ``length_penalty``,
     ``remote``, ``judge``, ``reward_model``, ``code``, ``lines``, ``random``, or ``file.py:function``. ``boxed_math``,
-    ``boxed_gpqa``, ``boxed_f1``, ``boxed_ifbench`` and ``boxed_reasoning_gym`` see the last box of the response alone. The page
-    docs/rewards.md has the rules of each."""
+    ``boxed_gpqa``, ``boxed_f1``, ``boxed_ifbench`` and ``boxed_reasoning_gym`` see the last box of the response alone.
+    The page docs/rewards.md has the rules of each."""
     key: str | None = None
     """Of a function that returns a dictionary: which entry is the reward. null: ``reward`` or ``score``."""
     per_group: bool | None = None

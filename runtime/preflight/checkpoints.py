@@ -135,7 +135,7 @@ def check_reward_model(scenario: Scenario) -> None:
     if not any(name.endswith("ForSequenceClassification") for name in names):
         raise UserFault(
             f"{key}: {folder} is {', '.join(names) or 'of no architecture'}; a reward model is one …"
-            "ForSequenceClassification, with num_labels=1 (another kind can be a server of yours, with the reward remote)"
+            "ForSequenceClassification, with num_labels=1 (another kind can be a server of yours, for remote)"
         )
     if model.chat_template and FolderTemplate(folder).chat_template is None:
         raise UserFault(

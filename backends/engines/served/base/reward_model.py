@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 from aiohttp import web
@@ -72,7 +72,7 @@ class TokenScorer(Protocol):
 class Conversation(msgspec.Struct, frozen=True):
     """What is asked about: chat messages before the response, or the text of the prompt."""
 
-    messages: msgspec.Raw | None
+    messages: list[dict[str, Any]] | None
     prompt: str
     response: str
 
@@ -94,8 +94,8 @@ class ConversationTokens:
         if self._template is None:
             text = inert(asked.prompt) + inert(asked.response)
         else:
-            given = [{"role": "user", "content": asked.prompt}] if asked.messages is None else _decoded(asked.messages)
-            messages = [
+            given = asked.messages or [{"role": "user", "content": asked.prompt}]
+            messages: list[Message] = [
                 {**each, "content": inert(content)} if isinstance(content := each.get("content"), str) else each
                 for each in [*given, {"role": "assistant", "content": asked.response}]
             ]
@@ -114,13 +114,6 @@ class ConversationTokens:
                 "(reward_model.max_context)"
             )
         return ids
-
-
-def _decoded(messages: msgspec.Raw) -> list[Message]:
-    try:
-        return msgspec.json.decode(messages, type=list[dict[str, object]])
-    except msgspec.DecodeError as error:
-        raise UnscorableTextError(f"its messages are none: {error}") from None
 
 
 class RewardModelBackend(LoopBackend[OpenEngine]):

@@ -140,6 +140,16 @@ class TeacherSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModelSpec:
+    """What a kind of engine can do as a reward model, which says how good a response is."""
+
+    open: Callable[[RewardModelContext], Backend[OpenEngine]]
+    """Raises UserFault where the model cannot be served."""
+    rules: Callable[[KeyPath, RewardModelOptions], Iterator[Broken]] = _no_rules
+    """What is wrong with the block at this path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
     """One kind of engine. It is looked at in the command line and in every actor, so its module imports nothing heavy:
     that is for :attr:`open` to do."""
@@ -173,8 +183,8 @@ class EngineSpec:
     """What its process imports first, so that a host can have it ready."""
     teacher: TeacherSpec | None = None
     """None: it is no teacher."""
-    reward_model: Callable[[RewardModelContext], Backend[OpenEngine]] | None = None
-    """Opens one that scores responses, with a model for that. Raises UserFault; None: it cannot."""
+    reward_model: RewardModelSpec | None = None
+    """None: it is no reward model."""
 
 
 ENGINES: Final = Registry(

@@ -78,9 +78,9 @@ def _judge(launched: Launched) -> object:
 
 def _reward_model(launched: Launched) -> object:
     from penstock.backends.rewards.reward_model import ModelReward
+    from penstock.backends.rewards.service_options import ModelScoreOptions
 
-    assert launched.function.reward_model is not None, "filled in by asked_functions"
-    return ModelReward(launched.function.reward_model, launched.surroundings)
+    return ModelReward(launched.function.reward_model or ModelScoreOptions(), launched.surroundings)
 
 
 def _code(launched: Launched) -> object:

@@ -151,10 +151,10 @@ def _teacher(name: str, plan: RunPlan, epoch: int, timers: Timers | None) -> Bac
 def _reward_model(name: str, plan: RunPlan, host: str) -> Backend[Any]:
     options = plan.scenario.reward_model
     assert options is not None, "a scenario without reward models has no actor of this role"
-    opens = ENGINES.spec(options.backend).reward_model
-    assert opens is not None, "a scenario's rules ask for one that scores"
+    spec = ENGINES.spec(options.backend).reward_model
+    assert spec is not None, "a scenario's rules ask for one that scores"
     folder = Path(options.path)
-    return opens(
+    return spec.open(
         RewardModelContext(name=name, model_folder=folder, run_folder=Path(plan.run_folder), options=options, host=host)
     )
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.engines.spec import ENGINES, are_modelled
 from penstock.backends.rewards.functions_asked import REWARD_MODEL, asked_functions
-from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.scenario.part_names import engine_keys
 from penstock.runtime.scenario.teacher_rules import DEVICE
@@ -14,7 +13,6 @@ from penstock.runtime.scenario.teacher_rules import DEVICE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.backends.engines.reward_model_options import RewardModelOptions
     from penstock.backends.rewards.options import RewardOptions
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
@@ -46,25 +44,10 @@ def reward_model_rules(s: Scenario) -> Iterator[Broken]:
     if not DEVICE.fullmatch(model.device):
         yield (BLOCK, "device"), f"must be auto, cpu, cuda or cuda:N; found '{model.device}'"
     yield from engine_keys((BLOCK,), model)
-    yield from _server(model)
+    spec = ENGINES.spec(model.backend).reward_model
+    assert spec is not None, "its name was looked at before"
+    yield from spec.rules((BLOCK,), model)
 
 
 def _asks(reward: RewardOptions) -> bool:
     return any(each.function == REWARD_MODEL for each in asked_functions(reward).every())
-
-
-def _server(model: RewardModelOptions) -> Iterator[Broken]:
-    if not model.sglang:
-        return
-    from penstock.backends.engines.served.sglang.server_options import ServerOptionError, check_server_options
-
-    try:
-        check_server_options(model.sglang)
-        size = ENGINES.spec(model.backend).size(model)
-    except ServerOptionError as error:
-        yield (BLOCK, "sglang", error.key), error.text
-    except UserFault as error:
-        yield (BLOCK, "sglang"), str(error)
-    else:
-        if size is not None and size.node_counts[0] > 1:
-            yield (BLOCK, "sglang"), "a reward model's server lies on one node; remove nnodes"

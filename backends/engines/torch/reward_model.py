@@ -2,8 +2,7 @@
 
 Invariants:
 
-* One pass at a time, on a thread of its own; what has come meanwhile goes into the next one, shortest first, so that
-  little of a pass is padding.
+* One pass at a time, on a thread of its own; what has come meanwhile goes into the next ones, in order.
 * A score does not depend on what else is in the pass: padding is on the right and behind a mask, and the token that
   pads is never the last one of a text, which is where transformers looks for the end.
 """
@@ -14,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,7 +56,7 @@ class TorchScorer:
     def __init__(self, folder: Path, options: RewardModelOptions, device: torch.device) -> None:
         self._folder, self._options, self._device = folder, options, device
         self._thread = ThreadPoolExecutor(1, "reward-model-pass")
-        self._waiting: list[_Waiting] = []
+        self._waiting: deque[_Waiting] = deque()
         self._passes: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -82,29 +82,27 @@ class TorchScorer:
         try:
             while batch := self._next():
                 try:
-                    scores = await asyncio.get_running_loop().run_in_executor(
-                        self._thread, self.scores, [each.ids for each in batch]
-                    )
+                    texts = [each.ids for each in batch]
+                    scores = await asyncio.get_running_loop().run_in_executor(self._thread, self.scores, texts)
                 except BaseException as error:  # whoever waits ends the process with it
                     for each in batch:
-                        if not each.score.done():
+                        if not each.score.cancelled():
                             each.score.set_exception(error)
                     raise
                 for each, score in zip(batch, scores, strict=True):
-                    if not each.score.done():  # nobody waits any more
+                    if not each.score.cancelled():
                         each.score.set_result(score)
         finally:
             self._passes = None
 
     def _next(self) -> list[_Waiting]:
-        self._waiting = sorted((each for each in self._waiting if not each.score.done()), key=lambda w: len(w.ids))
-        num, options = min(1, len(self._waiting)), self._options
-        while (
-            num < min(options.slots, len(self._waiting))
-            and (num + 1) * len(self._waiting[num].ids) <= options.max_tokens
-        ):
-            num += 1
-        batch, self._waiting = self._waiting[:num], self._waiting[num:]
+        batch: list[_Waiting] = []
+        longest = 0
+        while self._waiting and len(batch) < self._options.slots:
+            longest = max(longest, len(self._waiting[0].ids))
+            if batch and longest * (len(batch) + 1) > self._options.max_tokens:
+                break
+            batch.append(self._waiting.popleft())
         return batch
 
     # --- on the thread ----------------------------------------------------------------------------------------

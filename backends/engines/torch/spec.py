@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.engines.spec import EngineContext, EngineSpec, RewardModelContext, TeacherContext, TeacherSpec
+from penstock.backends.engines.spec import (
+    EngineContext,
+    EngineSpec,
+    RewardModelContext,
+    RewardModelSpec,
+    TeacherContext,
+    TeacherSpec,
+)
 from penstock.backends.protocol import Capability
 
 if TYPE_CHECKING:
@@ -99,5 +106,5 @@ TORCH: Final = EngineSpec(
         "penstock.backends.weights.transports",
     ),
     teacher=TeacherSpec(open=_open_teacher, has_likeliest=True, longest_sample=_longest_context),
-    reward_model=_open_reward_model,
+    reward_model=RewardModelSpec(open=_open_reward_model),
 )

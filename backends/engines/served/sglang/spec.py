@@ -17,6 +17,7 @@ from penstock.backends.engines.spec import (
     EngineSize,
     EngineSpec,
     RewardModelContext,
+    RewardModelSpec,
     TeacherContext,
     TeacherSpec,
 )
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.engines.options import EngineGroupOptions, EnginesOptions
+    from penstock.backends.engines.reward_model_options import RewardModelOptions
     from penstock.backends.engines.spec import Broken, EngineBlock, KeyPath
     from penstock.backends.engines.teacher_options import TeacherOptions
     from penstock.backends.protocol import Backend
@@ -124,7 +126,7 @@ def _true_on_policy(path: KeyPath, group: EngineGroupOptions) -> Iterator[Broken
         yield (*path, "sglang"), f"with learner.true_on_policy a server needs {wanted} ({backends})"
 
 
-def _option_rules(path: KeyPath, options: EngineGroupOptions | TeacherOptions) -> Iterator[Broken]:
+def _option_rules(path: KeyPath, options: EngineBlock) -> Iterator[Broken]:
     if options.addresses and options.sglang:
         yield (*path, "sglang"), "servers that run already have their options; remove it, or the addresses"
     try:
@@ -142,10 +144,18 @@ def _teacher_rules(path: KeyPath, teacher: TeacherOptions) -> Iterator[Broken]:
             (*path, "count"),
             f"there are {len(teacher.addresses)} addresses; set it to {len(teacher.addresses)}, found {teacher.count}",
         )
-    broken = list(_option_rules(path, teacher))
+    yield from _on_one_node(path, teacher, "a teacher")
+
+
+def _reward_model_rules(path: KeyPath, model: RewardModelOptions) -> Iterator[Broken]:
+    yield from _on_one_node(path, model, "a reward model")
+
+
+def _on_one_node(path: KeyPath, options: EngineBlock, who: str) -> Iterator[Broken]:
+    broken = list(_option_rules(path, options))
     yield from broken
-    if not broken and engine_size(teacher.sglang).node_counts[0] > 1:
-        yield (*path, "sglang"), "a teacher's server lies on one node; remove nnodes"
+    if not broken and engine_size(options.sglang).node_counts[0] > 1:
+        yield (*path, "sglang"), f"{who}'s server lies on one node; remove nnodes"
 
 
 def _check_machine(options: EngineBlock) -> None:
@@ -187,5 +197,5 @@ SGLANG: Final = EngineSpec(
         rules=_teacher_rules,
         longest_sample=_longest_sample,
     ),
-    reward_model=_open_reward_model,
+    reward_model=RewardModelSpec(open=_open_reward_model, rules=_reward_model_rules),
 )

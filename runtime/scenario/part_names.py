@@ -123,8 +123,8 @@ def _trackers(s: Scenario) -> Iterator[Broken]:
 def engine_keys(path: KeyPath, block: EngineBlock) -> Iterator[Broken]:
     """Keys of a block of engines, or of a teacher's or a reward model's, that its kind takes no heed of."""
     spec = ENGINES.spec(block.backend)
-    whos = {TeacherOptions: "a {} teacher", RewardModelOptions: "a {} reward model"}
-    who = whos.get(type(block), "{} engines")
+    is_model = isinstance(block, RewardModelOptions)
+    who = "a {} reward model" if is_model else "a {} teacher" if isinstance(block, TeacherOptions) else "{} engines"
     owned = dict.fromkeys(key for name in ENGINES.builtin for key in ENGINES.spec(name).keys)
     for key in owned:
         if key not in spec.keys and getattr(block, key, None):

@@ -5,12 +5,12 @@ the head reads it.
 """
 
 # transformers is typed in part only:
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForSequenceClassification
@@ -27,7 +27,8 @@ TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content 
 
 def plant_reward_model(folder: Path, letter: str, *, factor: float = 1.0, template: str | None = TEMPLATE) -> None:
     """Write one whose score is about ``factor`` times the share of this letter."""
-    config = Qwen3Config(
+    known: Any = Qwen3Config
+    config = known(
         vocab_size=len(SYMBOLS),
         hidden_size=HIDDEN,
         intermediate_size=HIDDEN,
@@ -41,7 +42,8 @@ def plant_reward_model(folder: Path, letter: str, *, factor: float = 1.0, templa
         pad_token_id=PAD_ID,
         tie_word_embeddings=False,
     )
-    model = Qwen3ForSequenceClassification(config)
+    build: Any = Qwen3ForSequenceClassification
+    model = build(config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             weight.fill_(1.0 if "norm" in name else 0.0)
@@ -52,7 +54,8 @@ def plant_reward_model(folder: Path, letter: str, *, factor: float = 1.0, templa
         attention.o_proj.weight[2, 2] = 1.0
         model.score.weight[0, 2] = factor
     model.save_pretrained(folder)
-    tokenizer = PreTrainedTokenizerFast(
+    wrap: Any = PreTrainedTokenizerFast
+    tokenizer = wrap(
         tokenizer_object=character_tokenizer(), pad_token=PAD_TOKEN, eos_token=END_TOKEN, model_max_length=512
     )
     tokenizer.chat_template = template

@@ -1,5 +1,7 @@
 """The embedded reward model: its scores by hand, alone and beside others, and what becomes of those that it has not."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import asyncio
@@ -14,6 +16,7 @@ from penstock.backends.checkpoint.characters import PAD_ID, character_tokenizer
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.engines.reward_model_options import RewardModelOptions
 from penstock.backends.engines.run_endpoints import FOLDER, RunEndpoints
+from penstock.backends.engines.served.base.reward_model import Conversation
 from penstock.backends.engines.spec import RewardModelContext
 from penstock.backends.engines.surroundings import Surroundings
 from penstock.backends.engines.torch.reward_model import TorchScorer, open_torch_reward_model
@@ -44,8 +47,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def scorer(folder: Path, **options: int) -> TorchScorer:
-    return TorchScorer(folder, RewardModelOptions(path=str(folder), **options), torch.device("cpu"))
+def scorer(folder: Path, *, slots: int = 64, max_tokens: int = 4096) -> TorchScorer:
+    options = RewardModelOptions(path=str(folder), slots=slots, max_tokens=max_tokens)
+    return TorchScorer(folder, options, torch.device("cpu"))
 
 
 async def all_scores(opened: TorchScorer, texts: list[list[int]]) -> list[float]:
@@ -157,8 +161,11 @@ def test_a_number_that_is_none_is_no_reward(tmp_path: Path) -> None:
 def test_a_pass_that_fails_ends_the_process_and_another_model_is_waited_for(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def broken(asked: Conversation) -> list[int]:
+        return [5, 1000]
+
     found = Opened(model, tmp_path)
-    monkeypatch.setattr(found.backend._tokens, "of", lambda asked: [5, 1000])
+    monkeypatch.setattr(found.backend._tokens, "of", broken)
     with pytest.raises(NoRewardError, match="HTTP 500"):
         found.ask("bee", timeout_s=2.0)
     found.said.get(timeout=WAIT_S)

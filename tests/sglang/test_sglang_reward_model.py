@@ -1,5 +1,7 @@
 """A reward model on a stock server: its scores are those of transformers, and those of the next server."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import asyncio

@@ -116,8 +116,9 @@ class TorchScorer:
                 self._folder, dtype=DTYPES[self._options.dtype], output_loading_info=True
             )
             model, info = loaded
-            pad = AutoTokenizer.from_pretrained(self._folder).pad_token_id
-        if missing := sorted(info["missing_keys"]):
+            tokenizer: Any = AutoTokenizer.from_pretrained(self._folder)
+        missing: list[str] = sorted(info["missing_keys"])
+        if missing:
             raise UserFault(
                 f"reward_model.path: {self._folder} has no weights for {', '.join(missing[:3])}, so its scores would "
                 "be random numbers; take a checkpoint of a reward model, not of the language model that it grew from"
@@ -127,7 +128,7 @@ class TorchScorer:
                 f"reward_model.path: {self._folder} has {model.config.num_labels} outputs; one is the score"
             )
         self._model: Any = model.to(self._device).eval()
-        self._pad = pad or 0
+        self._pad: int = tokenizer.pad_token_id or 0
 
     def scores(self, texts: Sequence[list[int]]) -> list[float]:
         """Of each text, in one pass."""

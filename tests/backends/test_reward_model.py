@@ -16,7 +16,6 @@ from penstock.backends.checkpoint.characters import PAD_ID, character_tokenizer
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.engines.reward_model_options import RewardModelOptions
 from penstock.backends.engines.run_endpoints import FOLDER, RunEndpoints
-from penstock.backends.engines.served.base.reward_model import Conversation
 from penstock.backends.engines.spec import RewardModelContext
 from penstock.backends.engines.surroundings import Surroundings
 from penstock.backends.engines.torch.reward_model import TorchScorer, open_torch_reward_model
@@ -30,6 +29,8 @@ from penstock.messages.local import EngineOpened, ScoringMoved
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from penstock.backends.engines.served.base.reward_model import Conversation
 
 WAIT_S = 60.0
 TOLERANCE = 1e-4

@@ -115,9 +115,10 @@ class TorchScorer:
             loaded: Any = AutoModelForSequenceClassification.from_pretrained(
                 self._folder, dtype=DTYPES[self._options.dtype], output_loading_info=True
             )
-            model, info = loaded
+            model: Any = loaded[0]
+            info: dict[str, Any] = loaded[1]
+            missing: list[str] = list(info["missing_keys"])
             tokenizer: Any = AutoTokenizer.from_pretrained(self._folder)
-        missing: list[str] = sorted(info["missing_keys"])
         if missing:
             raise UserFault(
                 f"reward_model.path: {self._folder} has no weights for {', '.join(missing[:3])}, so its scores would "

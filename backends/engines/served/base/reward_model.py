@@ -94,11 +94,12 @@ class ConversationTokens:
         if self._template is None:
             text = inert(asked.prompt) + inert(asked.response)
         else:
-            given = asked.messages or [{"role": "user", "content": asked.prompt}]
+            given: list[Message] = asked.messages or [{"role": "user", "content": asked.prompt}]
             messages: list[Message] = [
                 {**each, "content": inert(content)} if isinstance(content := each.get("content"), str) else each
-                for each in [*given, {"role": "assistant", "content": asked.response}]
+                for each in given
             ]
+            messages.append({"role": "assistant", "content": inert(asked.response)})
             try:
                 text = self._template.render_messages(messages, begins_answer=False)
             except BadColumnError as error:

@@ -5,12 +5,15 @@ drawn at the start of the process (seen on SGLang 0.5.23): every server would ad
 Such a server gets a folder of links to the checkpoint's files, with a bias of 0 beside them.
 """
 
+# safetensors is typed in part only:
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import asyncio
 import json
 import secrets
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -150,4 +153,5 @@ def without_bias(folder: Path, own: Path) -> Path:
 
 def _names(file: Path) -> list[str]:
     with safe_open(file, framework="numpy") as opened:
-        return list(opened.keys())
+        names: Any = opened.keys()
+        return [str(name) for name in names]

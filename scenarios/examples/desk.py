@@ -6,7 +6,7 @@ him: ``user = play.conversation("user", is_trained=False)``, with the wish in it
 
 from penstock.backends.episodes.play import End, Play
 
-GUESTS = {"ann": 11, "bob": 22, "kim": 33}
+GUESTS = {"ann": "A", "bob": "B", "kim": "C"}
 
 
 class User:
@@ -28,19 +28,19 @@ class Desk:
 
     def find(self, name: str) -> str:
         """The room of a guest."""
-        return str(self.rooms.get(name, "nobody"))
+        return self.rooms.get(name, "nobody")
 
     def move(self, what: str) -> str:
-        """``kim 17`` puts kim into room 17."""
+        """``kim Q`` puts kim into room Q."""
         name, _, room = what.partition(" ")
-        if name not in self.rooms or not room.isdecimal():
+        if name not in self.rooms or len(room) != 1:
             return "no"
-        self.rooms[name] = int(room)
+        self.rooms[name] = room
         return "ok"
 
 
 async def episode(play: Play) -> End:
-    """``kim: move me.`` is answered with ``(ask which?)``, which brings ``=room 17;``, then ``(move kim 17)``, which
+    """``kim: move me.`` is answered with ``(ask which?)``, which brings ``=room Q;``, then ``(move kim Q)``, which
     brings ``=ok;``, and ``bye``. The reward is what the database says in the end."""
     name, _, wish = play.task.label.partition(" ")
     desk, user = Desk(), User(wish)
@@ -52,5 +52,5 @@ async def episode(play: Play) -> End:
         num_asked, num_moves = num_asked + (called == "ask"), num_moves + (called == "move")
         said = tools[called](argument) if called in tools else "no"
         turn = await play.generate(f"={said};", stop=[")"])
-    is_right = desk.rooms == {**GUESTS, name: int(wish)}
+    is_right = desk.rooms == {**GUESTS, name: wish}
     return End(reward=float(is_right), components={"asked": num_asked, "moves": num_moves})

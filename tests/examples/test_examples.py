@@ -219,6 +219,7 @@ EXAMPLES: tuple[Example, ...] = (
         ("run.keep_samples=true", "learner.warm_start.num_steps=250"),
         3,
         asks_before_it_acts,
+        marks=(pytest.mark.slow,),
     ),
     Example(
         "examples/debate.yaml",

@@ -8,7 +8,7 @@ Invariants:
 """
 
 # transformers is typed in part only:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -115,9 +115,8 @@ class TorchScorer:
             loaded: Any = AutoModelForSequenceClassification.from_pretrained(
                 self._folder, dtype=DTYPES[self._options.dtype], output_loading_info=True
             )
-            model: Any = loaded[0]
-            info: dict[str, Any] = loaded[1]
-            missing: list[str] = list(info["missing_keys"])
+            model, info = loaded
+            missing: list[str] = sorted(info["missing_keys"])
             tokenizer: Any = AutoTokenizer.from_pretrained(self._folder)
         if missing:
             raise UserFault(

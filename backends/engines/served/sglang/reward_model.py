@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -153,5 +153,4 @@ def without_bias(folder: Path, own: Path) -> Path:
 
 def _names(file: Path) -> list[str]:
     with safe_open(file, framework="numpy") as opened:
-        names: Any = opened.keys()
-        return [str(name) for name in names]
+        return list(opened.keys())

@@ -6,7 +6,7 @@ Such a server gets a folder of links to the checkpoint's files, with a bias of 0
 """
 
 # safetensors is typed in part only:
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

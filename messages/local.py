@@ -153,6 +153,13 @@ class EngineSlept(LocalEvent, frozen=True, kw_only=True):
     """Answer to ``SleepEngine``: it holds no device memory."""
 
 
+class ScoringMoved(LocalEvent, frozen=True, kw_only=True):
+    """A reward model has begun or ended the score of a sample."""
+
+    num_open: int
+    """Samples that it has now."""
+
+
 class LogprobsComputed(LocalEvent, frozen=True, kw_only=True):
     """Answer to ``ComputeLogprobs``: float32 bytes for each text, as many as it has tokens; or none of them, and the
     reason."""

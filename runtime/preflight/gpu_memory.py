@@ -11,10 +11,12 @@ Colocated learners and engines are looked at one by one: each sleeps while the o
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.backends.engines.options import engine_groups
-from penstock.backends.engines.spec import ENGINES
+from penstock.backends.engines.spec import ENGINES, ONE_GPU
+from penstock.backends.engines.transport_preflight import model_size_bytes
 from penstock.backends.learners.megatron.bridge.weight_map import num_weights
 from penstock.backends.learners.megatron.layout.layout import layout_of
 from penstock.backends.learners.megatron.layout.memory import WEIGHT_BYTES, Extras, MemoryEstimate, estimate_stages
@@ -66,7 +68,7 @@ def memory_outcome(scenario: Scenario, gpu_gb: float | None, *, ok: str, failed:
     problems = [
         f"{need.key}: {need.what} takes about {need.size_bytes / GB:.3g} GB, and of a GPU's {memory:g} GB it has "
         f"{need.share * memory:.3g}; {need.remedy}"
-        for need in needs_on_gpus(scenario, found.architecture)
+        for need in (*needs_on_gpus(scenario, found.architecture), *fixed_models(scenario))
         if need.size_bytes > need.share * memory * GB
     ]
     if not problems:
@@ -101,6 +103,19 @@ def needs_on_gpus(scenario: Scenario, architecture: Architecture) -> Iterator[Ne
                 f"give a server more GPUs (sglang.tp_size), or a larger {FRACTION}",
                 fraction if isinstance(fraction, float) else 1.0,
             )
+
+
+def fixed_models(scenario: Scenario) -> Iterator[Need]:
+    """Of a reward model on GPUs: its weights alone, by the headers of its files, where these are there."""
+    model = scenario.reward_model
+    if model is None or not model.device.startswith("cuda"):
+        return
+    try:
+        size = ENGINES.spec(model.backend).size(model)
+        size_bytes = model_size_bytes(Path(model.path), model.dtype) / (size or ONE_GPU).num_gpus
+    except UserFault:
+        return  # what is wrong with them is told by the checks of this machine
+    yield Need("reward_model", size_bytes, "its weights", "take a smaller one, dtype: bfloat16, or a larger tp_size")
 
 
 def megatron_stages(scenario: Scenario, architecture: Architecture, layout: Layout) -> list[MemoryEstimate]:

@@ -26,13 +26,12 @@ from penstock.backends.engines.spec import ENGINES, ONE_GPU, EngineSize, are_mod
 from penstock.backends.learners.spec import LEARNERS, is_modelled
 from penstock.backends.protocol import Capability
 from penstock.messages.errors import UserFault
-from penstock.messages.names import LEARNER, engine_name, is_engine, teacher_name
+from penstock.messages.names import LEARNER, engine_name, is_engine, reward_model_name, teacher_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.backends.engines.options import EngineGroupOptions
-    from penstock.backends.engines.teacher_options import TeacherOptions
+    from penstock.backends.engines.spec import EngineBlock
     from penstock.backends.learners.options import LearnerOptions
     from penstock.runtime.scenario import Scenario
 
@@ -88,7 +87,7 @@ class Placement(NamedTuple):
 
 
 def needs_of(scenario: Scenario) -> list[Need]:
-    """Everybody who asks Ray for GPUs: the learner, then the engines, then the teachers.
+    """Everybody who asks Ray for GPUs: the learner, then the engines, then the teachers and reward models.
 
     Raises:
         UserFault: the options of an engine give no number of GPUs.
@@ -107,6 +106,8 @@ def needs_of(scenario: Scenario) -> list[Need]:
         first += group.count
         needs += _need(names, group, f"engines.more[{index - 1}]" if index else "engines")
     needs += _teachers(scenario)
+    if (model := scenario.reward_model) is not None:
+        needs += _need(tuple(map(reward_model_name, range(model.count))), model, "reward_model")
     return needs
 
 
@@ -131,7 +132,7 @@ def _teachers(scenario: Scenario) -> list[Need]:
     return _need(tuple(teacher_name(index) for index in range(teacher.count)), teacher, "teacher")
 
 
-def _need(names: tuple[str, ...], options: EngineGroupOptions | TeacherOptions, key: str) -> list[Need]:
+def _need(names: tuple[str, ...], options: EngineBlock, key: str) -> list[Need]:
     """Of engines that are alike; nothing where none of them takes a GPU from Ray."""
     spec = ENGINES.spec(options.backend)
     size = spec.size(options) if options.device in FROM_RAY else None

@@ -38,6 +38,7 @@ from penstock.runtime.scenario.part_rules import part_rules
 from penstock.runtime.scenario.profiling_rules import profiling_rules
 from penstock.runtime.scenario.rank_rules import rank_rules
 from penstock.runtime.scenario.recorded_rules import recorded_rules
+from penstock.runtime.scenario.reward_model_rules import reward_model_rules
 from penstock.runtime.scenario.reward_rules import reward_rules
 from penstock.runtime.scenario.run_options import ObservabilityOptions
 from penstock.runtime.scenario.sampling_rules import sampling_rules
@@ -316,6 +317,7 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     recorded_rules,
     part_rules,
     teacher_rules,
+    reward_model_rules,
     evaluation_rules,
     profiling_rules,
     _without_effect,

@@ -221,11 +221,12 @@ def _transport(s: Scenario) -> Iterator[Broken]:
 
 def _placement(s: Scenario) -> Iterator[Broken]:
     staleness = s.staleness
-    if s.engines.placement == "colocate" and (staleness.max_staleness or staleness.update_mode is not UpdateMode.DRAIN):
+    max_staleness = staleness.max_staleness or 0
+    if s.engines.placement == "colocate" and (max_staleness > 1 or staleness.update_mode is not UpdateMode.DRAIN):
         yield (
             ("engines", "placement"),
-            "colocated engines and the learner take turns on their devices, so none may run ahead of the other; set "
-            "staleness.max_staleness=0 and staleness.update_mode=drain, or another placement",
+            "colocated engines and the learner take turns on their devices, so engines may be one batch ahead and no "
+            "more; set staleness.policy to sync or one_step_off with staleness.update_mode=drain, or another placement",
         )
     if s.engines.placement == "colocate":
         yield from _colocation(s)

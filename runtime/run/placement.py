@@ -150,6 +150,13 @@ def _need(names: tuple[str, ...], options: EngineGroupOptions | TeacherOptions, 
     return [Need(names, size, key, may_share=may_share, is_optional=options.device == "auto")]
 
 
+def num_gpus_asked(scenario: Scenario) -> int:
+    """By all together; those of engines that the learner is put on count once."""
+    needs = needs_of(scenario)
+    is_guest = scenario.engines.placement == "colocate" and _can_share(needs)
+    return sum(len(need.names) * need.size.num_gpus for need in needs[is_guest:])
+
+
 def place(scenario: Scenario, nodes: Sequence[NodeGpus]) -> Placement:
     """A place for everybody who needs one. Of nodes that are equally good the earlier one is taken.
 

@@ -41,7 +41,7 @@ def blocks(address: str, engines: dict[str, Any]) -> str:
 
 
 def test_every_process_sees_its_gpus_and_keeps_them(launched: Callable[..., Launched], address: str) -> None:
-    """A learner of two ranks over two engines of one GPU, two more engines, and one of four over two nodes: all eight."""
+    """A learner of two ranks over two engines of one GPU, two more of these, one of four over two nodes: all eight."""
     more = [
         {"backend": "sglang", "count": 2},
         {"backend": "sglang", "sglang": {"tp_size": 4, "nnodes": 2}},

@@ -115,7 +115,7 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     placement: Literal["auto", "pack", "spread", "colocate"] = "auto"
     """Of GPUs: ``pack``, which ``auto`` is too, takes as few nodes as it can, ``spread`` as many. ``colocate`` puts the
     learner on the GPUs of the first engines, as many as have one for each of its ranks (simulated: of all); they take
-    turns, and whoever has not the turn holds no GPU memory, so it needs ``sync`` or ``one_step_off``, with ``drain``."""
+    turns, and whoever has not the turn holds no GPU memory, so it needs the policy ``sync`` or ``one_step_off``."""
     seeded_sampling: bool = False
     """Refuse engines whose samples do not follow from the seed."""
     record_experts: bool = False

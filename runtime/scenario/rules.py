@@ -222,11 +222,12 @@ def _transport(s: Scenario) -> Iterator[Broken]:
 def _placement(s: Scenario) -> Iterator[Broken]:
     staleness = s.staleness
     max_staleness = staleness.max_staleness or 0
-    if s.engines.placement == "colocate" and (max_staleness > 1 or staleness.update_mode is not UpdateMode.DRAIN):
+    if s.engines.placement == "colocate" and (max_staleness > 1 or staleness.update_mode is UpdateMode.IN_FLIGHT):
         yield (
             ("engines", "placement"),
             "colocated engines and the learner take turns on their devices, so engines may be one batch ahead and no "
-            "more; set staleness.policy to sync or one_step_off with staleness.update_mode=drain, or another placement",
+            "more, and swap nothing while they generate; set staleness.policy to sync, or to one_step_off with "
+            "staleness.update_mode drain or interrupt, or take another placement",
         )
     if s.engines.placement == "colocate":
         yield from _colocation(s)

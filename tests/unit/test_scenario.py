@@ -303,7 +303,7 @@ COLOCATED = ("engines.placement=colocate", "staleness.policy=sync")
         (["filter.function=keep"], "filter.function", "must be file.py:function"),
         (["engines.placement=colocate"], "engines.placement", "take turns on their devices"),
         (
-            ["engines.placement=colocate", "staleness.policy=one_step_off", "staleness.update_mode=interrupt"],
+            ["engines.placement=colocate", "staleness.policy=one_step_off", "staleness.update_mode=in_flight"],
             "engines.placement",
             "one batch ahead",
         ),

@@ -270,8 +270,9 @@ def _colocate(trial: Trial, rng: random.Random) -> Trial:
 
 
 def colocated(trial: Trial) -> Trial:
-    """The trial with the learner on the devices of its engines, which are drained before each turn of the learner."""
-    return msgspec.structs.replace(trial, colocated=True, update_mode=UpdateMode.DRAIN)
+    """The trial with the learner on the devices of its engines, which swap nothing while they generate."""
+    mode = UpdateMode.DRAIN if trial.update_mode is UpdateMode.IN_FLIGHT else trial.update_mode
+    return msgspec.structs.replace(trial, colocated=True, update_mode=mode)
 
 
 def _operate(trial: Trial, rng: random.Random) -> Trial:
@@ -303,10 +304,11 @@ def _draw_policy(rng: random.Random, trial: Trial) -> PolicyChanged:
     """Any built-in one, also such as cannot serve the trial's publishing."""
     policy = rng.choice(["sync", "one_step_off"] if trial.colocated else list(BUILTIN))
     defaults = BUILTIN[policy]
+    modes = [mode for mode in defaults.update_modes if mode is not UpdateMode.IN_FLIGHT or not trial.colocated]
     return PolicyChanged(
         policy=policy,
         max_staleness=defaults.max_staleness if defaults.fixed_staleness else rng.randint(0, 8),
-        update_mode=UpdateMode.DRAIN if trial.colocated else rng.choice(defaults.update_modes),
+        update_mode=rng.choice(modes),
         on_stale=trial.on_stale if rng.random() < 0.6 else rng.choice(list(OnStale)),
     )
 

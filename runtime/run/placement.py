@@ -170,8 +170,8 @@ def place(scenario: Scenario, nodes: Sequence[NodeGpus]) -> Placement:
     how, num_ranks = scenario.engines.placement, scenario.learner.num_ranks
     blocks = _arrange(needs, nodes, how)
     if blocks is None:
-        shared = _together(needs) if how == "colocate" and _can_share(needs) else None
-        raise UserFault(refusal_of(scenario, needs, nodes, shared, lambda some: _has_place(some, nodes, how)))
+        together = _together(needs) if how == "colocate" and _can_share(needs) else None
+        raise UserFault(refusal_of(scenario, needs, nodes, together, lambda some: _has_place(some, nodes, how)))
     placement = Placement(tuple(blocks), num_ranks)
     if (shared := _crowded(blocks, num_ranks)) is not None:
         *engines, _ = shared.members

@@ -242,6 +242,12 @@ def _colocation(s: Scenario) -> Iterator[Broken]:
             "placement",
         )
     devices = {engines.device, learner.device}
+    if s.weights.transport == "distributed" and "cuda" in devices:
+        yield (
+            ("weights", "transport"),
+            "a group of NCCL takes each GPU once, and colocated engines and the learner are on the same; set it to "
+            "auto, disk or tensor, or take another engines.placement",
+        )
     if not are_modelled(engines) and not engines.more and len(devices) > 1 and "auto" not in devices:
         yield (
             ("engines", "placement"),

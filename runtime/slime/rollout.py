@@ -223,7 +223,10 @@ def write_policy(writer: Writer) -> None:
     if "partial-rollout" in writer.flags:
         _partial(writer, policy)
     transport = writer.value("update-weight-transport")
-    if transport in ("disk", "distributed"):
+    if transport == "distributed" and writer.get("engines.placement") == "colocate":
+        reason = "not needed: NCCL takes no GPU twice; weights.transport: auto"
+        writer.leave_named("update-weight-transport", reason, "same")
+    elif transport in ("disk", "distributed"):
         writer.set("weights.transport", transport)
     elif transport is not None:
         reason = "weights.transport: auto finds the best one that works"

@@ -121,7 +121,7 @@ def test_stages_and_pieces_are_shown_with_what_they_wait() -> None:
 def test_who_shares_gpus_is_on_one_line() -> None:
     text = plan(
         "qwen3_8b_8gpus", "engines.placement=colocate", "engines.count=1", "engines.sglang.tp_size=4",
-        "staleness={policy: sync}",
+        "staleness={policy: sync}", "weights.transport=auto",
     )  # fmt: skip
     assert "  node 0  learner ranks 0–3 and engine/0, 4 GPUs between them; 4 GPUs free\n" in text
 

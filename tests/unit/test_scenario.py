@@ -309,6 +309,17 @@ COLOCATED = ("engines.placement=colocate", "staleness.policy=sync")
         ),
         ([*COLOCATED, "engines.device=cpu", "learner.device=cuda"], "engines.placement", "so they share nothing"),
         (
+            [
+                *COLOCATED,
+                "engines.backend=sglang",
+                "engines.device=cuda",
+                "learner.device=cuda",
+                "weights.transport=distributed",
+            ],
+            "weights.transport",
+            "takes each GPU once",
+        ),
+        (
             [*COLOCATED, "engines.backend=sglang", "engines.addresses=[http://127.0.0.1:30000]"],
             "engines.placement",
             "remove engines.addresses",

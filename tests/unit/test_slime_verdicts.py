@@ -58,7 +58,7 @@ CASES: Final = {
         + "--colocate",
         "same job",
     ),
-    "engines shared": Case(FULL + "--colocate", "same job"),
+    "engines shared": Case(FULL + "--colocate --update-weight-transport distributed", "same job"),
     "experts": Case(FULL + "--moe-token-dispatcher-type flex --moe-enable-deepep", "same job"),
     "DeepEP alone": Case(FULL + "--moe-enable-deepep", "same job"),
     "two nodes shared": Case(

@@ -13,7 +13,7 @@ from penstock.backends.data.sources import COMPRESSED_SUFFIXES, parse_source
 from penstock.backends.engines.spec import some_can
 from penstock.backends.protocol import Capability
 from penstock.messages.option_keys import Names
-from penstock.runtime.scenario.media_rules import freeze_rules, media_rules, training_rules
+from penstock.runtime.scenario.media_rules import media_rules, training_rules
 from penstock.runtime.scenario.named import MADE_DATA, named_values
 from penstock.runtime.scenario.row_metadata import metadata_blocks, unnamed
 
@@ -38,7 +38,6 @@ def data_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     for source in named_sources(s.data):
         yield from _template(source)
         yield from _media(s, source)
-    yield from freeze_rules(s)
     yield from _stream(s)
     yield from _own_source(s)
     yield from _retries(s)

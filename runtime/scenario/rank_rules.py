@@ -59,7 +59,7 @@ def _colocated(s: Scenario) -> Iterator[Broken]:
         )
     elif sizes[0].num_gpus < num_ranks and sizes[0].node_counts[0] > 1:
         yield (
-            ("engines", "sglang", "nnodes"),
-            f"the {num_ranks} ranks of the learner lie over several engines, which have to be on one node with them; "
-            "remove it, or give one engine as many GPUs as there are ranks",
+            ("learner", "num_ranks"),
+            f"colocated, {num_ranks} ranks lie over several engines, which have to be on one node with them; let "
+            "engines be on one node each, or give one engine as many GPUs as there are ranks",
         )

@@ -21,7 +21,7 @@ from penstock.backends.learners.objectives.validity import (
 )
 from penstock.backends.learners.spec import is_modelled
 from penstock.backends.protocol import Capability
-from penstock.backends.weights.spec import AUTO
+from penstock.backends.weights.spec import AUTO, TRANSPORTS
 from penstock.messages.training import UpdateMode
 from penstock.runtime.scenario.capabilities import lacking
 from penstock.runtime.scenario.data_rules import data_rules
@@ -242,11 +242,12 @@ def _colocation(s: Scenario) -> Iterator[Broken]:
             "placement",
         )
     devices = {engines.device, learner.device}
-    if s.weights.transport == "distributed" and "cuda" in devices:
+    transport = s.weights.transport
+    if transport != AUTO and "cuda" in devices and not TRANSPORTS.spec(transport).shares_gpus:
         yield (
             ("weights", "transport"),
             "a group of NCCL takes each GPU once, and colocated engines and the learner are on the same; set it to "
-            "auto, disk or tensor, or take another engines.placement",
+            "auto, or take another engines.placement",
         )
     if not are_modelled(engines) and not engines.more and len(devices) > 1 and "auto" not in devices:
         yield (

@@ -82,6 +82,11 @@ class GroupRecorded(Entry, frozen=True, kw_only=True):
     kept_cause: str = ""
     """The Filter had turned it away for this cause, and it was kept because too little was left to train on."""
 
+    @property
+    def oldest_version(self) -> int | None:
+        """That made a token of it."""
+        return min((note.oldest_version for note in self.samples if note.oldest_version is not None), default=None)
+
 
 class GroupClosed(Entry, frozen=True, kw_only=True):
     """Every sample of this group is terminal, and not by training."""
@@ -119,6 +124,15 @@ class BatchLeased(Entry, frozen=True, kw_only=True):
     mask_old_tokens: bool = False
     update_mode: UpdateMode
     is_last: bool = False
+    uses: tuple[int, ...] = ()
+    """Of each group, which use of it this is, from 1; empty: the first of every one."""
+    max_uses: int = 1
+    """Of a group, in all batches; the bound that this one has to keep (``staleness.reuse``)."""
+
+    @property
+    def again(self) -> dict[int, int]:
+        """The groups that were trained before, with which use of them this is."""
+        return further_uses(self.group_ids, self.uses)
 
 
 class StepRecorded(Entry, frozen=True, kw_only=True):
@@ -129,6 +143,18 @@ class StepRecorded(Entry, frozen=True, kw_only=True):
     num_trained_tokens: int
     num_masked_tokens: int = 0
     max_staleness: int
+    uses: tuple[int, ...] = ()
+    """As in its lease."""
+
+    @property
+    def again(self) -> dict[int, int]:
+        """As of its lease."""
+        return further_uses(self.group_ids, self.uses)
+
+
+def further_uses(group_ids: tuple[int, ...], uses: tuple[int, ...]) -> dict[int, int]:
+    """Those of these groups that were trained before, with which use of them this is."""
+    return {group_id: use for group_id, use in zip(group_ids, uses, strict=True) if use > 1} if uses else {}
 
 
 class CheckpointRecorded(Entry, frozen=True, kw_only=True):
@@ -142,6 +168,8 @@ class PayloadsReleased(Entry, frozen=True, kw_only=True):
     """No checkpoint that the run can be resumed from needs the payloads of the batches up to this version."""
 
     through_version: int
+    kept: tuple[int, ...] = ()
+    """But these groups of them: a later batch has them again, or may."""
 
 
 class VersionRecorded(Entry, frozen=True, kw_only=True):

@@ -78,6 +78,8 @@ class BatchReady(Event, frozen=True, kw_only=True):
     is_last: bool = False
     num_waiting_groups: int = 0
     """Complete groups that are left in the Buffer after this batch."""
+    uses: tuple[int, ...] = ()
+    """Of each group, which use of it this is, from 1; empty: the first of every one."""
 
 
 class StepFinished(Event, frozen=True, kw_only=True):
@@ -91,6 +93,8 @@ class StepFinished(Event, frozen=True, kw_only=True):
     max_staleness: int
     """Age of the oldest trained token, in versions, at the moment of consumption."""
     metrics: tuple[Metric, ...] = ()
+    uses: tuple[int, ...] = ()
+    """As in the batch."""
 
 
 class CheckpointDemanded(Event, frozen=True, kw_only=True):
@@ -213,6 +217,8 @@ class DeviceTurned(Event, frozen=True, kw_only=True):
     turn: int
     """Goes up with every change, also over incarnations of the Learner."""
     holder: Holder
+    interrupts: bool = False
+    """What runs is broken off for the Learner, and goes on in the next turn of the engines."""
 
 
 class DeviceYielded(Event, frozen=True, kw_only=True):

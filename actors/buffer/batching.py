@@ -40,6 +40,20 @@ def form_batch(
     return None if batch is None else [group.group_id for group in batch]
 
 
+def places_to_fill(table: GroupTable, pacing: PacingSettings, *, version: int) -> int:
+    """How many places of the next batch groups that were trained before may take, beside all that are ready; 0: none.
+
+    The look-ahead rule holds for what was not trained yet, whatever the policy does about stale groups, and the end of
+    the run is a deadline too: no group that is on its way gets too old, or is left over, because others come twice.
+    """
+    num_ready, size = table.num_ready, pacing.groups_per_batch
+    forced = forced_counts(table.unleased_by_deadline, version=version, groups_per_batch=size)
+    num_left = max(0, pacing.num_steps - version - 1) * size
+    is_in_time = table.num_unleased - num_ready <= num_left
+    is_allowed = is_in_time and is_possible(forced, table.ready_by_deadline, num_places=num_ready)
+    return max(0, size - num_ready) if is_allowed else 0
+
+
 class Expiry(Value, frozen=True):
     """Why groups are given up, and as what."""
 

@@ -20,6 +20,7 @@ from penstock.actors.buffer.goals import Replay
 from penstock.actors.buffer.grants import Grants, groups_of
 from penstock.actors.buffer.histories import Rejections, RowHistory
 from penstock.actors.buffer.policies import builtin_policy
+from penstock.actors.buffer.reuse import UsedGroups
 from penstock.actors.buffer.table import GroupTable, Status, TrackedGroup
 from penstock.messages.errors import UserFault
 from penstock.messages.evaluation import EvaluationOpened, GroupEvaluated
@@ -73,6 +74,7 @@ class Books:
         """Batches trained."""
         self.announced: int | None = None
         self.table = GroupTable()
+        self.used = UsedGroups(settings.max_uses)
         self.settled = SettledGroups()
         self.accounts = Accounts(settings.samples_per_group)
         self.grants = Grants(num_prompts=settings.num_prompts, max_requeues=settings.max_requeues)
@@ -152,7 +154,8 @@ class Books:
             case FailuresNoted():
                 self.failures.noted(entry.ends)
             case BatchLeased():
-                self.table.lease(entry.group_ids)
+                self.table.lease([group_id for group_id in entry.group_ids if group_id not in entry.again])
+                self.used.leased(entry)
                 self.open_lease = self.leases[entry.version] = entry
             case RowsRecorded():
                 for row in entry.rows:
@@ -167,6 +170,7 @@ class Books:
                 self.leases = {v: lease for v, lease in self.leases.items() if v > entry.version}
             case PayloadsReleased():
                 self.released_through = entry.through_version
+                self.used.released(entry)
             case PauseRecorded():
                 self.is_paused = entry.is_paused
             case PolicyRecorded():
@@ -175,6 +179,7 @@ class Books:
                 self._identify(entry)
             case BatchesFixed():
                 self.goal = Replay(entry.batches)
+                self.used.max_uses = max((batch.max_uses for batch in entry.batches), default=1)
             case EvaluationOpened():
                 self.evaluations.opened(entry.evaluation)
                 self.accounts.evaluation_opened(entry.evaluation.num_samples)
@@ -233,12 +238,13 @@ class Books:
             self.settled.add(entry.group_id)
 
     def _step(self, entry: StepRecorded) -> None:
-        for group_id in entry.group_ids:
-            tracked = self.table.remove(group_id)
+        trained = [self.table.remove(group_id) for group_id in entry.group_ids if group_id not in entry.again]
+        for tracked in trained:
             assert tracked.record is not None
             self._prompt_ended(tracked.ordinal)
             self.history.trained(tracked)
             self.accounts.trained(tracked.record)
+        self.used.trained(entry.version, trained)
         self.version, self.open_lease = entry.version, None
         self.evaluations.stepped(entry.version)
         self.num_trained_groups += len(entry.group_ids)
@@ -274,7 +280,8 @@ class Books:
         assert self.accounts.num_in_evaluation == self.evaluations.num_in_system
         open_lease = self.open_lease
         assert open_lease is None or open_lease.version == self.version + 1
-        leased = () if open_lease is None else open_lease.group_ids
+        leased = () if open_lease is None else [g for g in open_lease.group_ids if g not in open_lease.again]
+        assert all(self.table.get(g) is None for g in self.used.usable(self.version, self.policy.max_staleness))
         assert self.table.num_leased == len(leased)
         assert all(self.table.tracked(group_id).status is Status.LEASED for group_id in leased)
         since = range(max(0, self.checkpoint_version) + 1, self.taken_at + 1)

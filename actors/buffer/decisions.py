@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.actors.buffer.batching import expired, form_batch
+from penstock.actors.buffer.batching import expired, form_batch, places_to_fill
 from penstock.actors.buffer.grants import groups_of
 from penstock.actors.buffer.pacing import bound, num_grantable
-from penstock.actors.buffer.policies import BufferState
+from penstock.actors.buffer.policies import BufferState, ranked
 from penstock.actors.buffer.report import closed_ends
 from penstock.actors.buffer.table import Status
 from penstock.messages.ledger import BatchLeased, GroupClosed, GroupsGranted, RowsRecorded
@@ -40,7 +40,7 @@ def next_grants(books: Books, target: AutoTarget) -> list[GroupsGranted]:
         limit=_limit(books, target),
         outstanding=books.table.num_outstanding,
         in_generation=books.table.num_in_generation,
-        trained=books.num_trained_groups,
+        trained=books.num_trained_groups + (0 if books.open_lease is None else len(books.open_lease.again)),
         num_left=books.grants.num_left,
         settings=books.settings.pacing,
     )
@@ -66,23 +66,39 @@ def _limit(books: Books, target: AutoTarget) -> int:
 
 
 def formed_lease(books: Books) -> BatchLeased | None:
-    """The batch of ready groups that makes the next version; None when no allowed one exists."""
-    pacing = books.settings.pacing
+    """The batch of ready groups that makes the next version, or else of these and used ones; None when no allowed one
+    exists."""
+    pacing, used = books.settings.pacing, books.used
     formed = form_batch(books.table, books.policy, pacing, version=books.version, is_exhausted=books.is_exhausted)
+    again: list[int] = []
     if formed is None:
-        return None
+        formed, again = _filled(books)
+        if not again:
+            return None
     masks = books.policy.on_stale is OnStale.MASK  # one mask for the whole batch: that of the strictest grant
-    bounds = (books.table.tracked(group_id).max_staleness for group_id in formed)
+    bounds = [books.table.tracked(group_id).max_staleness for group_id in formed] + list(map(used.max_staleness, again))
     takes_all = books.is_exhausted and books.table.num_unleased == len(formed)
     return BatchLeased(
         version=books.version + 1,
-        group_ids=tuple(formed),
+        group_ids=(*formed, *again),
         max_staleness=min(bounds) if masks else max(bounds),
         mask_stale=masks,
         mask_old_tokens=books.settings.mask_old_tokens,
         update_mode=books.policy.update_mode,
         is_last=books.version + 1 == pacing.num_steps or takes_all,
+        uses=(*[1] * len(formed), *map(used.next_use, again)) if again else (),
+        max_uses=books.settings.max_uses,
     )
+
+
+def _filled(books: Books) -> tuple[list[int], list[int]]:
+    """The groups that are ready, and used ones for the other places; no used ones where that makes no whole batch."""
+    if books.settings.max_uses == 1:
+        return [], []
+    number = places_to_fill(books.table, books.settings.pacing, version=books.version)
+    usable = books.used.usable(books.version, books.policy.max_staleness)
+    ready = [group.group_id for group in ranked(books.policy, books.table.ready_groups())]
+    return ready, usable[:number] if len(usable) >= number else []
 
 
 def rows_again(books: Books, grants: list[GroupsGranted]) -> list[RowsRecorded]:

@@ -84,4 +84,5 @@ class LearnerSide:
             update_mode=lease.update_mode,
             is_last=lease.is_last,
             num_waiting_groups=self._books.table.num_ready,
+            uses=lease.uses,
         )

@@ -221,10 +221,11 @@ class Buffer:
             if event.version > books.checkpoint_version:  # it was recorded before; the Learner has come to it again
                 self._stands_at(event.version)
             return
-        if event.group_ids != lease.group_ids:
+        if (event.group_ids, event.uses) != (lease.group_ids, lease.uses):
             self.run.fail(f"the receipt of version {event.version} names other groups than its batch")
             return
-        groups = tuple(map(books.payload, lease.group_ids))
+        again = lease.again
+        groups = tuple(books.payload(group_id) for group_id in lease.group_ids if group_id not in again)
         due = books.evaluations.due
         self._keeper.note(
             StepRecorded(
@@ -233,12 +234,15 @@ class Buffer:
                 num_trained_tokens=event.num_trained_tokens,
                 num_masked_tokens=event.num_masked_tokens,
                 max_staleness=event.max_staleness,
+                uses=event.uses,
             )
         )
+        reused = books.used.records(again)
         self.learner.stands_at(event.version)
         self._evaluation.stepped(event.version, due)
         target = self.settings.pacing.target_outstanding or self.target.value
-        self._keeper.send(SUPERVISOR, trained_report(books, groups, event, target=target, bound=lease.max_staleness))
+        report = trained_report(books, groups, event, target=target, bound=lease.max_staleness, again=reused)
+        self._keeper.send(SUPERVISOR, report)
         self._keeper.expire()
 
     def _on_fetched(self, event: BatchFetched) -> None:
@@ -294,13 +298,18 @@ class Buffer:
                 self.learner.waits = False
             return
         self._keeper.note(lease)
+        if lease.again:  # used groups spared the Learner a wait, which more groups on their way would have as well
+            self.target.learner_waited(bound_of(books))
         self.target.batch_taken(books.table.num_ready)
         self.learner.offers(lease.version)
         self._send_open(lease)
         self._keeper.expire()
 
     def _send_open(self, lease: BatchLeased) -> None:
-        """Offer the batch that is out; its payloads are in the table."""
+        """Offer the batch that is out; its payloads are in the table, but those of groups that were trained before."""
+        if lease.again:
+            self._keeper.out.append(FetchBatch(lease.version, lease.group_ids))
+            return
         groups = tuple(map(self.books.payload, lease.group_ids))
         self._keeper.send(LEARNER, self.learner.batch(lease, groups))
 

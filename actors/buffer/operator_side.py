@@ -87,7 +87,8 @@ class OperatorSide:
             update_mode=event.update_mode,
             on_stale=event.on_stale,
         )
-        reason = self._why_no_grants("switch") or refusal(event, publish_every=books.settings.publish_every)
+        publish_every, max_uses = books.settings.publish_every, books.settings.max_uses
+        reason = self._why_no_grants("switch") or refusal(event, publish_every=publish_every, max_uses=max_uses)
         if reason:
             self._keeper.notice(f"the policy stays as it is: {reason}")
             return reason, ""

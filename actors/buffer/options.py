@@ -36,5 +36,8 @@ class StalenessOptions(Options, frozen=True, kw_only=True):
     """Multiplies admission; each batch takes the first that are ready, the surplus is cancelled."""
     max_requeues: Annotated[int, Meta(ge=0)] = 1
     """With ``on_stale: requeue``: how often one prompt is granted anew."""
+    reuse: Annotated[int, Meta(ge=1, le=64)] = 1
+    """How often a group may be trained: in so many batches, while its oldest token is within the bound. New groups go
+    first; used ones fill a batch that would have to be waited for."""
     max_rejected_batches: Annotated[int, Meta(ge=1)] = 20
     """The run stops with advice when the filter turned away so many batches' worth of groups without one batch."""

@@ -74,7 +74,8 @@ def num_grantable(
         limit: what bound and policy allow to be outstanding.
         outstanding: granted and not terminal.
         in_generation: granted and not admitted.
-        trained: groups trained so far.
+        trained: groups trained so far, each as often as it was, and those of the batch that is out which were trained
+            before: places of batches that no group will have.
         num_left: prompts that the dataset has left; None when it has no end.
         settings: of the run.
     """

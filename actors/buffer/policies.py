@@ -156,7 +156,7 @@ def ranked(policy: StalenessPolicy, groups: list[RankedGroup]) -> list[RankedGro
     return sorted(groups, key=lambda group: (policy.rank(group), group.group_id))
 
 
-def refusal(event: PolicyChanged, *, publish_every: int) -> str:
+def refusal(event: PolicyChanged, *, publish_every: int, max_uses: int = 1) -> str:
     """Why a running job cannot take this policy; empty when it can."""
     defaults = BUILTIN.get(event.policy)
     if defaults is None:
@@ -169,4 +169,6 @@ def refusal(event: PolicyChanged, *, publish_every: int) -> str:
         )
     if event.max_staleness < publish_every - 1:
         return f"publish_every is {publish_every}, that needs a max_staleness of at least {publish_every - 1}"
+    if event.max_staleness < max_uses - 1:
+        return f"staleness.reuse is {max_uses}, that needs a max_staleness of at least {max_uses - 1}"
     return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
@@ -13,12 +13,17 @@ from penstock.messages.samples import SampleEnd, SampleKey, TerminalState
 from penstock.messages.training import StepFinished, StepReported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from penstock.actors.buffer.books import Books
     from penstock.actors.buffer.table import TrackedGroup
+    from penstock.messages.ledger import GroupRecorded
     from penstock.messages.samples import Group
     from penstock.messages.training import Balance
+
+REUSE: Final = "reuse"
+"""Begins the names of figures about groups that were trained before."""
+OF_SAMPLES: Final = ("rollout/", "passrate/")
 
 
 def closed_ends(
@@ -60,9 +65,14 @@ def step_report(
     balance: Balance,
     policy: str = "",
     masks_old: bool = False,
+    again: Sequence[GroupRecorded] = (),
 ) -> StepReported:
-    """The report of a recorded step: the Learner's metrics, the batch's own figures, and ``gauges``."""
+    """The report of a recorded step: the Learner's metrics, the batch's own figures, and ``gauges``. ``again``: the
+    groups that were trained before. Their ages count, and nothing else of them: they are no new samples."""
     sample_ages = ages(groups, receipt.version, of_newest=masks_old)
+    notes = [note for record in again for note in record.samples]
+    made_by = (note.newest_version if masks_old else note.oldest_version for note in notes)
+    sample_ages += [receipt.version - 1 - version for version in made_by if version is not None]
     counts = [0] * (max(sample_ages, default=0) + 1)
     for age in sample_ages:
         counts[age] += 1
@@ -75,7 +85,7 @@ def step_report(
         Metric("train/num_tokens", receipt.num_trained_tokens),
         Metric("train/num_masked_tokens", receipt.num_masked_tokens),
     )
-    named = {metric.name: metric for metric in (*receipt.metrics, *own, *gauges)}
+    named = {metric.name: metric for metric in (*_of_learner(receipt), *own, *gauges)}
     return StepReported(
         version=receipt.version,
         num_steps=num_steps,
@@ -88,17 +98,47 @@ def step_report(
     )
 
 
+def _of_learner(receipt: StepFinished) -> list[Metric]:
+    """Its figures; those of the samples go by another name in a batch with samples that have been in an earlier one, so
+    that a curve of what engines make stays one."""
+    if max(receipt.uses, default=1) == 1:
+        return list(receipt.metrics)
+    return [
+        Metric(f"{REUSE}/{each.name}", each.value) if each.name.startswith(OF_SAMPLES) else each
+        for each in receipt.metrics
+    ]
+
+
+def _reused(books: Books, again: Sequence[GroupRecorded]) -> tuple[Metric, ...]:
+    """How much of a step was trained before; nothing where no group ever is."""
+    if books.used.max_uses == 1:
+        return ()
+    notes = [note for record in again for note in record.samples]
+    return (
+        Metric(f"{REUSE}/num_groups", len(again)),
+        Metric(f"{REUSE}/num_samples", len(notes)),
+        Metric(f"{REUSE}/num_tokens", sum(note.num_made_tokens for note in notes)),
+    )
+
+
 def trained_report(
-    books: Books, groups: tuple[Group, ...], receipt: StepFinished, *, target: int, bound: int
+    books: Books,
+    groups: tuple[Group, ...],
+    receipt: StepFinished,
+    *,
+    target: int,
+    bound: int,
+    again: Sequence[GroupRecorded] = (),
 ) -> StepReported:
     """Of a step that has just been recorded.
 
     Args:
         books: with the step.
-        groups: that it trained.
+        groups: that it trained for the first time.
         receipt: of the Learner.
         target: groups that may be outstanding.
         bound: of the batch: by the policies under which its groups were granted.
+        again: what the ledger keeps of the groups that it trained once more.
     """
     gauges = (
         Metric("buffer/ready_groups", books.table.num_ready),
@@ -108,6 +148,7 @@ def trained_report(
         Metric("buffer/max_staleness", books.policy.max_staleness),
         Metric("buffer/announced_lag", receipt.version - (books.announced or 0)),
         *books.rejections.metrics(),
+        *_reused(books, again),
     )
     return step_report(
         groups,
@@ -117,6 +158,7 @@ def trained_report(
         balance=books.accounts.balance(),
         policy=books.policy_name,
         masks_old=books.settings.mask_old_tokens,
+        again=again,
     )
 
 

@@ -84,7 +84,8 @@ class RunState:
             return
         oldest = books.checkpoints[0].version
         if oldest > books.released_through:
-            self._keeper.note(PayloadsReleased(through_version=oldest))
+            kept = books.used.needed(books.version, oldest)
+            self._keeper.note(PayloadsReleased(through_version=oldest, kept=kept))
         self._keeper.send(LEARNER, CheckpointsKept(oldest_version=oldest))
 
     # --- ends -------------------------------------------------------------------------------------------------

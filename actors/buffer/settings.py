@@ -23,6 +23,8 @@ class BufferSettings(Value, frozen=True, kw_only=True):
     publish_every: int = 1
     max_requeues: int = 1
     max_rejected_batches: int = 20
+    max_uses: int = 1
+    """In how many batches a group may be trained."""
     stop_after_failures: int = 0
     """When so many samples have failed for one kind of reason, and none has had a reward, the run ends; 0: it never
     does."""

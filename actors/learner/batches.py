@@ -32,6 +32,7 @@ def receipt_of(batch: BatchReady, event: BatchTrained) -> StepFinished:
         num_masked_tokens=event.num_masked_tokens,
         max_staleness=oldest_age(batch),
         metrics=event.metrics,
+        uses=batch.uses,
     )
 
 

@@ -115,8 +115,8 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     """Engines of other kinds beside these, in the same run."""
     placement: Literal["auto", "pack", "spread", "colocate"] = "auto"
     """Of GPUs: ``pack``, which ``auto`` is too, takes as few nodes as it can, ``spread`` as many. ``colocate`` puts the
-    learner on the GPUs of the first engine (simulated: of all); they take turns, and whoever has not the turn holds no
-    GPU memory, so it needs ``max_staleness: 0`` and ``drain``."""
+    learner on the GPUs of the first engines, as many as have one for each of its ranks (simulated: of all); they take
+    turns, and whoever has not the turn holds no GPU memory, so it needs the policy ``sync`` or ``one_step_off``."""
     quantization: Literal["fp8"] | None = None
     """``fp8``: engines get the matrices of layers as e4m3 numbers with a scale for each block of 128 × 128; the
     learner trains what it has. SGLang servers compute in FP8, embedded engines with what the numbers stand for

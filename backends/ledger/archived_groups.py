@@ -60,7 +60,7 @@ def read_archived_group(path: Path, group_id: int) -> Group | None:
     try:
         names = [name for name in pq.read_schema(path).names if name != "part_experts"]
         rows = pq.read_table(path, columns=names, filters=[("group_id", "=", group_id)]).to_pylist()
-        return _group(rows) if rows else None
+        return _group([row for row in rows if row["version"] == rows[0]["version"]]) if rows else None
     except KeyError as error:
         raise UserFault(f"{path}: {_UNREADABLE}: it has no column {error}") from error
     except (OSError, pa.ArrowException) as error:
@@ -85,7 +85,7 @@ def read_archived(path: Path, versions: Iterable[int] | None = None) -> Iterator
             for row in file.read_row_group(number).to_pylist():
                 if wanted is not None and row["version"] not in wanted:
                     continue
-                if rows and rows[-1]["group_id"] != row["group_id"]:
+                if rows and _place(rows[-1]) != _place(row):  # a group may be in several batches
                     yield _group(rows)
                     rows = []
                 rows.append(row)
@@ -97,6 +97,10 @@ def read_archived(path: Path, versions: Iterable[int] | None = None) -> Iterator
         raise UserFault(f"{path}: {_UNREADABLE}: it has no column {error}") from error
     except pa.ArrowException as error:
         raise UserFault(f"{path}: {_UNREADABLE}") from error
+
+
+def _place(row: Row) -> tuple[Any, Any]:
+    return row["version"], row["group_id"]
 
 
 def _group(rows: Sequence[Row]) -> Group:

@@ -19,7 +19,7 @@ from penstock.backends.ledger.audit_books import AuditBooks
 from penstock.backends.ledger.audited_evaluations import AuditedEvaluation, EvaluatedSampleRow, digest_of
 from penstock.backends.ledger.audited_group import AuditedGroup, Finding, digest
 from penstock.backends.ledger.sqlite import SqliteReader
-from penstock.backends.ledger.tables import LEASED, TRAINED, WITHOUT_PAUSES
+from penstock.backends.ledger.tables import LEASED, TABLES_SINCE, TRAINED
 from penstock.messages.samples import Group, evaluation_group_id, group_name
 from penstock.messages.training import Balance, CauseCount
 
@@ -47,6 +47,7 @@ _SMALL_TABLES: Final = {
     "versions": "SELECT version FROM versions",
     "policies": "SELECT sequence, policy, max_staleness, update_mode, on_stale FROM policies",
     "pauses": "SELECT sequence, is_paused FROM pauses",
+    "reuses": "SELECT group_id, use, version, position, max_uses FROM reuses",
     "evaluations": "SELECT number, version, is_pinned, state, num_groups, num_samples, num_ended FROM evaluations",
 }
 
@@ -212,7 +213,7 @@ class _Auditor(SqliteReader):
             expected = _small_tables(books)
             (form,) = execute("PRAGMA user_version").fetchone()
             for name, query in _SMALL_TABLES.items():
-                if name == "pauses" and form in WITHOUT_PAUSES:
+                if TABLES_SINCE.get(name, form) > form:
                     continue
                 self._compare_rows(name, set(execute(query)), set(expected[name]))
             total, least = len(books.groups), evaluation_group_id(books.evaluations.num_places - 1)
@@ -373,6 +374,11 @@ def _small_tables(books: AuditBooks) -> dict[str, list[Row]]:
             for sequence, policy in books.operator.policies.items()
         ],
         "pauses": [(sequence, int(pause.is_paused)) for sequence, pause in books.operator.pauses.items()],
+        "reuses": [
+            (group_id, use, lease.version, lease.group_ids.index(group_id), lease.max_uses)
+            for lease in books.leases.values()
+            for group_id, use in lease.again.items()
+        ],
         "evaluations": [audited.row() for audited in books.evaluations.evaluations],
     }  # fmt: skip
 

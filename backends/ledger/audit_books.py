@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, assert_never
 from penstock.backends.ledger.audited_evaluations import AuditedEvaluations
 from penstock.backends.ledger.audited_group import AuditedGroup, Finding, digest, granted, listed
 from penstock.backends.ledger.audited_operator import AuditedOperator
+from penstock.backends.ledger.audited_uses import KeptPayloads, wrong_ages, wrong_use
 from penstock.backends.ledger.tables import ADMITTED, CLOSED, GRANTED, LEASED, TRAINED
 from penstock.messages.evaluation import EvaluationOpened, GroupEvaluated
 from penstock.messages.ledger import (
@@ -70,7 +71,7 @@ class AuditBooks:
         self.versions: list[int] = []
         self.checkpoints: dict[int, str] = {}
         self.operator = AuditedOperator(self._find)
-        self.released_through = 0
+        self._kept = KeptPayloads()
         self.max_staleness = 0
         self.issued = 0
         self.num_tokens = 0
@@ -163,7 +164,12 @@ class AuditBooks:
         for version, (_, step) in self.steps.items():
             if version > self.released_through:
                 kept.update(step.group_ids)
-        return kept
+        return kept | self._kept.ids
+
+    @property
+    def released_through(self) -> int:
+        """Version up to which payloads were let go of."""
+        return self._kept.released_through
 
     def resumable(self) -> dict[int, str]:
         """Checkpoints that the run can be resumed from, by version."""
@@ -340,11 +346,20 @@ class AuditBooks:
         wanted = 0 if self.run is None else self.run.groups_per_batch
         if len(entry.group_ids) != wanted and not (entry.is_last and len(entry.group_ids) < wanted):
             self._find(f"batch {entry.version} has {len(entry.group_ids)} groups, it must have {wanted}")
-        found = [self._known(group_id, (ADMITTED,), "leased") for group_id in entry.group_ids]
-        for position, group in enumerate(found):
-            if group is not None:
-                group.state, group.version, group.position = LEASED, entry.version, position
+        for position, group_id in enumerate(entry.group_ids):
+            self._use(entry, position, group_id)
         self.lease = self.leases[entry.version] = entry
+
+    def _use(self, entry: BatchLeased, position: int, group_id: int) -> None:
+        use = entry.uses[position] if entry.uses else 1
+        group = self._known(group_id, (ADMITTED,) if use == 1 else (TRAINED,), "leased")
+        if group is None:
+            return
+        for text in wrong_use(entry, use, group, is_released=self._kept.is_released(group)):
+            self._find(text)
+        group.num_uses = use
+        if use == 1:
+            group.state, group.version, group.position = LEASED, entry.version, position
 
     def _step(self, entry: StepRecorded) -> None:
         lease = self.lease
@@ -352,13 +367,16 @@ class AuditBooks:
             out = "no batch is" if lease is None else f"batch {lease.version} is"
             self._find(f"a receipt of version {entry.version} while {out} out, at version {self.version}")
             return
-        if entry.group_ids != lease.group_ids:
+        if (entry.group_ids, entry.uses) != (lease.group_ids, lease.uses):
             self._find(f"the receipt of version {entry.version} names other groups than its lease")
             return
-        groups = [g for group_id in entry.group_ids if (g := self._leased(group_id)) is not None]
-        self._check_ages(entry, lease, groups)
+        groups, used = self._which_are(LEASED, entry.group_ids), self._which_are(TRAINED, entry.again)
+        for group in groups:
+            group.remember()
+        for text in wrong_ages(entry, lease, [*groups, *used]):
+            self._find(text)
         named = entry.num_trained_tokens + entry.num_masked_tokens
-        came = sum(note.num_tokens for group in groups for note in group.notes)
+        came = sum(group.num_tokens for group in (*groups, *used))
         if named != came:
             self.untrained_tokens[entry.version] = came - named
         self.version, self.lease = entry.version, None
@@ -370,34 +388,10 @@ class AuditBooks:
             group.state = TRAINED
             self._forget(group, group.sample_rows())
 
-    def _leased(self, group_id: int) -> AuditedGroup | None:
-        """None for one that the lease should not have named: that was found when it was leased."""
-        group = self.groups[group_id] if group_id < len(self.groups) else None
-        return group if group is not None and group.state == LEASED else None
-
-    def _check_ages(self, entry: StepRecorded, lease: BatchLeased, groups: Sequence[AuditedGroup]) -> None:
-        consumed_at = entry.version - 1
-        oldest_age = 0
-        for group in groups:
-            if lease.mask_old_tokens:
-                newest = [note.newest_version for note in group.notes if note.newest_version is not None]
-                oldest = min(newest, default=None)
-            else:
-                oldest = group.oldest_version
-            if oldest is None:
-                continue
-            age = consumed_at - oldest
-            oldest_age = max(oldest_age, age)
-            if age < 0:
-                self._find(f"group {group.group_id} has tokens of version {oldest} and is trained at {consumed_at}")
-            if age > group.max_staleness and not lease.mask_stale:
-                self._find(f"group {group.group_id} is trained at age {age}, its bound is {group.max_staleness}")
-        if entry.max_staleness > lease.max_staleness:
-            self._find(
-                f"a token of age {entry.max_staleness} was trained, the bound of the batch is {lease.max_staleness}"
-            )
-        if entry.max_staleness != oldest_age and not (lease.mask_stale and entry.max_staleness < oldest_age):
-            self._find(f"the receipt names an age of {entry.max_staleness}, the samples' versions make it {oldest_age}")
+    def _which_are(self, state: str, group_ids: Iterable[int]) -> list[AuditedGroup]:
+        """Without those that the lease should not have named: they were found when it was leased."""
+        groups = (self.groups[group_id] for group_id in group_ids if group_id < len(self.groups))
+        return [group for group in groups if group.state == state]
 
     # --- versions and checkpoints -----------------------------------------------------------------------------
 
@@ -414,7 +408,9 @@ class AuditBooks:
             self._find(f"payloads up to {through} are released, those up to {self.released_through} had been")
         elif through and through not in self.checkpoints:
             self._find(f"payloads up to {through} are released, and there is no checkpoint of that version")
-        self.released_through = max(through, self.released_through)
+        kept = [self._known(group_id, (TRAINED,), "kept") for group_id in entry.kept]
+        for group in self._kept.release(through, [group for group in kept if group is not None]):
+            self._find(f"the payload of group {group.group_id} is kept, and had been released")
 
     def _announce(self, version: int) -> None:
         if version < self.announced:
@@ -444,6 +440,8 @@ class AuditBooks:
         self.findings.append(Finding(sequence or self.sequence, text))
 
 
-def _batch_of(lease: BatchLeased | None) -> tuple[tuple[int, ...], int, bool, bool] | None:
+def _batch_of(lease: BatchLeased | None) -> tuple[tuple[int, ...], tuple[int, ...], int, bool, bool] | None:
     """What a lease says of the training: whether it is the last depends on ``run.num_steps``."""
-    return None if lease is None else (lease.group_ids, lease.max_staleness, lease.mask_stale, lease.mask_old_tokens)
+    if lease is None:
+        return None
+    return lease.group_ids, lease.uses, lease.max_staleness, lease.mask_stale, lease.mask_old_tokens

@@ -48,10 +48,22 @@ class AuditedGroup(msgspec.Struct):
     position: int | None = None
     digest: int | None = None
     """Digest of the group's rows, once it has ended."""
+    num_uses: int = 0
+    """Batches that have it."""
+    num_tokens: int = 0
+    """Of its samples, once it is trained; with the next, all that a further use of it is judged by."""
+    oldest_versions: tuple[int | None, int | None] = (None, None)
+    """Of all its tokens, and of the newest of each sample."""
 
     @property
     def oldest_version(self) -> int | None:
         return min((note.oldest_version for note in self.notes if note.oldest_version is not None), default=None)
+
+    def remember(self) -> None:
+        """What a use is judged by, before the notes go."""
+        newest = (note.newest_version for note in self.notes if note.newest_version is not None)
+        self.oldest_versions = (self.oldest_version, min(newest, default=None))
+        self.num_tokens = sum(note.num_tokens for note in self.notes)
 
     def row(self) -> GroupRow:
         """What ``groups`` must say."""

@@ -26,7 +26,7 @@ class MemoryLedger:
         self.open: dict[int, Group] = {}
         """Payloads of groups that are neither trained nor closed."""
         self.trained: dict[int, dict[int, Group]] = {}
-        """Payloads of trained groups, by version and group."""
+        """Payloads of trained groups, by the version that they made first, and by group."""
         self.receipts: dict[int, StepRecorded] = {}
 
 
@@ -99,7 +99,10 @@ class MemoryStore:
                 ledger.trained[entry.version] = {group_id: group for group_id, group in trained if group is not None}
             case PayloadsReleased():
                 for version in [version for version in ledger.trained if version <= entry.through_version]:
-                    del ledger.trained[version]
+                    groups = ledger.trained[version]
+                    ledger.trained[version] = {g: groups[g] for g in entry.kept if g in groups}
+                    if not ledger.trained[version]:
+                        del ledger.trained[version]
             case _:
                 pass
         return entry

@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
@@ -74,8 +75,9 @@ _TRAIN_SAMPLES: Final = (
 # Walks the payloads that are there, which are few, not the groups of the whole run.
 _RELEASE: Final = (
     "DELETE FROM payloads WHERE group_id IN (SELECT p.group_id FROM payloads p CROSS JOIN groups g USING (group_id) "
-    "WHERE g.state = 'trained' AND g.version <= ?)"
+    "WHERE g.state = 'trained' AND g.version <= ? AND g.group_id NOT IN (SELECT value FROM json_each(?)))"
 )
+_REUSE: Final = "INSERT OR REPLACE INTO reuses VALUES (?, ?, ?, ?, ?)"
 _OPEN: Final = "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, 'open', ?, ?, 0, ?, NULL)"
 _PLACE: Final = "INSERT OR REPLACE INTO evaluation_groups VALUES (?, ?, ?, ?, ?, ?, 'granted', NULL)"
 _EVALUATE: Final = "UPDATE evaluation_groups SET state = 'evaluated', ended_at = ? WHERE group_id = ?"
@@ -123,7 +125,7 @@ class Projection:
             case CheckpointRecorded():
                 execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, 1, ?)", (entry.version, entry.path, now_s))
             case PayloadsReleased():
-                execute(_RELEASE, (entry.through_version,))
+                execute(_RELEASE, (entry.through_version, json.dumps(entry.kept)))
                 execute("UPDATE checkpoints SET is_kept = 0 WHERE version < ?", (entry.through_version,))
             case VersionRecorded():
                 execute("INSERT OR REPLACE INTO versions VALUES (?, ?)", (entry.version, now_s))
@@ -170,8 +172,11 @@ class Projection:
                 entry.is_last, now_s,
             ),
         )  # fmt: skip
-        places = ((entry.version, position, group_id) for position, group_id in enumerate(entry.group_ids))
-        self._database.executemany(_LEASE, places)
+        again, places = entry.again, list(enumerate(entry.group_ids))
+        new = ((entry.version, position, group_id) for position, group_id in places if group_id not in again)
+        self._database.executemany(_LEASE, new)
+        used = ((g, again[g], entry.version, position, entry.max_uses) for position, g in places if g in again)
+        self._database.executemany(_REUSE, used)
 
     def _train(self, sequence: int, entry: StepRecorded, now_s: float) -> None:
         self._database.execute(
@@ -182,7 +187,7 @@ class Projection:
             ),
         )  # fmt: skip
         self._database.execute("UPDATE batches SET state = 'trained' WHERE version = ?", (entry.version,))
-        ids = entry.group_ids
+        ids = [group_id for group_id in entry.group_ids if group_id not in entry.again]
         self._database.executemany(_TRAIN_GROUP, ((entry.version, now_s, group_id) for group_id in ids))
         self._database.executemany(_TRAIN_SAMPLES, ((entry.version, group_id) for group_id in ids))
 

@@ -6,7 +6,8 @@ Invariants:
 * What ``commit`` has returned for is there after any crash that the store survives (a process for memory, the
   machine for a file).
 * Only the newest claimant writes. A Buffer that was given up and wakes again has an older epoch and is refused.
-* The payload of a group stays until the group is closed, or a ``PayloadsReleased`` covers the batch that trained it.
+* The payload of a group stays until the group is closed, or a ``PayloadsReleased`` covers the batch that trained it
+  first and does not name it.
 """
 
 from __future__ import annotations

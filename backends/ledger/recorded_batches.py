@@ -247,13 +247,22 @@ class RecordedBatches:
 
     def _recorded(self, bounds: dict[int, int]) -> Iterator[LedgerEntry]:
         archived = {version for versions in self._missing.values() for version in versions}
+        written: set[int] = set()  # a group may be in several batches
+
+        def new(group_ids: tuple[int, ...]) -> list[int]:
+            found = [group_id for group_id in group_ids if group_id not in written]
+            written.update(found)
+            return found
+
         for batch in self.batches:
             if batch.version not in archived:
-                for group_id in batch.group_ids:
+                for group_id in new(batch.group_ids):
                     (group,) = self._reader.payloads((group_id,))
                     yield self._entry(group, bounds[group_id])
         for file, versions in self._missing.items():
             for group in read_archived(file, versions):
+                if not new((group.group_id,)):
+                    continue
                 record = self._groups[group.group_id].record
                 assert record is not None, "a group in a batch was admitted"
                 yield self._entry(msgspec.structs.replace(group, ended=record.ended), bounds[group.group_id])

@@ -13,10 +13,12 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 SCHEMA_VERSION: Final = 6
+TABLES_SINCE: Final = {"reasons": 4, "reason_counts": 4, "pauses": 5, "reuses": 6}
+"""Tables and views that the first form did not have, with the form that brought each."""
+COUNTED_SINCE: Final = 6
+"""The form that brought what engines count of samples."""
 OLDER_READABLE: Final = (3, 4, 5)
-"""The same, the first without the table of reasons, the first two without that of pauses, all without what engines
-count of samples; what is missing is added when such a ledger is written on."""
-WITHOUT_PAUSES: Final = (3, 4)
+"""The same without what came later; what is missing is added when such a ledger is written on."""
 LEDGER_FILE: Final = "ledger.sqlite"
 """Name of the ledger in the folder of a run."""
 GRANTED: Final = "granted"
@@ -110,7 +112,7 @@ TABLES: Final = (
             Column("max_staleness", "INTEGER", "Bound of the policy that it was granted under."),
             Column("state", "TEXT NOT NULL", "`granted`, `admitted`, `leased` (in a batch), `trained` or `closed`."),
             Column("is_requeued", "INTEGER NOT NULL DEFAULT 0", "1: closed, and its prompt is granted anew."),
-            Column("version", "INTEGER", "Of the batch that has it: the version that training it makes."),
+            Column("version", "INTEGER", "Of the first batch that has it: the version that training it makes."),
             Column("position", "INTEGER", "In that batch, from 0."),
             Column("granted_at", "REAL", "When it was granted."),
             Column("admitted_at", "REAL", "When it was admitted."),
@@ -134,10 +136,23 @@ TABLES: Final = (
             Column("reward", "REAL", "As scored."),
             Column("state", "TEXT", "Terminal state; NULL while it is in the system."),
             Column("cause", "TEXT", "Why it ended so; empty when it was trained."),
-            Column("version", "INTEGER", "The version that training it made."),
+            Column("version", "INTEGER", "The version that training it made, the first time."),
             *COUNTED,
         ),
         key="group_id, sample_index",
+    ),
+    Table(
+        "reuses",
+        "Every further use of a group, where groups are trained more than once (`staleness.reuse`): the first is in "
+        "`groups`. It changes nothing about the ends of its samples.",
+        (
+            Column("group_id", "INTEGER NOT NULL", "The group."),
+            Column("use", "INTEGER NOT NULL", "Which use of it, from 2."),
+            Column("version", "INTEGER NOT NULL", "Of the batch that has it again; trained if `steps` has that."),
+            Column("position", "INTEGER NOT NULL", "In that batch, from 0."),
+            Column("max_uses", "INTEGER NOT NULL", "The bound that the batch has to keep."),
+        ),
+        key="group_id, use",
     ),
     Table(
         "reasons",
@@ -185,7 +200,8 @@ TABLES: Final = (
     ),
     Table(
         "batches",
-        "Leases: each batch as it was fixed for good. Its groups are those with its `version`, by `position`.",
+        "Leases: each batch as it was fixed for good. Its groups are those with its `version`, by `position`, in "
+        "`groups` and in `reuses`.",
         (
             Column("version", "INTEGER PRIMARY KEY", "The version that training it makes."),
             Column("state", "TEXT NOT NULL", "`leased` or `trained`."),
@@ -300,12 +316,11 @@ def schema_statements() -> list[str]:
 
 def upgrade_statements(form: int) -> list[str]:
     """What makes a ledger of a form that is ``OLDER_READABLE`` one of this form."""
-    reasons, pauses = (next(table for table in TABLES if table.name == name) for name in ("reasons", "pauses"))
-    _, counts = _views()
-    added = [f"ALTER TABLE samples ADD COLUMN {column.name} {column.declaration}" for column in COUNTED]
-    if form in WITHOUT_PAUSES:
-        added.append(_creation(pauses))
-    return [*added, _creation(reasons), counts] if form == min(OLDER_READABLE) else added
+    columns = [f"ALTER TABLE samples ADD COLUMN {column.name} {column.declaration}" for column in COUNTED]
+    tables = [_creation(table) for table in TABLES if TABLES_SINCE.get(table.name, form) > form]
+    views = zip(VIEWS, _views(), strict=True)
+    added = [made for view, made in views if TABLES_SINCE.get(view.name, form) > form]
+    return [*(columns if form < COUNTED_SINCE else []), *tables, *added]
 
 
 def _creation(table: Table) -> str:

@@ -56,6 +56,10 @@ _WAITING = """
 SELECT (SELECT count(*) FROM groups WHERE state = 'granted') * coalesce((SELECT samples_per_group FROM run), 0)
     + (SELECT coalesce(sum(num_samples), 0) FROM evaluation_groups WHERE state = 'granted')
 """
+_HAS_REUSES = "SELECT count(*) FROM sqlite_master WHERE name = 'reuses'"
+_REUSES = (
+    "SELECT group_id, use, version, max_uses FROM reuses WHERE version IN (SELECT version FROM steps) ORDER BY 1, 2"
+)
 _EVALUATIONS = "SELECT number, version, is_pinned, state FROM evaluations ORDER BY number"
 
 
@@ -115,6 +119,8 @@ def _facts_of(database: sqlite3.Connection) -> Facts:
         "steps": [list(row) for row in database.execute(_STEPS)],
         "evaluations": [list(row) for row in database.execute(_EVALUATIONS)],
     }
+    if database.execute(_HAS_REUSES).fetchone()[0] and (reuses := database.execute(_REUSES).fetchall()):
+        found["reuses"] = [list(row) for row in reuses]  # of a run that uses nothing twice a certificate says nothing
     return {**found, **derived(found)}
 
 
@@ -125,8 +131,30 @@ def rows_of(facts: Facts) -> Iterator[tuple[int, int | None, list[Any], list[Any
             yield group, place, facts["kinds"][row[1]], row
 
 
+def uses_of(facts: Facts) -> Iterator[tuple[int, int, list[Any]]]:
+    """Each trained sample once for each further use of its group: the group, the version that it made, its row."""
+    again: dict[int, list[int]] = {}
+    for group, _, version, _ in facts.get("reuses", []):
+        again.setdefault(group, []).append(version)
+    for group, _, kind, row in rows_of(facts) if again else ():
+        if kind[0] == "trained":
+            for version in again.get(group, []):
+                yield group, version, row
+
+
 def derived(facts: Facts) -> Facts:
     """The figures that follow from the samples that are listed."""
+    figures = _figures(facts)
+    if "reuses" in facts:
+        ages: dict[tuple[int, int], list[int]] = {}
+        for _, version, (_, _, tokens, given, oldest, newest) in uses_of(facts):
+            if oldest is not None:
+                _add(ages, (version - 1 - oldest, version - 1 - newest), tokens - given)
+        figures["ages_of_reuses"] = [[*age, *counts] for age, counts in sorted(ages.items())]
+    return figures
+
+
+def _figures(facts: Facts) -> Facts:
     ended: dict[tuple[str, str], list[int]] = {}
     ages: dict[tuple[int, int], list[int]] = {}
     measured: dict[int, list[Any]] = {row[0]: [row[0], 0, 0, None, None] for row in facts["evaluations"]}
@@ -176,14 +204,35 @@ def findings_of(certificate: Facts) -> Iterator[str]:
     for name in ("infrastructure_failures_trained", "infrastructure_failures_evaluated", "timed_out_counted"):
         if facts[name] != 0:
             yield f"ledger.{name}: {facts[name]}, it must be 0"
+    yield from _wrong_uses(facts)
     yield from _wrong_ages(facts)
     yield from _wrong_evaluations(facts)
     yield from _wrong_weights(certificate)
 
 
+def _wrong_uses(facts: Facts) -> Iterator[str]:
+    first = {group: version for group, version, (state, *_), _ in rows_of(facts) if state == "trained"}
+    last: dict[int, tuple[int, int]] = {group: (1, version) for group, version in first.items() if version is not None}
+    for group, use, version, bound in facts.get("reuses", []):
+        number, before = last.get(group, (0, 0))
+        if not number or group < 0:
+            yield f"ledger.reuses: group {group} is trained again to make {version}, and was not trained before"
+        elif use != number + 1 or use > bound:
+            yield f"ledger.reuses: use {use} of group {group} follows use {number}, at most {bound} are allowed"
+        elif version <= before:
+            yield f"ledger.reuses: use {use} of group {group} makes {version}, the one before it made {before}"
+        last[group] = (use, version)
+
+
 def _wrong_ages(facts: Facts) -> Iterator[str]:
     oldest: dict[int, int] = {}
     tokens: Counter[int] = Counter()
+    for group, made, row in uses_of(facts):
+        tokens[made] += row[2] - row[3]
+        if row[4] is not None:
+            oldest[made] = max(oldest.get(made, 0), made - 1 - row[4])
+            if not 0 <= row[4] <= row[5] < made:
+                yield f"group {group}: sample {row[0]} of versions {row[4]} to {row[5]} is trained to make {made}"
     for group, version, (state, _, _, _), row in rows_of(facts):
         if state != "trained":
             continue

@@ -102,7 +102,8 @@ class _History:
     """What the ledger says, entry by entry."""
 
     def __init__(self, path: Path) -> None:
-        self.trained: Counter[int] = Counter()
+        self.trained: Counter[tuple[int, int]] = Counter()
+        """Groups, with which use of them."""
         self.versions: list[int] = []
         self.max_staleness = 0
         self.settled_unix_s: dict[str, float] = {}
@@ -113,7 +114,7 @@ class _History:
         for written_at, body in rows:
             match _ENTRIES.decode(body):
                 case StepRecorded() as step:
-                    self.trained.update(step.group_ids)
+                    self.trained.update(zip(step.group_ids, step.uses or [1] * len(step.group_ids), strict=True))
                     self.versions.append(step.version)
                     self.max_staleness = max(self.max_staleness, step.max_staleness)
                 case GroupRecorded() | GroupClosed() | GroupEvaluated() as entry:

@@ -116,6 +116,7 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
         ("staleness_threshold", "max_head_offpolicyness", "max_off_policy_steps", "async_level", "max_async_level"),
         ("staleness.max_staleness", "in versions"),
     ),
+    **dict.fromkeys(("replay_ratio", "sample_reuse", "num_reuses"), ("staleness.reuse", "uses of a group, at most")),
     **dict.fromkeys(
         ("max_num_seqs", "max_running_requests", "sglang_server_concurrency"),
         ("engines.slots", "requests that an engine runs at once"),

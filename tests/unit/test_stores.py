@@ -151,8 +151,9 @@ def test_a_ledger_of_the_form_before_reasons_is_read_as_it_is_and_upgraded_when_
     store.claim(1)
     store.commit([VersionRecorded(version=1)])
     store.close()
-    for statement in ("DROP VIEW reason_counts", "DROP TABLE reasons", "DROP TABLE pauses", "PRAGMA user_version = 3"):
+    for statement in ("DROP VIEW reason_counts", "DROP TABLE reasons", "DROP TABLE pauses", "DROP TABLE reuses"):
         damage(path, statement)
+    damage(path, "PRAGMA user_version = 3")
     with contextlib.closing(SqliteReader(path)) as reader:
         assert list(reader.entries()) == [VersionRecorded(version=1)]
     store = SqliteStore(path)
@@ -162,7 +163,7 @@ def test_a_ledger_of_the_form_before_reasons_is_read_as_it_is_and_upgraded_when_
     store.close()
     with contextlib.closing(open_read_only(path)) as database:
         assert database.execute("SELECT num_samples FROM reason_counts").fetchall() == [(1,)]
-        assert database.execute("PRAGMA user_version").fetchone() == (5,)
+        assert database.execute("PRAGMA user_version").fetchone() == (6,)
 
 
 def damage(path: Path, statement: str) -> None:
@@ -175,7 +176,7 @@ def damage(path: Path, statement: str) -> None:
     ("statement", "message"),
     [
         ("UPDATE entries SET body = x'c1'", r"entry 1 \(VersionRecorded\) cannot be read"),
-        ("PRAGMA user_version = 99", "a newer penstock wrote this ledger: it has form 99, this one reads form 5"),
+        ("PRAGMA user_version = 99", "a newer penstock wrote this ledger: it has form 99, this one reads form 6"),
         ("PRAGMA user_version = 1", "an older penstock wrote this ledger: it has form 1"),
     ],
 )

@@ -3,7 +3,7 @@
 It keeps its own books from what the ledger was given and from what travels between the actors, and trusts no counter
 of theirs. What it checks:
 
-* every sample ends in exactly one state, no group is admitted or trained twice, and
+* every sample ends in exactly one state, no group is admitted twice or trained more often than it may be, and
   ``issued = Σ terminal + in the system`` both in its own books and in every balance that the Buffer reports;
 * no token that is trained is older than the bound, recomputed from the version spans and the version of the batch;
 * grants stay within ``(s + η + 1 − v)·B`` and what the rest of the run can train;
@@ -53,6 +53,7 @@ from trials.oracle_checks import (
     assert_places,
     assert_ramp,
     assert_taught,
+    assert_used_again,
     assert_whole,
     trained_versions,
     versions_of,
@@ -91,6 +92,8 @@ class Oracle:
         """Samples issued again while somebody alive had them finished."""
         self.num_regenerated = 0
         """Samples issued again after their group was admitted."""
+        self.num_used_again = 0
+        """Uses of groups that had been trained before."""
         self.checkpoint_version = -1
         """Of the newest recorded checkpoint."""
         self.checkpoints: list[int] = []
@@ -292,7 +295,8 @@ class Oracle:
         assert self._num_open <= math.ceil(bound * rules.over_sampling), (
             f"{self._num_open} groups are outstanding at v={self.version}, s={announced}; the bound is {bound}"
         )
-        left = (rules.num_steps * rules.groups_per_batch - self._num_trained_groups) * rules.over_sampling
+        num_again = 0 if self._lease is None else len(self._lease.again)  # their places are taken
+        left = (rules.num_steps * rules.groups_per_batch - self._num_trained_groups - num_again) * rules.over_sampling
         assert self._num_open <= math.ceil(left), f"{self._num_open} groups are outstanding, {left} can be trained"
         if rules.max_concurrent is not None:
             assert self._num_in_generation <= rules.max_concurrent
@@ -343,6 +347,7 @@ class Oracle:
             assert entry.deadline_version <= max(oldest + group.max_staleness, group.min_version + group.max_staleness)
 
     def _on_closed(self, entry: GroupClosed) -> None:
+        rules = self.rules
         group = self._open(entry.group_id)
         assert not group.is_leased, f"group {entry.group_id} is closed while it is in a batch"
         if entry.rejected_cause:
@@ -361,6 +366,8 @@ class Oracle:
             assert end.state is not TerminalState.TRAINED
         if self._on_stale is OnStale.WAIT:
             assert all(end.state is not TerminalState.STALE for end in entry.ended), "stale under wait"
+            if rules.max_uses > 1 and rules.on_stale is OnStale.WAIT:
+                assert all(end.cause != "run_end" for end in entry.ended), "left over, as used groups took its place"
         self._end_group(group, entry.ended)
 
     def _on_leased(self, entry: BatchLeased) -> None:
@@ -371,7 +378,10 @@ class Oracle:
         assert len(entry.group_ids) == len(set(entry.group_ids)) <= rules.groups_per_batch
         if len(entry.group_ids) < rules.groups_per_batch:
             assert rules.num_prompts is not None, "a short batch, and the dataset has not ended"
+        assert_used_again(entry, self.groups, rules)
         for group_id in entry.group_ids:
+            if group_id in entry.again:
+                continue
             group = self._open(group_id)
             assert group.payload is not None, f"group {group_id} is leased before it is admitted"
             assert not group.is_leased
@@ -388,14 +398,17 @@ class Oracle:
     def _on_step(self, entry: StepRecorded) -> None:
         lease, self._lease = self._lease, None
         assert lease is not None
-        assert (entry.version, entry.group_ids) == (lease.version, lease.group_ids)
+        assert (entry.version, entry.group_ids, entry.uses) == (lease.version, lease.group_ids, lease.uses)
         assert self._trained_versions.get(entry.version) == entry.group_ids, "a receipt for what was not trained"
         self.version = entry.version
         self._num_trained_groups += len(entry.group_ids)
         self.trained.append((entry.version, entry.group_ids))
         self.progress_s = self._clock.now_s
         self.evaluations.stepped(entry.version, is_last=lease.is_last)
+        self.num_used_again += len(entry.again)
         for group_id in entry.group_ids:
+            if group_id in entry.again:
+                continue
             group = self._open(group_id)
             assert group.payload is not None
             for sample in group.payload.samples:

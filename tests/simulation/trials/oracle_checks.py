@@ -15,9 +15,9 @@ from penstock.runtime.hosts.virtual.process import Status
 from trials.row_watch import RowRules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from penstock.messages.ledger import GroupRecorded
+    from penstock.messages.ledger import BatchLeased, GroupRecorded
     from penstock.messages.samples import Prompt, Sample, SampleKey
     from penstock.runtime.hosts.virtual.process import Process
 
@@ -36,6 +36,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     over_sampling: float = 1.0
     max_concurrent: int | None = None
     max_requeues: int = 0
+    max_uses: int = 1
     num_prompts: int | None = None
     keep_checkpoints: int = 1
     has_teachers: bool = False
@@ -55,6 +56,22 @@ class WatchedGroup(msgspec.Struct):
     payload: Group | None = None
     is_leased: bool = False
     is_closed: bool = False
+    num_uses: int = 0
+    """Batches that have had it."""
+
+
+def assert_used_again(entry: BatchLeased, groups: Mapping[int, WatchedGroup], rules: Rules) -> None:
+    """What a batch has of groups that were trained before: as often as they may be, and young enough."""
+    assert len(entry.uses) in (0, len(entry.group_ids))
+    for group_id, use in zip(entry.group_ids, entry.uses or [1] * len(entry.group_ids), strict=True):
+        group = groups[group_id]
+        group.num_uses += 1
+        assert use == group.num_uses <= rules.max_uses, f"use {use} of group {group_id}, it is number {group.num_uses}"
+        if use > 1:
+            assert group.is_closed, f"group {group_id} is used again before it was used"
+            assert group.payload is not None
+            oldest = min(versions_of(group.payload.samples))
+            assert entry.version - 1 - oldest <= group.max_staleness, f"use {use} of group {group_id} is too old"
 
 
 def kept_by(processes: Iterable[Process]) -> list[str]:

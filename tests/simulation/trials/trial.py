@@ -25,7 +25,7 @@ from penstock.backends.engines.teacher_options import TeacherLatencyOptions, Tea
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.evaluation.options import EvaluationDataset, EvaluationOptions
 from penstock.backends.learners.options import LearnerOptions, SimulatedLearnerOptions
-from penstock.backends.rewards.options import RewardOptions
+from penstock.backends.rewards.options import RewardAlarmOptions, RewardOptions
 from penstock.backends.simulated.engine import SimulatedEngine
 from penstock.backends.simulated.opening import open_simulated
 from penstock.backends.simulated.rewards import JudgingModel
@@ -125,6 +125,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     save_every: int = 2
     keep_checkpoints: int = 2
     max_requeues: int = 1
+    reuse: int = 1
     on_failed_sample: Literal["refill", "shrink", "reject"] = "refill"
     scores_groups: bool = False
     drop_zero_spread: bool = False
@@ -270,6 +271,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 mask_old_tokens=self.mask_old_tokens,
                 over_sampling=self.over_sampling,
                 max_requeues=self.max_requeues,
+                reuse=self.reuse,
                 max_rejected_batches=1000,
             ),
             engines=EnginesOptions(
@@ -313,9 +315,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             runtime=RuntimeOptions(),
         )
 
-    @staticmethod
-    def _reward(*, per_group: bool) -> RewardOptions:
-        return RewardOptions(timeout_s=2.0, per_group=per_group)
+    def _reward(self, *, per_group: bool) -> RewardOptions:
+        """Where engines are drawn to fail often, a run whose first samples all fail goes on."""
+        alarms = RewardAlarmOptions(stop_after=0) if self.latency.failure_rate else RewardAlarmOptions()
+        return RewardOptions(timeout_s=2.0, per_group=per_group, alarms=alarms)
 
     @property
     def _recorded(self) -> tuple[EngineGroupOptions, ...]:

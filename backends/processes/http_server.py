@@ -66,9 +66,10 @@ BOUNDS: Final = Bounds()
 class RequestError(Exception):
     """An answer that is no success."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(self, status: int, code: str, message: str, retry_after_s: int | None = None) -> None:
+        """``retry_after_s``: the same may be asked again after so long; None: it would be answered the same."""
         super().__init__(status, code, message)
-        self.status, self.code, self.message = status, code, message
+        self.status, self.code, self.message, self.retry_after_s = status, code, message, retry_after_s
 
 
 class Listener:

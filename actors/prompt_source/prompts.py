@@ -62,8 +62,10 @@ class Prompts:
 
     def announced(self, version: int) -> list[AnyCommand]:
         """Enough engines serve it."""
+        if not self._settings.awaits_pushes:
+            return []
         self._version = max(self._version, version)
-        return [TellPushers(self._version)] if self._settings.awaits_pushes else []
+        return [TellPushers(self._version)]
 
     def settled(self) -> list[AnyCommand]:
         """The groups that are known here still are all that want rows."""

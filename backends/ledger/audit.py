@@ -89,6 +89,8 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     """In trained samples, and not made by the model."""
     num_groups: dict[str, int]
     """Groups by state."""
+    num_pushed: int
+    """That came in and were made outside."""
     evaluated_versions: tuple[int, ...]
     """That evaluations were asked for, ascending."""
     is_evaluating: bool
@@ -327,6 +329,7 @@ class _Auditor(SqliteReader):
             num_masked_tokens=sum(step.num_masked_tokens for step in receipts),
             num_given_tokens=self._num_given,
             num_groups=num_groups,
+            num_pushed=len(books.pushed),
             evaluated_versions=tuple(evaluations),
             is_evaluating=books.evaluations.open_one is not None,
             version=books.version,

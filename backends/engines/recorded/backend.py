@@ -106,5 +106,5 @@ class RecordedEngine:
             span = VersionSpan(self._version, sample.part.num_tokens)
             part = sample.part if sample.is_dated else msgspec.structs.replace(sample.part, spans=(span,))
             outcome = Truncated(reward=sample.reward) if sample.is_truncated else Completed(reward=sample.reward)
-            self._num_tokens += part.num_tokens
+            self._num_tokens += part.num_tokens - part.num_given_tokens
         self._emit(GenerationEnded(key=command.key, attempt=command.attempt, outcome=outcome, part=part))

@@ -74,8 +74,6 @@ class AuditBooks:
         self.max_staleness = 0
         self.issued = 0
         self.num_tokens = 0
-        self.pushed: dict[str, int] = {}
-        """Groups that came finished from outside, by the key that they were pushed under."""
         """That the model made, of every sample that came."""
         self.ended: dict[tuple[str, str], list[int]] = {}
         """By terminal state and cause: samples, tokens of their responses, and those of these that were given."""
@@ -222,8 +220,6 @@ class AuditBooks:
         if group is None or not self._is_whole(entry.group_id, [n.index for n in entry.samples], entry.ended):
             return
         group.notes = entry.samples
-        if entry.pushed and self.pushed.setdefault(entry.pushed, entry.group_id) != entry.group_id:
-            self._find(f"group {entry.group_id} was pushed as {entry.pushed!r}, as was {self.pushed[entry.pushed]}")
         oldest = group.oldest_version
         if oldest is not None and oldest < group.min_version:
             self._find(
@@ -236,7 +232,7 @@ class AuditBooks:
                 f"{max(group.deadline_version, born)}"
             )
         self._drawn.discard(group.group_id)
-        group.state, group.deadline_version = ADMITTED, entry.deadline_version
+        group.state, group.deadline_version, group.pushed = ADMITTED, entry.deadline_version, entry.pushed
         group.ended = {end.key.index: end for end in entry.ended}
         self.num_tokens += sum(note.num_made_tokens for note in entry.samples)
         self._count(entry.ended)

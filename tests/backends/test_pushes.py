@@ -20,7 +20,8 @@ from penstock.backends.data.recorded_rows import RecordedSettings
 from penstock.backends.engines.recorded.backend import RecordedEngine
 from penstock.backends.episodes.pushes import PushBackend
 from penstock.backends.episodes.registry import read_push_address, run_token
-from penstock.messages.arrays import floats_view, tokens_view
+from penstock.backends.learners.batch.sequences import read_groups
+from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, tokens_view
 from penstock.messages.commands import (
     ApplyWeights,
     ChooseRows,
@@ -32,7 +33,18 @@ from penstock.messages.commands import (
 )
 from penstock.messages.errors import UserFault
 from penstock.messages.local import GenerationEnded, PromptsFetched, RowsDrawn
-from penstock.messages.samples import Completed, Prompt, Purpose, Reward, SampleKey, Truncated, VersionSpan
+from penstock.messages.samples import (
+    Completed,
+    Group,
+    Part,
+    Prompt,
+    Purpose,
+    Reward,
+    Sample,
+    SampleKey,
+    Truncated,
+    VersionSpan,
+)
 from penstock.messages.training import UpdateMode
 from penstock.messages.weights import WeightManifest
 
@@ -163,6 +175,16 @@ def test_a_group_is_answered_as_it_was_pushed_with_the_versions_that_made_it(
     assert all(map(math.isnan, floats_view(ended.part.logprobs))), "nobody knows them"
     assert ended.part.spans == (VersionSpan(3, 2),)
     assert ended.outcome == Completed(reward=Reward(value=2.0))
+
+
+def test_the_learner_knows_how_old_it_is() -> None:
+    part = Part(tokens=pack_tokens([1]), logprobs=pack_floats([math.nan]), spans=(VersionSpan(3, 1),))
+    outcome = Completed(reward=Reward(value=1.0))
+    made = Sample(key=SampleKey(0, 0), parts=(part,), outcome=outcome)
+    for key, is_recorded in (("k", False), ("", True)):
+        prompt = Prompt(row=0, epoch=0, tokens=pack_tokens([2]), is_recorded=True, pushed=key)
+        (sequence,) = read_groups([Group(group_id=0, prompt=prompt, samples=(made,))], min_token_version=2).sequences
+        assert (sequence.is_recorded, sequence.versions.tolist()) == (is_recorded, [3])
 
 
 def test_prompts_may_be_token_ids(opened: Callable[..., Door]) -> None:

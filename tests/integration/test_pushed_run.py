@@ -122,7 +122,7 @@ def check_ledger(folder: Path, entries: Sequence[LedgerEntry]) -> None:
     assert {entry.group_id: f"group {rows[entry.group_id]}" for entry in admitted} == {
         entry.group_id: entry.pushed for entry in admitted
     }, "each was pushed under the number that it has"
-    versions = {entry.group_id: {note.oldest_version for note in entry.samples} for entry in admitted}
+    versions = {entry.group_id: {note.oldest_version or 0 for note in entry.samples} for entry in admitted}
     steps = [entry for entry in entries if isinstance(entry, StepRecorded)]
     ages = [step.version - 1 - version for step in steps for group in step.group_ids for version in versions[group]]
     assert len(ages) == 2 * NUM_STEPS

@@ -43,7 +43,7 @@ reasoning-gym: .venv/.ready-reasoning-gym ## Add the extra of that name, which t
 trackers: .venv/.ready-trackers ## Add the libraries of experiment trackers; make test then reads back what they were told
 
 browser: .venv/.ready-test .venv/.ready-browser ## The page of penstock dashboard, in a Chromium that is installed here
-	$(PYTEST) $(LONG) tests/browser $(ARGS)
+	$(PYTEST) -m "not slow" $(LONG) tests/browser $(ARGS)
 
 chaos: .venv/.ready-test ## Kills and stops of everything, cut links, bad frames, full disks: the run survives or resumes
 	$(PYTEST) $(TWO) -m "chaos and not slow" $(LONG) tests/chaos tests/integration/test_resume.py $(ARGS)
@@ -62,7 +62,7 @@ test-megatron-0.19: .venv/.ready-test .venv/.ready-megatron .venv/.ready-megatro
 	PYTHONPATH=$(CURDIR)/.venv/megatron-core-0.19 TORCHDYNAMO_DISABLE=1 $(PYTEST) -m "megatron and not slow and not ray" \
 		$(LONG) tests/megatron $(ARGS)
 
-nightly: .venv/.ready-test .venv/.ready-reasoning-gym .venv/.ready-trackers .venv/.ready-megatron ## 100,000 random trials, random properties, mutants, learning curves, all that is slow
+nightly: .venv/.ready-test .venv/.ready-reasoning-gym .venv/.ready-trackers .venv/.ready-megatron .venv/.ready-browser ## 100,000 random trials, random properties, mutants, learning curves, all that is slow
 	@failed=0; set -x; \
 	PYTHONPATH=tests/simulation $(BIN)/python -m trials.fuzz --policy all --trials 33334 --first-seed random \
 		--processes 2 --keep tests/simulation/failed_trials.txt || failed=1; \

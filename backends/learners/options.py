@@ -312,14 +312,12 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     """A function of yours that adds figures of each batch after it was trained (docs/hooks.md)."""
     warm_start: WarmStartOptions | None = None
     """Supervised steps before the run, for a model that earns nothing yet. null: none."""
-    freeze_vision: bool = False
-    """Of a model that sees: leave the part that does so as it is, and train the language model alone."""
     lora: LoraOptions | None = None
     """null: all weights are trained. A warm start always trains all of them; the adapters come after it."""
     freeze: NamePatterns = ()
     """Weights that are not trained, not even by a warm start: regular expressions, each looked for anywhere in the
-    names that weights have in the checkpoint (`embed_tokens`, `layers\\.[01]\\.`) or in the learner's own model
-    (Megatron's `linear_qkv`)."""
+    names that weights have in the checkpoint (`embed_tokens`, `layers\\.[01]\\.`, `visual\\.` for a vision tower) or in
+    the learner's own model (Megatron's `linear_qkv`)."""
     train_only: NamePatterns = ()
     """In place of `freeze`: the weights that are trained, and no other."""
     peak_tflops: Positive | None = None

@@ -55,6 +55,10 @@ class LearnerSpec:
     """Ranks that say much to each other, and so have to be on one node."""
     has_layout: bool = False
     """Its block says how the model is divided over its ranks, which is checked and planned before the run."""
+    sees_images: bool = False
+    """It trains models on prompts with images."""
+    has_known_memory: bool = False
+    """What a rank of it needs on a GPU can be said before the run (:mod:`penstock.runtime.preflight.gpu_memory`)."""
     can_record_steps: bool = False
     """It heeds ``learner.dump`` and ``learner.profile``."""
     modules: tuple[str, ...] = ()

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 MAX_REASON: Final = 500
 _NOT_RECORDED: Final = "not recorded; at most so long"
+DEFAULT_SLOWEST: Final = 5
 MAX_STEPS: Final = 100
 """Turns and calls that are shown of one generation."""
 
@@ -62,18 +63,21 @@ class Chosen(NamedTuple):
 
 
 def show_trace(folder: Path, console: Console, chosen: Chosen, views: Sequence[Path]) -> None:
-    """Print the chosen lives, and write them into the files for a viewer; without a choice, all that are traced.
+    """Print the chosen lives, and write them into the files for a viewer. Without a choice all that are traced are
+    written, or, where there is no file either, the slowest printed.
 
     Raises:
-        UserFault: nothing is asked for, or more than one thing; there is no such sample or step; the run was not
-            traced; a file cannot be read or written.
+        UserFault: more than one thing is asked for; there is no such sample or step; the run was not traced; a file
+            cannot be read or written.
     """
     record = read_record(folder)
-    if chosen.num_choices > 1 or (not chosen.num_choices and not views):
+    if chosen.num_choices > 1:
         raise UserFault(
-            "penstock trace shows one of --sample GROUP/INDEX, --step N, --slowest N, --failed and --dropped; without "
-            "any of them it writes the whole run into the file of --perfetto FILE"
+            "penstock trace shows one of --sample GROUP/INDEX, --step N, --slowest N, --failed and --dropped; remove "
+            "the others"
         )
+    if not chosen.num_choices and not views:
+        chosen = chosen._replace(slowest=DEFAULT_SLOWEST)
     fates, summary = _chosen_fates(folder, chosen)
     steps = _step_spans(folder, [fate.version for fate in fates] + [chosen.step])
     if chosen.step is not None and not steps:

@@ -199,7 +199,9 @@ def trace(
     run: RunFolder = None,
     sample: Annotated[str, typer.Option(metavar="GROUP/INDEX", help="This one; e4/0: of an evaluation.")] = "",
     step: Annotated[int | None, typer.Option(min=1, help="This step, its version, and the samples it trained.")] = None,
-    slowest: Annotated[int | None, typer.Option(min=1, help="So many with the longest lives.")] = None,
+    slowest: Annotated[
+        int | None, typer.Option(min=1, help="So many with the longest lives; 5 where nothing else is asked for.")
+    ] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Those that failed, with cause and reason.")] = False,
     dropped: Annotated[bool, typer.Option("--dropped", help="Those filtered, stale or cancelled.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Show at most so many.")] = 20,

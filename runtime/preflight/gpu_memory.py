@@ -78,8 +78,9 @@ def memory_outcome(scenario: Scenario, gpu_gb: float | None, *, ok: str, failed:
 def needs_on_gpus(scenario: Scenario, architecture: Architecture) -> Iterator[Need]:
     """Of a rank of the learner on GPUs, and of a GPU of each kind of SGLang server."""
     learner = scenario.learner
-    if learner.device.startswith("cuda") and learner.backend in ("torch", "megatron"):
-        if LEARNERS.spec(learner.backend).has_layout:
+    spec = LEARNERS.spec(learner.backend)
+    if learner.device.startswith("cuda") and spec.has_known_memory:
+        if spec.has_layout:
             layout = layout_of(learner.megatron, learner.num_ranks)
             size = float(max(stage.total for stage in megatron_stages(scenario, architecture, layout)))
             remedy = "give it more learner.num_ranks, or divide more with learner.megatron (--dry-run shows the parts)"

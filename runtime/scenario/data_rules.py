@@ -14,7 +14,7 @@ from penstock.backends.data.sources import COMPRESSED_SUFFIXES, parse_source
 from penstock.backends.engines.spec import some_can
 from penstock.backends.protocol import Capability
 from penstock.messages.option_keys import Names, is_user_code
-from penstock.runtime.scenario.media_rules import freeze_rules, media_rules, training_rules
+from penstock.runtime.scenario.media_rules import media_rules, training_rules
 from penstock.runtime.scenario.named import MADE_DATA, named_values
 from penstock.runtime.scenario.pushed_rules import pushed_rules
 from penstock.runtime.scenario.row_metadata import metadata_blocks, unnamed
@@ -40,7 +40,6 @@ def data_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     for source in named_sources(s.data):
         yield from _template(source)
         yield from _media(s, source)
-    yield from freeze_rules(s)
     yield from _stream(s)
     yield from _own_source(s)
     yield from _retries(s)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.backends.data.media import media_columns
 from penstock.backends.data.mixture import named_sources
 from penstock.backends.engines.spec import all_can, engines_that, unable
+from penstock.backends.learners.spec import LEARNERS
 from penstock.backends.protocol import Capability
 
 if TYPE_CHECKING:
@@ -64,10 +65,15 @@ def training_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
             )
         return
     learner = s.learner
+    seeing = " or ".join(name for name in LEARNERS.builtin if LEARNERS.spec(name).sees_images)
     for found, path, remedy in (
-        (learner.backend != "torch", ("learner", "backend"), f"{learner.backend} computes text only; set it to torch"),
+        (
+            not LEARNERS.spec(learner.backend).sees_images,
+            ("learner", "backend"),
+            f"{learner.backend} computes text only; set it to {seeing}",
+        ),
         (learner.num_ranks > 1, ("learner", "num_ranks"), "images are computed by one rank only; set it to 1"),
-        (learner.lora is not None, ("learner", "lora"), "is for text only; remove it (learner.freeze_vision)"),
+        (learner.lora is not None, ("learner", "lora"), "is for text only; remove it (learner.freeze trains less)"),
         (learner.warm_start is not None, ("learner", "warm_start"), "its demonstrations have no images; remove it"),
         (learner.objective.critic == "own", ("learner", "objective", "critic"), "sees no images; set it to shared"),
         (
@@ -79,14 +85,3 @@ def training_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     ):
         if found:
             yield path, f"rows have images (data.multimodal_keys), and {remedy}"
-
-
-def freeze_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
-    """Of ``learner.freeze_vision``."""
-    if not s.learner.freeze_vision:
-        return
-    key = ("learner", "freeze_vision")
-    if s.learner.backend != "torch":
-        yield key, f"is for learner.backend: torch, found {s.learner.backend}; remove it"
-    elif s.model.make not in (None, SEEING_MODEL):
-        yield key, f"the model of model.make: {s.model.make} has no part that sees; remove it"

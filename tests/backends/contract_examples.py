@@ -4,6 +4,7 @@ the ways that users' are."""
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.backends.rewards.sampling_calls import PromptHistory
     from penstock.backends.trackers.protocol import TrackedRun, TrackedSample
     from penstock.messages.training import OnStale, UpdateMode
+    from penstock.runtime.observability.evaluation_log import FinishedEvaluation
 
 # --- good -------------------------------------------------------------------------------------------------------------
 
@@ -242,3 +244,38 @@ class NoSamples:
     def __init__(self, run: TrackedRun) -> None: ...
     def metrics(self, version: int, metrics: Mapping[str, float]) -> None: ...
     def finish(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None: ...
+
+
+class Additions:
+    """A source of rows that counts."""
+
+    def __init__(self) -> None:
+        self._made = 0
+
+    def next_rows(self, n: int) -> list[dict[str, str]]:
+        first, self._made = self._made, self._made + n
+        return [{"prompt": f"{number}+1=", "label": str(number + 1)} for number in range(first, self._made)]
+
+    def state(self) -> int:
+        return self._made
+
+    def restore(self, state: int) -> None:
+        self._made = state
+
+
+class Dry(Additions):
+    """One row, and then none."""
+
+    def next_rows(self, n: int) -> list[dict[str, str]]:
+        return super().next_rows(min(n, 1 - self._made))
+
+
+def best_answer(finished: FinishedEvaluation) -> None:
+    """Looks at figures and answers of an evaluation, which may have neither."""
+    if finished.samples_file.exists():
+        print(finished.dataset, max(json.loads(line)["reward"] for line in finished.samples_file.open()))
+
+
+def always_answered(finished: FinishedEvaluation) -> None:
+    """Believes that every evaluation has some answer."""
+    print(finished.figures["pass@1"])

@@ -51,6 +51,8 @@ GOOD = [
     ("step_speed", "step_log"),
     ("prefixed", "weight_names"),
     ("Notes", "tracker"),
+    ("Additions", "source"),
+    ("best_answer", "evaluation_log"),
 ]
 
 
@@ -93,6 +95,8 @@ WRONG = [
     ("one_name", "weight_names", "ten weights", "every weight needs its own name"),
     ("NoSamples", "tracker", "made of the run", "has no samples"),
     ("InOrder", "tracker", "an evaluation that comes late", "AssertionError"),
+    ("Dry", "source", "rows are dicts", "has ended before four rows"),
+    ("always_answered", "evaluation_log", "without any answer", "KeyError: 'pass@1'"),
     ("numbered", "weight_names", "ten weights", "returned different things"),
 ]
 

@@ -175,7 +175,7 @@ def test_mathematics_that_would_never_end_is_a_failure_and_no_zero(tokenizer_fol
     answers = score_all(tokenizer_folder, "math", msgspec.structs.replace(endless, timeout_s=3.0), quick)
     assert answers[0].reward is None
     assert "took longer than 3 s" in answers[0].reason
-    assert answers[1].reward == Reward(value=1.0)
+    assert answers[1].reward == Reward(value=1.0, answer="1")
 
 
 def test_reasoning_gym_asks_the_tasks_own_checker(tokenizer_folder: Path) -> None:

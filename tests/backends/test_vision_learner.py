@@ -17,6 +17,7 @@ from vision_cases import model_folder, picture, prompt_ids, sequence_of
 from penstock.backends.checkpoint.vision_config import read_vision_part
 from penstock.backends.learners.batch.packing import pack, split_into_micro_batches
 from penstock.backends.learners.batch.sequences import TrainBatch, TrainSequence
+from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.sight import BlindModelError, check_sight
 from penstock.backends.vision.processor import ImageProcessor
@@ -148,3 +149,10 @@ def test_an_engine_that_does_not_look_is_refused(model: PackedModel, sequences: 
     batch = batch_of(as_rolled_out(model, sequences, is_blank=True))
     with pytest.raises(BlindModelError, match="the engine does not look at its images"):
         check_sight(model, batch, version=0, temperature=1.0)
+
+
+def test_the_part_that_sees_is_left_as_it_is_by_its_name(model: PackedModel) -> None:
+    model.freeze(LearnerOptions(freeze=(r"visual\.",)))
+    trained = {name for name, weight in model.model.named_parameters() if weight.requires_grad}
+    assert trained == {name for name, _ in model.model.named_parameters() if ".visual." not in f".{name}"}
+    assert len(trained) < len(list(model.model.parameters()))

@@ -7,7 +7,7 @@ import re
 import pytest
 from blocks import HOUSE, LANGUAGES, all_blocks, blocks_of, inline_code
 
-MOST_LEFT_OUT = 6
+MOST_LEFT_OUT = 7
 """Blocks that no test here tries; raise it only for one that cannot be tried at all."""
 _FILE = re.compile(r"(?:actors|backends|benchmarks|docs|messages|runtime|scenarios|tests|typings)/[\w./-]+\.\w+")
 DECISIONS = HOUSE / "docs" / "decisions"

@@ -227,7 +227,7 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     Example(
         "examples/vlm.yaml",
-        ("data.path=shapes:256", "learner.freeze_vision=true", "learner.learning_rate=3e-3"),
+        ("data.path=shapes:256", "learner.freeze=['visual\\.']", "learner.learning_rate=3e-3"),
         3,
         keeps_each_image_once,
         marks=(pytest.mark.long_run,),

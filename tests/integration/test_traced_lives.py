@@ -129,6 +129,10 @@ def test_the_slowest_come_first(trace: Callable[..., str], lives: Sequence[Life]
     assert [by_name[name] for name in heads if name in by_name] == longest
 
 
+def test_without_a_choice_the_slowest_are_shown(trace: Callable[..., str]) -> None:
+    assert trace() == trace("--slowest", "5")
+
+
 @pytest.mark.parametrize(("words", "states"), [(("--failed",), ("failed",)), (("--dropped",), ("filtered", "stale"))])
 def test_all_that_failed_or_were_dropped_are_told_with_their_causes(
     words: Sequence[str], states: Sequence[str], trace: Callable[..., str], run: Path
@@ -201,7 +205,6 @@ def test_the_view_of_a_chosen_sample_holds_its_life_alone(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "--perfetto FILE"),
         (("--sample", "1/1", "--failed"), "shows one of"),
         (("--sample", "12"), "GROUP/INDEX"),
         (("--sample", "999999/0"), "nothing is known of sample 999999/0"),

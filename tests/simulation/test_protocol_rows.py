@@ -258,8 +258,8 @@ def test_what_a_lost_engine_had_passed_on_is_not_generated_again() -> None:
 def test_new_prompt_source_issues_nothing_before_its_first_census() -> None:
     started = PromptSource.__init__
 
-    def may_issue_at_once(self: PromptSource, settings: Any) -> None:
-        started(self, settings)
+    def may_issue_at_once(self: PromptSource, *settings: Any) -> None:
+        started(self, *settings)
         self._may_issue = True  # pyright: ignore[reportPrivateUsage]
 
     assert_needed(

@@ -93,13 +93,13 @@ MUTANTS = (
         "runtime/shell/shell.py",
         """            if records:
                 self._host.commit(records)
-            for commands, cause, trace in effects:
+            for commands, cause, contexts in effects:
                 for command in commands:
-                    self._carry_out(command, cause, trace)
+                    self._carry_out(command, cause, contexts)
 """,
-        """            for commands, cause, trace in effects:
+        """            for commands, cause, contexts in effects:
                 for command in commands:
-                    self._carry_out(command, cause, trace)
+                    self._carry_out(command, cause, contexts)
             if records:
                 self._host.commit(records)
 """,

@@ -182,12 +182,3 @@ def test_who_would_not_see_is_refused(tmp_path: Path, text: str, message: str) -
     file.write_text(f"{MODEL}{DATA}{text}")
     with pytest.raises(UserFault, match=message):
         load_scenario(file)
-
-
-def test_only_what_sees_can_be_frozen(tmp_path: Path) -> None:
-    file = tmp_path / "a.yaml"
-    file.write_text(f"{MODEL}{DATA}learner: {{freeze_vision: true}}\n")
-    assert load_scenario(file).learner.freeze_vision
-    file.write_text(f"{MODEL.replace('vlm_xs', 'xs')}data: {{path: 'lines:9'}}\nlearner: {{freeze_vision: true}}\n")
-    with pytest.raises(UserFault, match=r"learner.freeze_vision: the model of model.make: xs has no part that sees"):
-        load_scenario(file)

@@ -37,7 +37,7 @@ ELSEWHERE = {
     "backends/learners/convert_model.py": {"megatron"},  # a form of files
     "runtime/cli/prepare_commands.py": {"torch", "sglang"},  # `init` writes one, `env` builds the other's environment
     "runtime/cli/doctor.py": {"torch", "disk"},  # the library; the machine's disk
-    "runtime/cli/engine_memory.py": {"sglang"},  # the key of its options
+    "runtime/preflight/gpu_memory.py": {"sglang"},  # the key of its options
     "runtime/launch/evaluate.py": {"recorded"},  # data.recorded
     "runtime/cli/megatron_plan.py": {"tensor"},  # parallelism
     "runtime/hosts/virtual/simulate.py": {"simulated"},  # the name of a run

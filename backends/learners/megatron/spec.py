@@ -24,4 +24,6 @@ def _open(context: LearnerContext) -> Backend[LearnerCommand]:
     return open_ranks(context, RANK)
 
 
-MEGATRON: Final = LearnerSpec(open=_open, together=_together, has_layout=True, can_record_steps=True)
+MEGATRON: Final = LearnerSpec(
+    open=_open, together=_together, has_layout=True, has_known_memory=True, can_record_steps=True
+)

@@ -115,9 +115,8 @@ class MegatronTrainer(BatchTrainer):
         )
         self._trainable, self._critic = trainable, critic
         self._sources = SourceRanks(workers, model.layout)
-        self._objective = self._recorder.around(
-            open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
-        )
+        objective = open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
+        self._objective = objective if self._recorder is None else self._recorder.around(objective)
         self._reference = None if reference is None else MicroBatchRunner(
             reference, reference.chunks, device=workers.device, temperature=temperature, check_stop=check_stop
         )  # fmt: skip

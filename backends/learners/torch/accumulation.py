@@ -58,7 +58,7 @@ class Accumulation:
         temperature: float,
         check_stop: Callable[[], None],
         workers: WorkerGroup,
-        recorder: TokenRecorder,
+        recorder: TokenRecorder | None,
     ) -> None:
         """Arguments as for :class:`.PolicyTrainer`; ``recorder`` is told what the loss is computed from."""
         objective = options.objective
@@ -68,7 +68,8 @@ class Accumulation:
         self._options = options
         self._temperature = temperature
         self._workers = workers
-        self._objective = recorder.around(open_objective(objective, num_steps=options.num_updates * options.num_passes))
+        opened = open_objective(objective, num_steps=options.num_updates * options.num_passes)
+        self._objective = opened if recorder is None else recorder.around(opened)
         self._trains_entropy = objective.entropy_coef != 0.0 or loss_of(objective).is_function
         own_reference = [] if reference is None or reference.model is policy.model else [reference.model]
         roots = [policy.model, *own_reference, *([] if critic is None else critic.roots)]

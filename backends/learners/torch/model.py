@@ -296,23 +296,25 @@ class PackedModel:
         finally:
             handle.remove()
 
-    def _inputs(self, packed: PackedTokens) -> dict[str, Tensor]:
-        if packed.looks:
-            if self.eyes is None:
-                raise CheckpointError(
-                    f"{type(self.model).__name__} takes text only, and a prompt has images; train a model that sees "
-                    "(model.path), or remove data.multimodal_keys"
-                )
-            return self.eyes.inputs(packed, self.device)
-        tokens, positions = self.tensor(packed.input_ids), self.tensor(packed.position_ids)
-        if self.num_places is not None:
-            tokens, positions = filled_up(tokens), filled_up(positions)
-        return {"input_ids": tokens[None], "position_ids": positions[None]}
+    def _with_images(self, packed: PackedTokens) -> dict[str, Tensor]:
+        if self.eyes is None:
+            raise CheckpointError(
+                f"{type(self.model).__name__} takes text only, and a prompt has images; train a model that sees "
+                "(model.path), or remove data.multimodal_keys"
+            )
+        return self.eyes.inputs(packed, self.device)
 
     def _logits(self, packed: PackedTokens) -> Tensor:
         """``[T, V]`` in the dtype of the model."""
+        if packed.looks:
+            inputs = self._with_images(packed)
+        else:
+            tokens, positions = self.tensor(packed.input_ids), self.tensor(packed.position_ids)
+            if self.num_places is not None:
+                tokens, positions = filled_up(tokens), filled_up(positions)
+            inputs = {"input_ids": tokens[None], "position_ids": positions[None]}
         output = self.model(
-            **self._inputs(packed),
+            **inputs,
             logits_to_keep=self.tensor(packed.predicted_at),
             use_cache=False,
             packed_rows=PackedRows.of(packed, self.device, self.dtype, self.num_places),

@@ -42,7 +42,7 @@ class FirstLook:
 
     def at(self, batch: TrainBatch, *, version: int) -> None:
         """Look at a batch that is about to be trained; see :func:`check_sight`."""
-        if self._model.eyes is not None and not self._is_done:
+        if not self._is_done:
             self._is_done = check_sight(self._model, batch, version=version, temperature=self._temperature)
 
 

@@ -28,6 +28,8 @@ TORCH: Final = LearnerSpec(
     open=_open,
     shares_gpu=True,
     has_engine_bits=True,
+    sees_images=True,
+    has_known_memory=True,
     can_record_steps=True,
     modules=(
         "penstock.backends.data.demonstrations",

@@ -86,7 +86,7 @@ class PolicyTrainer(BatchTrainer):
         self._policy = model
         self._critic = Critic(model, options, num_steps=num_steps, workers=workers) if has_critic else None
         self._optimizer = _optimizer_of(model, options, workers)
-        self._look = FirstLook(model, temperature)
+        self._look = None if model.eyes is None else FirstLook(model, temperature)
         self._optimizers = [one for one in (self._optimizer, self._critic) if one is not None]
         self._accumulation = Accumulation(
             model,
@@ -158,7 +158,7 @@ class PolicyTrainer(BatchTrainer):
     def add(self, work: UpdateWork, /) -> Added:
         """See :class:`.BatchTrainer`. With smaller micro-batches if memory does not suffice, and then the opening anew
         as well, as it has to be of the same ones."""
-        if work.known is None:
+        if self._look is not None and work.known is None:
             self._look.at(work.batch, version=work.version)
         pairs = mismatched(work.update) if loss_of(self._options.objective).needs_reference_point else None
         while True:
@@ -173,7 +173,8 @@ class PolicyTrainer(BatchTrainer):
                 self._accumulation.size.worked(step=work.version + 1)
                 return added
             self.forget_gradients()
-            self._recorder.forget()
+            if self._recorder is not None:
+                self._recorder.forget()
             self._accumulation.size.halve(can_be_finer=can_be_finer)
 
     def change(self, totals: Mapping[str, float], *, step: int, name: str) -> dict[str, float]:

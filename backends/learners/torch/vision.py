@@ -46,10 +46,6 @@ class LearnerEyes:
         """Those of a copy of the model."""
         return LearnerEyes(model, self._part)
 
-    def freeze(self) -> None:
-        """Leave the vision part as it is; the language model is trained."""
-        cast("Any", self._model.model).visual.requires_grad_(requires_grad=False)
-
     def inputs(self, packed: PackedTokens, device: torch.device) -> dict[str, Tensor]:
         """Embeddings ``[1, N, H]`` and positions ``[3, 1, N]`` of a micro-batch with images."""
         ids = torch.from_numpy(packed.input_ids).to(device)

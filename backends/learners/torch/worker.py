@@ -170,12 +170,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
 
     def _loaded(self, folder: Path, lora: LoraOptions | None = None) -> PackedModel:
         """A model, divided over the ranks."""
-        model = load_divided(folder, self._workers, self._plan.options, dtype=self._plan.dtype, lora=lora)
-        if self._plan.options.freeze_vision:
-            if model.eyes is None:
-                raise CheckpointError(f"learner.freeze_vision: {folder} takes text only; remove it")
-            model.eyes.freeze()
-        return model
+        return load_divided(folder, self._workers, self._plan.options, dtype=self._plan.dtype, lora=lora)
 
     def _trainer(self, model: PackedModel, reference: PackedModel | None) -> PolicyTrainer:
         plan = self._plan

@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 import time
 from abc import ABC, abstractmethod
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from torch.profiler import record_function
@@ -37,7 +37,6 @@ from penstock.backends.profiling import ThreadProfiler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from penstock.backends.learners.batch.sequences import TrainBatch, TrainSequence
@@ -137,8 +136,8 @@ class BatchTrainer(ABC):
         self._alarms = Alarms(options, dtype)
         self._workers = workers
         self._hooks = BatchHooks(options, workers)
-        self._recorder = TokenRecorder(options.dump, workers, run_folder)
-        profile = options.profile
+        dump, profile = options.dump, options.profile
+        self._recorder = TokenRecorder(dump, workers, run_folder) if dump and run_folder else None
         self._profiler: ThreadProfiler | None = None
         if profile is not None and run_folder is not None:
             is_cuda = workers.device.type == "cuda"
@@ -179,41 +178,30 @@ class BatchTrainer(ABC):
             DivergedError: see :meth:`change`.
             MemoryError: a micro-batch does not fit, and cannot be made smaller.
         """
-        with self._profiled(version):
-            return self._trained(
-                groups, version=version, min_token_version=min_token_version, mask_old_tokens=mask_old_tokens
+        with ExitStack() as stack:
+            if self._profiler is not None and (profile := self._options.profile) is not None and profile.takes(version):
+                stack.enter_context(self._profiler.around(f"learner-step-{version:07d}-rank-{self._workers.rank}"))
+            started_s = time.perf_counter()
+            batch = read_groups(groups, min_token_version=min_token_version, mask_old_tokens=mask_old_tokens)
+            batch = self._hooks.prepared(batch, version=version - 1)
+            for sequence in batch.sequences:
+                self.check_length(sequence, "a sample")
+            figures = {**batch_metrics(groups), "train/num_tokens": float(batch.num_trained_tokens)}
+            figures |= self._hooks.figures_of(batch)
+            figures |= self._hooks.log_rollout(groups, figures, version=version)
+            if batch.sequences:
+                figures |= self._optimize(batch, step=version - 1)
+            notices = self._alarms.hear(figures, version=version)
+            step_time_s = time.perf_counter() - started_s
+            figures |= self._speed.figures(batch.sequences, step_time_s)
+            figures |= self._hooks.log_step(groups, figures, version=version, step_time_s=step_time_s)
+            return StepResult(
+                num_trained_tokens=batch.num_trained_tokens,
+                num_masked_tokens=batch.num_masked_tokens,
+                step_time_s=step_time_s,
+                metrics=as_metrics(figures),
+                notices=notices,
             )
-
-    def _profiled(self, version: int) -> AbstractContextManager[None]:
-        profile = self._options.profile
-        if self._profiler is None or profile is None or not profile.takes(version):
-            return nullcontext()
-        return self._profiler.around(f"learner-step-{version:07d}-rank-{self._workers.rank}")
-
-    def _trained(
-        self, groups: Sequence[Group], *, version: int, min_token_version: int, mask_old_tokens: bool
-    ) -> StepResult:
-        started_s = time.perf_counter()
-        batch = read_groups(groups, min_token_version=min_token_version, mask_old_tokens=mask_old_tokens)
-        batch = self._hooks.prepared(batch, version=version - 1)
-        for sequence in batch.sequences:
-            self.check_length(sequence, "a sample")
-        figures = {**batch_metrics(groups), "train/num_tokens": float(batch.num_trained_tokens)}
-        figures |= self._hooks.figures_of(batch)
-        figures |= self._hooks.log_rollout(groups, figures, version=version)
-        if batch.sequences:
-            figures |= self._optimize(batch, step=version - 1)
-        notices = self._alarms.hear(figures, version=version)
-        step_time_s = time.perf_counter() - started_s
-        figures |= self._speed.figures(batch.sequences, step_time_s)
-        figures |= self._hooks.log_step(groups, figures, version=version, step_time_s=step_time_s)
-        return StepResult(
-            num_trained_tokens=batch.num_trained_tokens,
-            num_masked_tokens=batch.num_masked_tokens,
-            step_time_s=step_time_s,
-            metrics=as_metrics(figures),
-            notices=notices,
-        )
 
     def _optimize(self, batch: TrainBatch, *, step: int) -> dict[str, float]:
         """Pass after pass the updates of the batch, an optimizer step each; figures under ``train/``."""
@@ -225,12 +213,15 @@ class BatchTrainer(ABC):
         trains_policy = step >= objective.critic_only_steps
         known: BatchTokens | None = None
         trained: list[TrainedUpdate] = []
-        self._recorder.begin(step + 1)
+        if self._recorder is not None:
+            self._recorder.begin(step + 1)
         for number, update in enumerate(updates, start=1):
             is_only = len(updates) == 1
             with record_function("gradients"):
                 found = self.add(UpdateWork(batch, passes[0], update, known, step, is_only, trains_policy))
-            if number == len(passes[0]):  # before the change, so that what is not finite can be looked at
+            if self._recorder is not None and number == len(
+                passes[0]
+            ):  # before the change, so that what is not finite can be looked at
                 self._recorder.write(batch, step + 1)
             if known is None and found.known.user_values is not None:
                 check_agreement(

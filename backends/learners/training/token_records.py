@@ -52,14 +52,14 @@ class _Taken(NamedTuple):
 class TokenRecorder:
     """One rank's."""
 
-    def __init__(self, options: DumpOptions | None, workers: WorkerGroup, run_folder: Path | None) -> None:
+    def __init__(self, options: DumpOptions, workers: WorkerGroup, run_folder: Path) -> None:
         """
         Args:
-            options: which steps; None: none.
+            options: which steps.
             workers: all ranks, each of which has such a recorder.
-            run_folder: where the first rank writes; None: nowhere.
+            run_folder: where the first rank writes.
         """
-        self._options = options if run_folder is not None else None
+        self._options = options
         self._workers = workers
         self._run_folder = run_folder
         self._taken: list[_Taken] | None = None
@@ -67,8 +67,6 @@ class TokenRecorder:
 
     def around(self, objective: ObjectiveFunction) -> ObjectiveFunction:
         """The same objective, listened to."""
-        if self._options is None:
-            return objective
 
         def call(tokens: PolicyTokens, options: ObjectiveOptions, /) -> ObjectiveTerms:
             terms = objective(tokens, options)
@@ -80,7 +78,7 @@ class TokenRecorder:
 
     def begin(self, step: int) -> None:
         """From here on the tokens of this step are recorded, if it is one to be written down."""
-        self._taken = [] if self._options is not None and self._options.takes(step) else None
+        self._taken = [] if self._options.takes(step) else None
 
     def forget(self) -> None:
         """What was recorded is going to be computed anew."""
@@ -94,7 +92,7 @@ class TokenRecorder:
             return
         taken, self._taken = self._taken, None
         found = _of_all(taken, batch.num_trained_tokens, self._workers)
-        if self._workers.is_first and self._run_folder is not None:
+        if self._workers.is_first:
             try:
                 write_step(self._run_folder, step, _rows(batch, found))
             except OSError as error:  # what is written for people to look at ends no run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.backends.data.options import RecordedOptions
 from penstock.backends.engines.spec import are_modelled, some_can
 from penstock.backends.protocol import Capability
 from penstock.messages.training import OnStale
@@ -36,8 +35,6 @@ def pushed_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
             f"is {s.staleness.over_sampling:g}; what is too much would be given up, and was taken from somebody; set "
             "it to 1",
         )
-    if s.data.recorded != RecordedOptions():
-        yield ("data", "recorded"), "a pushed group says itself what it holds; remove it"
     for name in ("teacher_prompt_key", "num_retries_key"):
         if getattr(s.data, name) is not None:
             yield ("data", name), "names a column, and pushed groups have none; set it to null"

@@ -59,6 +59,8 @@ def recorded_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
 
 def _engines(s: Scenario, settings: RecordedSettings) -> Iterator[tuple[KeyPath, str]]:
     recorded = s.data.recorded
+    if s.data.source == PUSHED and recorded != RecordedOptions():
+        yield ("data", "recorded"), "a pushed group says itself what it holds; remove it"
     if settings.are_all_recorded and recorded.path is not None:
         yield (
             ("data", "recorded", "path"),

@@ -51,7 +51,7 @@ pytestmark = [pytest.mark.long_run, pytest.mark.timeout(200)]
 
 def client_of_the_documentation(folder: Path) -> Path:
     page = (HOUSE / "docs" / "gateway.md").read_text()
-    code = re.search(r"```python\n(# push\.py.*?)```", page, re.DOTALL)
+    code = re.search(r"```text\n(# push\.py.*?)```", page, re.DOTALL)
     assert code is not None
     file = folder / "push.py"
     file.write_text(code[1])

@@ -261,6 +261,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (pushed(prompt="a" * 32), "the prompt has 32 tokens"),
     (pushed(prompt=[{"role": "user", "content": "a"}]), "data.chat_template"),
     (pushed(label=""), "label: it is missing"),
+    (pushed(metadata={"a": "x" * 2**20}), "metadata: 1,048,584 bytes"),
     (pushed(samples=[SAMPLES[0]]), "samples: found 1, and a group has 2"),
     (sample(text="c"), "samples[0]: give one of"),
     (sample(tokens=None), "samples[0]: give one of"),

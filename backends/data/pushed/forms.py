@@ -15,6 +15,7 @@ from penstock.messages.samples import Loss, Prompt
 MAX_TOKENS: Final = 1 << 22
 MAX_TEXT: Final = 1 << 24
 MAX_SAMPLES: Final = 4096
+MAX_METADATA_BYTES: Final = 1 << 20
 MAX_REWARD: Final = 1e9
 """Squares of it, summed over any batch, are still numbers in float32."""
 
@@ -57,7 +58,7 @@ class PushedGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     prompt: Text | Messages | None = None
     prompt_tokens: Ids | None = None
     """In place of ``prompt``."""
-    label: Text = ""
+    label: Annotated[str, Meta(max_length=MAX_METADATA_BYTES)] = ""
     metadata: dict[str, object] = msgspec.field(default_factory=dict[str, object])
     """For reward functions."""
     samples: Annotated[list[PushedSample], Meta(min_length=1, max_length=MAX_SAMPLES)]

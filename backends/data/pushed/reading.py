@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.backends.data.dataset import open_template
 from penstock.backends.data.mixture import named_sources
-from penstock.backends.data.pushed.forms import PushedRow
+from penstock.backends.data.pushed.forms import MAX_METADATA_BYTES, PushedRow
 from penstock.backends.data.reading import TokenLimit
 from penstock.backends.data.recorded_rows import RecordedRow, Response
 from penstock.backends.data.recording import RecordedGroup, Recorder
@@ -95,6 +95,8 @@ class PushReader:
             raise _wrong(f"samples: found {len(pushed.samples)}, and a group has {size} (sampling.samples_per_group)")
         if (pushed.prompt is None) == (pushed.prompt_tokens is None):
             raise _wrong("prompt: give either prompt (a text or chat messages) or prompt_tokens (token ids)")
+        if (size := len(msgspec.json.encode(pushed.metadata))) > MAX_METADATA_BYTES:
+            raise _wrong(f"metadata: {size:,} bytes as JSON, at most {MAX_METADATA_BYTES:,} are taken")
         ids = pushed.prompt_tokens or []
         if (highest := max(ids, default=0)) >= self._tokenizer.num_tokens:
             raise _wrong(f"prompt_tokens: {highest} is no token; ids are below {self._tokenizer.num_tokens}")

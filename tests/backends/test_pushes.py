@@ -151,7 +151,8 @@ def answered(run_folder: Path, prompt: Prompt, index: int) -> GenerationEnded:
     engine.execute(ApplyWeights(manifest=manifest, update_mode=UpdateMode.DRAIN))
     key = SampleKey(10, index)
     engine.execute(Generate(key=key, attempt=0, purpose=Purpose.TRAIN, prompt=prompt, seed=0, deadline_version=9))
-    return said[-1]
+    ended: GenerationEnded = said[-1]
+    return ended
 
 
 def test_a_group_is_answered_as_it_was_pushed_with_the_versions_that_made_it(

@@ -52,6 +52,10 @@ class Capability(StrEnum):
     """Questions of a judge beside its samples."""
     EMBEDDED = "embedded"
     """It runs in its actor's process, so several, and the learner, can share a GPU."""
+    SAMPLES_PER_CALL = "samples_per_call"
+    """It heeds ``Generate.sampling``: temperature, cut-offs and seed of one turn."""
+    CONSTRAINED = "constrained"
+    """It can hold one turn to a JSON schema or a regular expression."""
     PROFILED = "profiled"
     """It heeds ``engines.profile``."""
 

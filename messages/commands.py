@@ -11,6 +11,7 @@ from penstock.messages.ledger import LedgerEntry
 from penstock.messages.samples import Group, Part, Prompt, Purpose, Sample, SampleKey
 from penstock.messages.teaching import GivenTokens
 from penstock.messages.training import UpdateMode
+from penstock.messages.turn_sampling import TurnSampling
 from penstock.messages.weights import WeightManifest
 
 # --- of the shell ---------------------------------------------------------------------------------------------
@@ -130,6 +131,8 @@ class Generate(Command, frozen=True, kw_only=True):
     max_new_tokens: int | None = None
     """Length limit of the response, prefix included, where it is lower than the scenario's: of one turn of an
     episode."""
+    sampling: TurnSampling | None = None
+    """Of one turn of an episode, where it is drawn otherwise than the scenario says."""
 
 
 class AbortGeneration(Command, frozen=True):

@@ -45,6 +45,7 @@ from penstock.messages.local import (
     SampleJudged,
     SamplesArchived,
     SamplesJudged,
+    ScoringMoved,
     Started,
     TimerFired,
     WeightsPublished,
@@ -140,6 +141,9 @@ EngineWorkerEvent = (
 
 TeacherWire = TeacherAsked
 TeacherEvent = TeacherAsked | Started | EngineOpened | LogprobsComputed
+
+RewardModelEvent = Started | EngineOpened | ScoringMoved
+"""Nobody sends it anything: the processes of reward functions ask its backend."""
 
 ScorerWire = (
     SampleGenerated | SampleFailed | SamplesSettled | LeasesAsked | EngineReady | TeacherAnswered | PlacesGivenUp

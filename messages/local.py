@@ -95,6 +95,9 @@ class TurnTaken(Value, frozen=True, kw_only=True, tag=True):
     """``end_token``, ``stop_string``, ``length``, ``interrupted`` or ``cut_off``; the last ends the episode with it."""
     is_chat: bool
     is_trained: bool
+    masked: str = ""
+    """Why its tokens are not trained although those of its conversation are; empty: they are, or the conversation is
+    not."""
 
 
 class ToolCalled(Value, frozen=True, kw_only=True, tag=True):
@@ -148,6 +151,13 @@ class WeightsSwapped(LocalEvent, frozen=True, kw_only=True):
 
 class EngineSlept(LocalEvent, frozen=True, kw_only=True):
     """Answer to ``SleepEngine``: it holds no device memory."""
+
+
+class ScoringMoved(LocalEvent, frozen=True, kw_only=True):
+    """A reward model has begun or ended the score of a sample."""
+
+    num_open: int
+    """Samples that it has now."""
 
 
 class LogprobsComputed(LocalEvent, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Final
 
 
 class Role(StrEnum):
-    """The seven roles, the supervisor that runs them, and that of a teacher."""
+    """The seven roles, the supervisor that runs them, and those of models whose weights never change."""
 
     PROMPT_SOURCE = "prompt_source"
     ENGINE_WORKER = "engine_worker"
@@ -19,6 +19,8 @@ class Role(StrEnum):
     SUPERVISOR = "supervisor"
     TEACHER = "teacher"
     """An EngineWorker that generates nothing: it says how likely given tokens are."""
+    REWARD_MODEL = "reward_model"
+    """An EngineWorker that generates nothing: it says how good a response is."""
 
 
 PROMPT_SOURCE: Final = "prompt_source"
@@ -31,6 +33,7 @@ SUPERVISOR: Final = "supervisor"
 
 ENGINE_PREFIX: Final = "engine/"
 TEACHER_PREFIX: Final = "teacher/"
+REWARD_MODEL_PREFIX: Final = "reward_model/"
 
 
 def engine_name(index: int) -> str:
@@ -64,9 +67,19 @@ def is_teacher(name: str) -> bool:
     return name.startswith(TEACHER_PREFIX)
 
 
+def reward_model_name(index: int) -> str:
+    """The name of the reward model with this index, counted from 0."""
+    return f"{REWARD_MODEL_PREFIX}{index}"
+
+
+def is_reward_model(name: str) -> bool:
+    """Whether this is the name of a reward model."""
+    return name.startswith(REWARD_MODEL_PREFIX)
+
+
 def has_lane(name: str) -> bool:
     """Whether the time of this actor is accounted: it has a device, or workers."""
-    return name in (LEARNER, SCORER) or is_engine(name) or is_teacher(name)
+    return name in (LEARNER, SCORER) or is_engine(name) or is_teacher(name) or is_reward_model(name)
 
 
 def role_of(name: str) -> Role:
@@ -77,4 +90,6 @@ def role_of(name: str) -> Role:
     """
     if is_engine(name):
         return Role.ENGINE_WORKER
+    if is_reward_model(name):
+        return Role.REWARD_MODEL
     return Role.TEACHER if is_teacher(name) else Role(name)

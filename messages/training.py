@@ -213,6 +213,8 @@ class DeviceTurned(Event, frozen=True, kw_only=True):
     turn: int
     """Goes up with every change, also over incarnations of the Learner."""
     holder: Holder
+    interrupts: bool = False
+    """What runs is broken off for the Learner, and goes on in the next turn of the engines."""
 
 
 class DeviceYielded(Event, frozen=True, kw_only=True):

@@ -237,14 +237,19 @@ class EngineWorker:
         elif self.phase not in BUSY and not self.requests.num_running:
             self._turn(Phase.SLEEPING)
             self._out.append(SleepEngine())
+        elif self.phase in (Phase.SERVING, Phase.DRAINING) and self._turned.interrupts:
+            self._interrupt()
         elif self.phase in (Phase.SERVING, Phase.DRAINING):
             self._interrupt_evaluation()
 
     def _interrupt_evaluation(self) -> None:
         """If nothing else runs any more."""
         if self.requests.runs_only_evaluation:
-            self._turn(Phase.INTERRUPTING)
-            self._out.append(InterruptGenerations())
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        self._turn(Phase.INTERRUPTING)
+        self._out.append(InterruptGenerations())
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -317,8 +322,7 @@ class EngineWorker:
                 case UpdateMode.DRAIN:
                     self._turn(Phase.DRAINING)
                 case UpdateMode.INTERRUPT if not self.settings.retracts:
-                    self._turn(Phase.INTERRUPTING)
-                    self._out.append(InterruptGenerations())
+                    self._interrupt()
                 case UpdateMode.INTERRUPT | UpdateMode.IN_FLIGHT:
                     self._apply()
                     return

@@ -1,7 +1,6 @@
 """The EngineWorker in the role of a teacher: it says how likely given tokens are, under weights that never change.
 
-It has none of the duties of an engine that generates: it holds no lease, takes no new weights, and no version waits for
-it. What it is asked is the Scorer's, which asks again when an answer does not come; so this holds nothing that could be
+What it is asked is the Scorer's, which asks again when an answer does not come; so this holds nothing that could be
 lost.
 
 Invariants:
@@ -20,72 +19,43 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never, final
 
+from penstock.actors.engine_worker.fixed_model import FixedModel
 from penstock.actors.waits import several
 from penstock.messages.commands import ComputeLogprobs, OpenEngine, Send
 from penstock.messages.local import EngineOpened, LogprobsComputed, Started
 from penstock.messages.names import SCORER
 from penstock.messages.teaching import TeacherAnswered, TeacherAsked
-from penstock.messages.training import Activity
 from penstock.messages.waits import OWN_BACKEND, Wait
 from penstock.messages.weights import EngineReady
 
 if TYPE_CHECKING:
     from penstock.actors.engine_worker.settings import TeacherSettings
-    from penstock.messages.base import Metric
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import TeacherEvent
-    from penstock.messages.membership import HeldLease
     from penstock.messages.samples import SampleKey
 
 
 @final
-class Teacher:
+class Teacher(FixedModel):
     """The state machine of a teacher."""
 
     def __init__(self, settings: TeacherSettings) -> None:
+        super().__init__()
         self.settings = settings
-        self.num_slots = 0
-        """0 until the engine is open."""
         self.asked: dict[tuple[SampleKey, int], TeacherAsked] = {}
         """By sample and attempt; what has no answer yet."""
         self._out: list[AnyCommand] = []
 
     @property
-    def state(self) -> str:
-        """For people."""
-        return "serving" if self.num_slots else "starting"
-
-    @property
-    def activity(self) -> Activity:
-        """What the teacher's time is spent on."""
-        if not self.num_slots:
-            return Activity.STARTING
-        return Activity.WORKING if self.asked else Activity.WAITING_FOR_SAMPLES
-
-    @property
-    def occupancy(self) -> float:
-        """Questions ÷ those that it works on side by side."""
-        return min(1.0, len(self.asked) / self.num_slots) if self.num_slots else 0.0
-
-    @property
-    def outside(self) -> float:
-        """It plays no episodes."""
-        return 0.0
-
-    def leases(self) -> tuple[HeldLease, ...]:
-        """None: the Scorer holds every sample that a question is about."""
-        return ()
+    def num_open(self) -> int:
+        """Questions without an answer."""
+        return len(self.asked)
 
     def waits(self) -> tuple[Wait, ...]:
         """The backend's answers."""
         if not self.num_slots:
             return (Wait("start of", "the teacher", OWN_BACKEND),)
         return tuple(several("log-probs of", OWN_BACKEND, [(key, 0) for key, _ in self.asked]))
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        """Nothing: the backend has gauges."""
-        return ()
 
     def handle(self, event: TeacherEvent) -> list[AnyCommand]:
         """Take one event; see :class:`penstock.actors.machine.Machine`."""

@@ -70,6 +70,7 @@ from penstock.messages.training import (
     LearnerReady,
     NoticeGiven,
     StepFinished,
+    UpdateMode,
 )
 from penstock.messages.weights import PublishFailed, VersionAnnounced, WeightsExported
 
@@ -288,7 +289,8 @@ class Learner:
     def _ask(self) -> None:
         """The device is needed; ``_advance`` goes on when it is there."""
         self._turn(Phase.ASKING)
-        self._out.extend(self.turns.ask())
+        interrupts = self._next is not None and self._next.update_mode is not UpdateMode.DRAIN
+        self._out.extend(self.turns.ask(interrupts=interrupts))
         if not self.turns.is_ours:
             self._out.append(StartTimer(YIELD_DEADLINE, self.settings.yield_timeout_s))
 

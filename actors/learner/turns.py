@@ -30,6 +30,7 @@ class Turns:
     def __init__(self, engines: tuple[str, ...], epoch: int) -> None:
         self.holder = Holder.LEARNER
         self.turn = epoch * TURNS_PER_EPOCH
+        self._interrupts = False
         self._names = frozenset(engines)
         self._epochs: dict[str, int] = {}
         """Those that live."""
@@ -46,22 +47,22 @@ class Turns:
         """It is the Learner's turn, and nobody else holds memory."""
         return self.holder is Holder.LEARNER and not self._awaited
 
-    def ask(self) -> list[Send]:
-        """The Learner wants the devices."""
-        return [] if self.holder is Holder.LEARNER else self._begin(Holder.LEARNER)
+    def ask(self, *, interrupts: bool) -> list[Send]:
+        """The Learner wants the devices; when what runs has ended, or was broken off."""
+        return [] if self.holder is Holder.LEARNER else self._begin(Holder.LEARNER, interrupts=interrupts)
 
     def free(self) -> list[Send]:
         """The Learner has given its memory up."""
         return self._begin(Holder.ENGINES)
 
-    def _begin(self, holder: Holder) -> list[Send]:
-        self.holder = holder
+    def _begin(self, holder: Holder, *, interrupts: bool = False) -> list[Send]:
+        self.holder, self._interrupts = holder, interrupts
         self.turn += 1
         self._awaited = dict.fromkeys(self._epochs) if holder is Holder.LEARNER else {}
         return [self._tell(name) for name in self._epochs]
 
     def _tell(self, name: str) -> Send:
-        return Send(name, DeviceTurned(turn=self.turn, holder=self.holder))
+        return Send(name, DeviceTurned(turn=self.turn, holder=self.holder, interrupts=self._interrupts))
 
     def joined(self, event: EngineJoined) -> list[Send]:
         """A new incarnation is there; it is told whose turn it is."""

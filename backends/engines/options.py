@@ -114,8 +114,8 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     """Engines of other kinds beside these, in the same run."""
     placement: Literal["auto", "pack", "spread", "colocate"] = "auto"
     """Of GPUs: ``pack``, which ``auto`` is too, takes as few nodes as it can, ``spread`` as many. ``colocate`` puts the
-    learner on the GPUs of the first engine (simulated: of all); they take turns, and whoever has not the turn holds no
-    GPU memory, so it needs ``max_staleness: 0`` and ``drain``."""
+    learner on the GPUs of the first engines, as many as have one for each of its ranks (simulated: of all); they take
+    turns, and whoever has not the turn holds no GPU memory, so it needs the policy ``sync`` or ``one_step_off``."""
     seeded_sampling: bool = False
     """Refuse engines whose samples do not follow from the seed."""
     record_experts: bool = False

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "endpoints"
 SUFFIX: Final = ".endpoint.json"
-PREFIXES: Final = {"self": "engine", "teacher": "teacher"}
+PREFIXES: Final = {"self": "engine", "teacher": "teacher", "reward_model": "reward_model"}
 LOOPBACKS: Final = ("http://127.", "http://localhost", "http://[::1]")
 
 
@@ -58,10 +58,11 @@ def remove_endpoint(run_folder: Path, name: str, url: str) -> None:
 class RunEndpoints:
     """The servers of one kind, as they are at the moment."""
 
-    def __init__(self, kind: Literal["self", "teacher"], surroundings: Surroundings) -> None:
+    def __init__(self, kind: Literal["self", "teacher", "reward_model"], surroundings: Surroundings) -> None:
         self._folder = Path(surroundings.run_folder) / FOLDER
         self._prefix = PREFIXES[kind]
-        self._fixed = surroundings.engine_addresses if kind == "self" else surroundings.teacher_addresses
+        fixed = {"self": surroundings.engine_addresses, "teacher": surroundings.teacher_addresses}
+        self._fixed = fixed.get(kind, ())
 
     def now(self) -> Sequence[RunEndpoint]:
         """Those that the scenario names, then those that the run has started, in the order of their names."""

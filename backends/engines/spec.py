@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from penstock.backends.data.options import DataOptions
     from penstock.backends.data.recorded_rows import RecordedSettings
     from penstock.backends.engines.options import EngineGroupOptions, EnginesOptions, SamplingOptions
+    from penstock.backends.engines.reward_model_options import RewardModelOptions
     from penstock.backends.engines.teacher_options import TeacherOptions
     from penstock.backends.processes.remote_ranks import RemoteRanks
     from penstock.backends.protocol import Backend, Timers
     from penstock.messages.base import Options
-    from penstock.messages.commands import EngineCommand, TeacherCommand
+    from penstock.messages.commands import EngineCommand, OpenEngine, TeacherCommand
+
+    EngineBlock = EngineGroupOptions | TeacherOptions | RewardModelOptions
+    """Blocks of a scenario whose actors are engines of some kind."""
 
 KeyPath = tuple[str | int, ...]
 Broken = tuple[KeyPath, str]
@@ -100,6 +104,19 @@ class TeacherContext:
     """The clock; given where the engine has ``MODELLED``."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModelContext:
+    """Everything that a reward model is opened with."""
+
+    name: str
+    """Name of the actor that holds it."""
+    model_folder: Path
+    run_folder: Path
+    options: RewardModelOptions
+    host: str
+    """This machine's address as other processes of the run see it."""
+
+
 def _no_rules(path: KeyPath, options: Any) -> Iterator[Broken]:  # noqa: ANN401 - of engines and teachers
     return iter(())
 
@@ -123,6 +140,16 @@ class TeacherSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RewardModelSpec:
+    """What a kind of engine can do as a reward model, which says how good a response is."""
+
+    open: Callable[[RewardModelContext], Backend[OpenEngine]]
+    """Raises UserFault where the model cannot be served."""
+    rules: Callable[[KeyPath, RewardModelOptions], Iterator[Broken]] = _no_rules
+    """What is wrong with the block at this path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
     """One kind of engine. It is looked at in the command line and in every actor, so its module imports nothing heavy:
     that is for :attr:`open` to do."""
@@ -136,7 +163,7 @@ class EngineSpec:
     """Of the block: those that only this kind, and others that name them as well, take heed of."""
     granted: Callable[[EngineGroupOptions], frozenset[Capability]] = lambda group: frozenset()
     """What it can do with these options besides."""
-    size: Callable[[EngineGroupOptions | TeacherOptions], EngineSize | None] = lambda options: ONE_GPU
+    size: Callable[[EngineBlock], EngineSize | None] = lambda options: ONE_GPU
     """GPUs of one; None: it takes none that we give. Raises UserFault."""
     rules: Callable[[KeyPath, EngineGroupOptions, EnginesOptions], Iterator[Broken]] = lambda path, group, options: (
         iter(())
@@ -150,12 +177,14 @@ class EngineSpec:
     """Tokens that this model was made for; None: not looked at. Raises UserFault where it cannot be served."""
     needs: str = ""
     """What :attr:`check_machine` looks at, in words; empty: there is nothing to look at."""
-    check_machine: Callable[[EngineGroupOptions | TeacherOptions], None] = lambda options: None
+    check_machine: Callable[[EngineBlock], None] = lambda options: None
     """Raises UserFault with what this machine lacks."""
     modules: tuple[str, ...] = ()
     """What its process imports first, so that a host can have it ready."""
     teacher: TeacherSpec | None = None
     """None: it is no teacher."""
+    reward_model: RewardModelSpec | None = None
+    """None: it is no reward model."""
 
 
 ENGINES: Final = Registry(

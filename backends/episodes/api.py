@@ -6,9 +6,10 @@ is asked for are named in :data:`FIXED` or refused by name.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 JsonObject = dict[str, object]
 """Foreign data that is passed through: a tool's schema, a row's metadata."""
@@ -45,8 +46,13 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+class JsonSchemaFormat(msgspec.Struct):
+    schema: JsonObject
+
+
 class ResponseFormat(msgspec.Struct):
     type: str = "text"
+    json_schema: JsonSchemaFormat | None = None
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -106,6 +112,10 @@ class PenstockFields(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which weights made the response's tokens: (version, number of tokens), in order."""
     ignored: list[str] = []
     """Fields of the request that differ from the scenario's ``sampling:`` and were not followed."""
+    conversation: int = 0
+    """Which of the session's; each begins where a request goes on from no answer, or from one in the middle."""
+    masked: str = ""
+    """Why the response is not trained: ``other_sampling`` or ``constrained``; empty: it is."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -252,6 +262,8 @@ class SessionFinish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What went wrong, of an error."""
     metadata: JsonObject = {}
     """Metadata for the gateway's log."""
+    choice: Annotated[int, Meta(ge=0)] = 0
+    """Which answer to the last request counts, where it had several (``n``)."""
 
 
 class SessionEnded(msgspec.Struct, frozen=True):
@@ -303,4 +315,7 @@ FIXED: Final = (
     "logit_bias",
 )
 """Fields that the scenario decides: another value would give tokens whose log-probs are not those that training
-expects, so they are not followed, and the response says so under ``penstock.ignored``."""
+expects, so they are not followed unless ``episode.follow_sampling`` says so, and the response names them under
+``penstock.ignored``."""
+FOLLOWED: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
+"""Those that are followed then."""

@@ -30,12 +30,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.backends.draws import mixed
+from penstock.backends.engines.options import SamplingOptions
 from penstock.backends.episodes.episode import (
     ABORTED,
     INTERRUPTED,
     MAX_PAUSE_S,
-    TURN_SEED,
     Dialogue,
     EpisodePhase,
     ModelTurn,
@@ -44,6 +43,8 @@ from penstock.backends.episodes.episode import (
 from penstock.backends.episodes.moves import CUT_OFF, EpisodeMoves, ending_of
 from penstock.backends.episodes.moves import INTERRUPTED as TURN_INTERRUPTED
 from penstock.backends.episodes.protocol import EpisodeOverError
+from penstock.backends.episodes.turn_sampling import CAUSES
+from penstock.messages.base import Metric
 from penstock.messages.commands import AbortGeneration, ApplyWeights, Generate, InterruptGenerations
 from penstock.messages.local import GenerationAdvanced, GenerationEnded, WeightsSwapped
 from penstock.messages.parts import cut
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
 
     from penstock.backends.episodes.protocol import CallMade, EpisodeDriver, EpisodeOutcome, TurnRequest
     from penstock.backends.protocol import Backend, Emit, Fail
-    from penstock.messages.base import Metric
     from penstock.messages.commands import EngineCommand
     from penstock.messages.local import LocalEvent
     from penstock.messages.samples import Outcome, SampleKey
@@ -68,12 +68,17 @@ class EpisodeBackend:
         inner: Backend[EngineCommand],
         driver: EpisodeDriver,
         *,
+        sampling: SamplingOptions | None = None,
         now_s: Callable[[], float] = time.monotonic,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._inner = inner
         self._driver = driver
         self._now_s = now_s
+        self.sampling = sampling or SamplingOptions()
+        """Of the run: what is drawn otherwise is not trained."""
+        self._num_masked = dict.fromkeys(CAUSES, 0)
+        self._num_untaken = 0
         self._episodes: dict[SampleKey, PlayedEpisode] = {}
         self._turns: dict[int, PlayedEpisode] = {}
         """Episodes by the attempt of their running generation."""
@@ -110,7 +115,9 @@ class EpisodeBackend:
         """Those of the engine, those of the driver, and how long episodes have waited for tools."""
         with self.lock:
             moves = self._moves.gauges()
-        return (*self._inner.gauges(), *self._driver.gauges(), *moves)
+            masked = [Metric(f"episodes/masked_{cause}", float(count)) for cause, count in self._num_masked.items()]
+            untaken = Metric("episodes/untaken_tokens", float(self._num_untaken))
+        return (*self._inner.gauges(), *self._driver.gauges(), *moves, *masked, untaken)
 
     def close(self, timeout_s: float) -> None:
         """See :class:`penstock.backends.protocol.Backend`."""
@@ -202,15 +209,30 @@ class EpisodeBackend:
             self._put_before(episode, request)
             transcript = episode.conversations[request.conversation].transcript
             episode.num_turns += 1
-            episode.turn = ModelTurn(request, transcript, episode.all.num_tokens, episode.num_turns)
+            masked = episode.why_masked(request)
+            episode.masked |= {masked} - {""}
+            episode.turn = ModelTurn(request, transcript, episode.all.num_tokens, episode.num_turns, masked)
             self._moves.note(episode)
             if episode.phase is EpisodePhase.RUNNING:
                 self._run_turn(episode, episode.turn)
 
+    def take(self, episode: PlayedEpisode, choice: int, into: int) -> None:
+        """See :class:`~penstock.backends.episodes.protocol.Episode`."""
+        with self.lock:
+            taken = episode.conversations.get(choice)
+            if taken is None or not taken.is_choice or episode.outcome is not None:
+                return
+            taken.is_choice = False
+            goes_on = episode.conversations.setdefault(into, Dialogue(episode.issued.prompt.tokens))
+            if goes_on.transcript.goes_on_with(taken.transcript):
+                goes_on.num_turns += taken.num_turns
+                del episode.conversations[choice]
+
     def saved(self, episode: PlayedEpisode, state: bytes) -> None:
         """See :class:`~penstock.backends.episodes.protocol.Episode`."""
         with self.lock:
-            if episode.phase is not EpisodePhase.RUNNING or episode.turn is not None or len(episode.conversations) != 1:
+            is_whole = len(episode.conversations) == 1 and not episode.has_choices
+            if episode.phase is not EpisodePhase.RUNNING or episode.turn is not None or not is_whole:
                 return
             self._tell(episode)
             issued, num_tokens = episode.issued, episode.all.num_tokens
@@ -225,6 +247,8 @@ class EpisodeBackend:
     def _put_before(self, episode: PlayedEpisode, request: TurnRequest) -> None:
         """What the model is to see before it answers."""
         conversation = episode.conversations.setdefault(request.conversation, Dialogue(episode.issued.prompt.tokens))
+        if request.is_choice:
+            conversation.is_choice = episode.has_choices = True
         transcript, is_first = conversation.transcript, not conversation.num_turns
         conversation.num_turns += 1
         if is_first:
@@ -259,7 +283,11 @@ class EpisodeBackend:
     def _run_turn(self, episode: PlayedEpisode, turn: ModelTurn) -> None:
         if self._is_swapping:
             return
-        issued, transcript = episode.issued, turn.transcript
+        issued, transcript, sampling = episode.issued, turn.transcript, turn.request.sampling
+        if sampling is not None and sampling.is_constrained and transcript.num_tokens > turn.begin:
+            # The engine would begin with the schema anew, behind what there is.
+            self._give_up(episode, InfraError(detail="a turn that is held to a schema was interrupted by new weights"))
+            return
         self._moves.asked(turn)
         turn.attempt = next(self._attempts)
         self._turns[turn.attempt] = episode
@@ -273,11 +301,11 @@ class EpisodeBackend:
                 prompt=Prompt(
                     row=issued.prompt.row, epoch=issued.prompt.epoch, tokens=before, dataset=issued.prompt.dataset
                 ),
-                # The numbers of the sample's own stream would come again in every turn.
-                seed=mixed(issued.seed, TURN_SEED, episode.num_turns) >> 1 if episode.num_turns > 1 else issued.seed,
+                seed=episode.turn_seed(sampling),
                 deadline_version=issued.deadline_version,
                 prefix=msgspec.structs.replace(made, context_tokens=b"") if made.num_tokens else None,
                 max_new_tokens=turn.request.max_new_tokens,
+                sampling=sampling,
             )
         )
 
@@ -302,7 +330,7 @@ class EpisodeBackend:
 
     def _run_held_turns(self) -> None:
         self._is_swapping = False
-        for episode in self._episodes.values():
+        for episode in list(self._episodes.values()):
             if episode.phase is EpisodePhase.RUNNING and episode.turn is not None and not _runs(episode.turn):
                 self._run_turn(episode, episode.turn)
 
@@ -318,7 +346,9 @@ class EpisodeBackend:
         elif num_before + new.num_tokens > limit:
             turn.cut_as, new = Truncated(), cut(new, 0, limit - num_before)
         for growing in (transcript, episode.all):
-            growing.add_model(new, is_trained=turn.request.is_trained)
+            growing.add_model(new, is_trained=turn.is_trained)
+        if turn.masked:
+            self._num_masked[turn.masked] += new.num_tokens
         if new.num_tokens and episode.outcome is None:
             turn.request.listener.advanced(new)
 
@@ -342,9 +372,7 @@ class EpisodeBackend:
         elif isinstance(outcome, Cancelled):
             self._pause(episode)
         elif isinstance(outcome, InfraError):
-            episode.outcome = outcome
-            self._driver.closed(episode, outcome.detail)
-            self._finish(episode, outcome)
+            self._give_up(episode, outcome)
         else:
             episode.turn = None
             self._tell(episode)
@@ -353,15 +381,22 @@ class EpisodeBackend:
             if episode.phase is EpisodePhase.PAUSING:
                 self._pause(episode)
 
+    def _give_up(self, episode: PlayedEpisode, outcome: InfraError) -> None:
+        episode.outcome = outcome
+        self._driver.closed(episode, outcome.detail)
+        self._finish(episode, outcome)
+
     def _finish(self, episode: PlayedEpisode, outcome: Outcome) -> None:
         if (turn := episode.turn) is not None:  # cut off now, or in a pause: nobody has heard the end of it
             turn.transcript.mask_from(turn.begin)
             episode.all.mask_from(turn.begin_in_all)
         part, parts = episode.all.whole(), episode.parts()
-        if isinstance(outcome, Completed | Truncated) and not episode.all.num_model_tokens:
-            outcome = InfraError(detail="the episode ended without one token of the model that may be trained")
+        has_some = any(each.num_tokens > each.num_given_tokens for each in parts)
+        if isinstance(outcome, Completed | Truncated) and not has_some:
+            outcome = InfraError(detail=episode.nothing_to_train())
+        self._num_untaken += episode.num_untaken
         self._forget(episode)
-        self._answer(episode.issued, outcome, part, parts if len(parts) > 1 else ())
+        self._answer(episode.issued, outcome, part, parts if len(parts) > 1 or episode.has_choices else ())
 
     def _forget(self, episode: PlayedEpisode) -> None:
         turn, episode.turn = episode.turn, None

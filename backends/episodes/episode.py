@@ -5,16 +5,20 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol
 
+from penstock.backends.draws import mixed
 from penstock.backends.episodes.transcript import Transcript
+from penstock.backends.episodes.turn_sampling import why_masked
 from penstock.messages.arrays import TOKEN_BYTES
-from penstock.messages.samples import Cancelled, Part
+from penstock.messages.samples import Cancelled, Part, Purpose
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from penstock.backends.engines.options import SamplingOptions
     from penstock.backends.episodes.protocol import CallMade, EpisodeOutcome, TurnRequest
     from penstock.messages.commands import Generate
     from penstock.messages.samples import Outcome
+    from penstock.messages.turn_sampling import TurnSampling
 
 MAX_PAUSE_S: Final = 3600.0
 INTERRUPTED: Final = Cancelled(cause="interrupted")
@@ -37,8 +41,12 @@ class EpisodePhase(Enum):
 class ModelTurn:
     """One turn of the model: one generation, or several where it was interrupted."""
 
-    def __init__(self, request: TurnRequest, transcript: Transcript, begin_in_all: int, number: int) -> None:
+    def __init__(
+        self, request: TurnRequest, transcript: Transcript, begin_in_all: int, number: int, masked: str = ""
+    ) -> None:
         self.request = request
+        self.masked = masked
+        """Why its tokens are not trained although its conversation is; empty: they are."""
         self.number = number
         """Of the episode's turns, counted from 1."""
         self.transcript = transcript
@@ -56,6 +64,10 @@ class ModelTurn:
         self.cut_as: Outcome | None = None
         """It has all the tokens that it shall have, and so ends: what the engine still makes of it is thrown away."""
 
+    @property
+    def is_trained(self) -> bool:
+        return self.request.is_trained and not self.masked
+
 
 class Dialogue:
     """One sequence of tokens that the model goes on from."""
@@ -63,10 +75,15 @@ class Dialogue:
     def __init__(self, prompt: bytes) -> None:
         self.transcript = Transcript(prompt)
         self.num_turns = 0
+        self.is_choice = False
+        """It is no part of the sample, unless it is taken."""
 
 
 class EpisodeKeeper(Protocol):
     """What an episode needs of the backend that keeps it."""
+
+    sampling: SamplingOptions
+    """Of the run."""
 
     @property
     def lock(self) -> AbstractContextManager[object]:
@@ -76,6 +93,8 @@ class EpisodeKeeper(Protocol):
     def begin_turn(self, episode: PlayedEpisode, request: TurnRequest) -> None:
         """See :class:`~penstock.backends.episodes.protocol.Episode`, as for the others."""
         ...
+
+    def take(self, episode: PlayedEpisode, choice: int, into: int) -> None: ...
 
     def saved(self, episode: PlayedEpisode, state: bytes) -> None: ...
 
@@ -96,6 +115,10 @@ class PlayedEpisode:
         self.phase = EpisodePhase.RUNNING
         self.turn: ModelTurn | None = None
         self.num_turns = 0
+        self.has_choices = False
+        """So not all that was said is part of the sample."""
+        self.masked: set[str] = set()
+        """Why turns of it are not trained."""
         self.num_told = 0
         """Tokens that the actor knows of."""
         self.outcome: Outcome | None = None
@@ -131,12 +154,40 @@ class PlayedEpisode:
             return known.num_turns if known else 0
 
     def parts(self) -> tuple[Part, ...]:
-        """One for each conversation in which the model said something."""
-        found = [self.conversations[number].transcript.whole() for number in sorted(self.conversations)]
+        """One for each conversation in which the model said something; of choices, those that were taken."""
+        kept = [number for number in sorted(self.conversations) if not self.conversations[number].is_choice]
+        found = [self.conversations[number].transcript.whole() for number in kept]
         return tuple(part for part in found if part.num_tokens)
 
     def begin_turn(self, request: TurnRequest) -> None:
         self.backend.begin_turn(self, request)
+
+    @property
+    def num_untaken(self) -> int:
+        """Tokens of choices that were not taken."""
+        return sum(each.transcript.num_tokens for each in self.conversations.values() if each.is_choice)
+
+    def turn_seed(self, sampling: TurnSampling | None) -> int:
+        """Of the turn that has begun. The numbers of the sample's own stream would come again in every turn."""
+        if sampling is not None and sampling.seed is not None:
+            return sampling.seed
+        seed = self.issued.seed
+        return mixed(seed, TURN_SEED, self.num_turns) >> 1 if self.num_turns > 1 else seed
+
+    def nothing_to_train(self) -> str:
+        """That there is nothing, and why."""
+        detail = "the episode ended without one token of the model that may be trained"
+        if self.masked:
+            causes = ", ".join(sorted(self.masked))
+            return f"{detail}: its turns were drawn otherwise than block sampling: says ({causes})"
+        return f"{detail}; none of its choices was taken" if self.has_choices else detail
+
+    def why_masked(self, request: TurnRequest) -> str:
+        is_trained = request.is_trained and self.issued.purpose is not Purpose.EVALUATE
+        return why_masked(request.sampling, self.backend.sampling) if is_trained else ""
+
+    def take(self, choice: int, into: int) -> None:
+        self.backend.take(self, choice, into)
 
     def saved(self, state: bytes) -> None:
         self.backend.saved(self, state)

@@ -73,6 +73,8 @@ class GatewaySettings(Value, frozen=True, kw_only=True):
     options: EpisodeOptions
     sampling: SamplingOptions
     data: DataOptions
+    can: frozenset[str] = frozenset()
+    """Capabilities of the engine."""
 
 
 class GatewayEpisodes:
@@ -154,6 +156,7 @@ class GatewayEpisodes:
             settings.model,
             tokenizer,
             _open_template(Path(settings.model_folder), settings.data),
+            settings.can,
         )
         # The index tells the front door whose a session is, what follows which incarnation's.
         self._table = SessionTable(f"{engine_index(settings.engine)}-{secrets.token_hex(4)}-")

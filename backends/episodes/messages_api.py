@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.backends.episodes.api import ChatMessage, ChatRequest, FunctionCall, JsonObject, PenstockFields, ToolCall
 from penstock.backends.episodes.dialogue import MalformedError
-from penstock.backends.episodes.replies import EpisodeEndedError
+from penstock.backends.episodes.replies import EpisodeEndedError, penstock_fields
 from penstock.backends.processes.http_server import RequestError
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class MessageReplies:
         reason, sequence = (None, None) if reply is None else self._stopped(reply)
         fields = None
         if reply is not None:
-            fields = PenstockFields(self._session, self._run.number, list(reply.versions), self._ignored)
+            fields = penstock_fields(self._session, self._run, reply, self._ignored)
         return OutMessage(
             id=f"msg_{self._session}_{self._run.number}",
             model=self._model,

@@ -72,7 +72,8 @@ class EpisodeMoves:
             spans=made.spans,
             ending=ending,
             is_chat=turn.request.is_chat,
-            is_trained=turn.request.is_trained,
+            is_trained=turn.is_trained,
+            masked=turn.masked,
         )
         turn.began_ns = 0
         self.note(episode, step)

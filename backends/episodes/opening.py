@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from penstock.backends.data.options import DataOptions
     from penstock.backends.engines.options import SamplingOptions
@@ -27,9 +27,10 @@ def open_episodes(
     sampling: SamplingOptions,
     data: DataOptions,
     evaluated: Sequence[str | None] = (),
+    can: Collection[str] = (),
 ) -> Backend[EngineCommand]:
     """The engine itself where each sample is one generation, otherwise the engine behind its episodes. ``evaluated``:
-    what plays each dataset of the evaluation."""
+    what plays each dataset of the evaluation. ``can``: what the engine can do."""
     if options.kind == "single":
         return inner
     from penstock.backends.episodes.backend import EpisodeBackend
@@ -44,8 +45,9 @@ def open_episodes(
             max_response_tokens=sampling.max_response_tokens,
             uses_chat=data.chat_template,
             evaluated=evaluated,
+            can=can,
         )
-        return EpisodeBackend(inner, driver)
+        return EpisodeBackend(inner, driver, sampling=sampling)
     from penstock.backends.episodes.gateway import GatewayEpisodes, GatewaySettings
 
     settings = GatewaySettings(
@@ -58,5 +60,6 @@ def open_episodes(
         options=options,
         sampling=sampling,
         data=data,
+        can=frozenset(can),
     )
-    return EpisodeBackend(inner, GatewayEpisodes(settings))
+    return EpisodeBackend(inner, GatewayEpisodes(settings), sampling=sampling)

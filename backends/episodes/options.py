@@ -40,7 +40,11 @@ class EpisodeOptions(Options, frozen=True, kw_only=True):
     max_turns: Annotated[int, Meta(ge=1)] = 32
     """Responses of the model in one episode; the next request is refused, and the sample counts as truncated."""
     max_parts: Annotated[int, Meta(ge=1)] = 8
-    """Conversations that one episode of a function may have, each a part of the sample."""
+    """Conversations that one episode may have, each a part of the sample. With ``gateway`` a request whose history was
+    changed begins one; with 1 it is refused."""
+    follow_sampling: bool = False
+    """With ``gateway``: temperature, top_p, top_k, min_p and seed of a request are followed where they are given. What
+    is drawn otherwise than block ``sampling:`` says is not trained. false: block ``sampling:`` holds."""
     tool_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
     """For one call of a tool or an environment, where the function says nothing else."""
     stall_timeout_s: Annotated[float, Meta(gt=0)] = 60.0

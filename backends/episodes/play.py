@@ -28,33 +28,22 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import copy
 import sys
 import time
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from penstock.backends.episodes.api import ChatMessage, FunctionCall, ToolCall
-from penstock.backends.episodes.dialogue import ChatDialogue, ConversationError, MalformedError, encoded
-from penstock.backends.episodes.interfaces import EpisodeInfraError, EpisodePolicyError, JsonObject, Task, Tool
+from penstock.backends.episodes.conversation import Conversation
+from penstock.backends.episodes.dialogue import ConversationError, MalformedError
+from penstock.backends.episodes.interfaces import EpisodeInfraError, EpisodePolicyError, JsonObject, Task
 from penstock.backends.episodes.played_turns import Call, End, EpisodeLimitError, ToolTimeoutError, Turn
-from penstock.backends.episodes.playing import (
-    NOTHING,
-    PROMPT,
-    Answer,
-    ModelLink,
-    PlayRules,
-    Saved,
-    TurnAsked,
-    Words,
-)
+from penstock.backends.episodes.playing import Answer, ModelLink, PlayRules, Saved, TurnAsked, Words
 from penstock.backends.episodes.protocol import CallMade
-from penstock.backends.episodes.stops import before_stop
-from penstock.backends.episodes.tool_calls import parse_tool_calls
+from penstock.messages.turn_sampling import TurnSampling
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable
 
 
 __all__ = [
@@ -70,183 +59,12 @@ __all__ = [
     "Task",
     "ToolTimeoutError",
     "Turn",
+    "TurnSampling",
 ]
 
 ResultT = TypeVar("ResultT")
 MAX_NAME_CHARS: Final = 64
 """Of a call's name, its id and its error in traces: a model may have written them."""
-
-
-class Conversation:
-    """One growing sequence of tokens that the model goes on from. Each that the model has said something in becomes one
-    part of the sample."""
-
-    def __init__(self, play: Play, number: int, *, name: str, is_trained: bool, parent: Conversation | None) -> None:
-        self.name = name
-        self.is_trained = is_trained
-        self._play = play
-        self._number = number
-        self._parent = parent
-        self._num_tokens = 0 if parent is None else parent.num_tokens
-        self._num_context = self._num_tokens
-        self._dialogue: ChatDialogue | None = None
-        self._messages: list[JsonObject] = []
-        self._tools: list[JsonObject] = []
-        self._has_begun = False
-        self._last: Turn | None = None
-        if parent is not None:
-            self._messages, self._tools, self._last = list(parent.messages), list(parent._tools), parent._last
-            self._dialogue = copy.copy(parent._dialogue)
-
-    @property
-    def messages(self) -> list[JsonObject]:
-        """The chat so far, the model's last answer included: the beginning of the next request. Of the task, before the
-        first request of the first conversation; none before that of another."""
-        return list(self._messages)
-
-    @property
-    def num_tokens(self) -> int:
-        """Of all that stands there."""
-        return self._num_tokens
-
-    @property
-    def room(self) -> int:
-        """Tokens that still fit into ``model.max_context``."""
-        return max(0, self._play.rules.max_context - self._num_tokens)
-
-    async def say(
-        self,
-        messages: Sequence[JsonObject],
-        *,
-        tools: Sequence[Tool | JsonObject] = (),
-        max_new_tokens: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Turn:
-        """The model's answer to a chat. ``messages`` are all of it: those that there are (``messages`` of this
-        conversation) and at least one more.
-
-        Raises:
-            ConversationError: they do not go on from those that there are.
-            MalformedError: they cannot be made into tokens.
-            EpisodeLimitError: a limit of the scenario is reached.
-        """
-        if self._has_begun and self._dialogue is None:
-            raise ConversationError("this conversation was begun with `generate`; go on with that")
-        asked = [_as_message(message, place) for place, message in enumerate(messages)]
-        described = [_as_schema(tool) for tool in tools]
-        async with self._play.lock:
-            dialogue = self._dialogue or ChatDialogue(self._play.words.template, self._play.words.tokenizer)
-            tokens = dialogue.tokens_for(asked, described)
-            answer = await self._answered(tokens, max_new_tokens, tuple(stop), in_chat=True)
-            self._dialogue = dialogue
-            dialogue.asked(asked, described)
-            turn = self._turn(answer, tuple(stop), has_tools=bool(described))
-            dialogue.replied(_as_message(turn.message, len(asked)), turn.end_token)
-            self._messages, self._tools = [*messages, turn.message], described
-        return turn
-
-    async def generate(
-        self,
-        added: str | Sequence[int] = "",
-        *,
-        max_new_tokens: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Turn:
-        """The model goes on after all that there is and ``added``, a text or token ids. The first conversation begins
-        with the task's prompt, any other with nothing.
-
-        Raises:
-            MalformedError: the text or the ids are none of the model's.
-            EpisodeLimitError: a limit of the scenario is reached.
-        """
-        if self._dialogue is not None:
-            raise ConversationError("this conversation was begun with `say`; go on with that")
-        async with self._play.lock:
-            answer = await self._answered(self._ids(added), max_new_tokens, tuple(stop), in_chat=False)
-            return self._turn(answer, tuple(stop), has_tools=False)
-
-    # --- inside -----------------------------------------------------------------------------------------------
-
-    def begins_with(self, num_tokens: int, messages: Sequence[JsonObject]) -> None:
-        """The sample's prompt stands there. Of the first conversation."""
-        self._num_tokens, self._messages = num_tokens, list(messages)
-
-    def saved(self, state: JsonObject, num_turns: int) -> Saved:
-        """Where this conversation stands."""
-        reply = None if self._dialogue is None or self._last is None else _as_message(self._last.message, 0)
-        return Saved(
-            state=state,
-            num_turns=num_turns,
-            num_tokens=self._num_tokens,
-            num_response_tokens=self._num_tokens - self._num_context,
-            messages=[] if reply is None else [_as_message(m, n) for n, m in enumerate(self._messages[:-1])],
-            tools=self._tools,
-            reply=reply,
-            end_token=None if self._last is None else self._last.end_token,
-        )
-
-    def restore(self, saved: Saved) -> None:
-        """Go on from there."""
-        self._has_begun, self._num_tokens = True, saved.num_tokens
-        self._num_context = saved.num_tokens - saved.num_response_tokens
-        if saved.reply is not None:
-            self._dialogue = ChatDialogue(self._play.words.template, self._play.words.tokenizer)
-            self._dialogue.asked(saved.messages, saved.tools)
-            self._dialogue.replied(saved.reply, saved.end_token)
-            self._messages = [_as_object(message) for message in (*saved.messages, saved.reply)]
-            self._tools = saved.tools
-
-    async def _answered(
-        self, tokens: Sequence[int], max_new_tokens: int | None, stop: tuple[str, ...], *, in_chat: bool
-    ) -> Answer:
-        play = self._play
-        base = NOTHING if self._number or in_chat else PROMPT
-        if self._parent is not None:
-            base = self._parent._number
-        has_base = self._has_begun or base != NOTHING
-        num_before = len(tokens) + (self._num_tokens if has_base else 0)
-        limit = play.limit(num_before, max_new_tokens)
-        if not all(stop):
-            raise MalformedError("stop: expected strings, none of them empty")
-        answer = await play.turn(TurnAsked(self._number, base, tuple(tokens), limit, stop, self.is_trained, in_chat))
-        if not self._has_begun:
-            self._has_begun, self._num_context = True, num_before
-        self._num_tokens = num_before + len(answer.ids)
-        return answer
-
-    def _turn(self, answer: Answer, stop: tuple[str, ...], *, has_tools: bool) -> Turn:
-        play = self._play
-        text = before_stop(play.words.tokenizer.decode(answer.ids), stop)
-        parsed = parse_tool_calls(text, play.rules.options.tool_format if has_tools else "none")
-        calls = [
-            ToolCall(f"{self._number:02x}{play.num_turns:04x}{number:03x}", FunctionCall(*call))
-            for number, call in enumerate(parsed.calls)
-        ]
-        content = (parsed.content.strip() or None) if calls else parsed.content
-        self._last = Turn(
-            text=parsed.content.strip() if calls else parsed.content,
-            calls=tuple(
-                Call(id=call.id, name=call.function.name, arguments=_arguments(call.function.arguments))
-                for call in calls
-            ),
-            finish_reason="length" if answer.ended_by == "length" else "tool_calls" if calls else "stop",
-            ended_by=answer.ended_by,
-            ids=answer.ids,
-            logprobs=answer.logprobs,
-            versions=answer.versions,
-            message=_as_object(ChatMessage("assistant", content, calls or None)),
-            end_token=answer.ids[-1] if answer.ended_by == "end_token" and answer.ids else None,
-        )
-        return self._last
-
-    def _ids(self, added: str | Sequence[int]) -> Sequence[int]:
-        tokenizer = self._play.words.tokenizer
-        if isinstance(added, str):
-            return encoded(tokenizer, added, special=False)
-        wrong = next((number for number in added if not 0 <= number < tokenizer.num_tokens), None)
-        if wrong is not None:
-            raise MalformedError(f"token id {wrong}: the model has those from 0 to {tokenizer.num_tokens - 1}")
-        return added
 
 
 class Play:
@@ -269,7 +87,10 @@ class Play:
         self._link = link
         self._main = Conversation(self, 0, name="", is_trained=True, parent=None)
         self._main.begins_with(num_prompt_tokens, task.messages)
-        self._conversations = [self._main]
+        self._num_parts = self._next_number = 1
+        self.say, self.generate = self._main.say, self._main.generate
+        self.choices, self.take = self._main.choices, self._main.take
+        """All four as of any :class:`Conversation`: of the first."""
 
     # --- the first conversation -------------------------------------------------------------------------------
 
@@ -282,23 +103,6 @@ class Play:
     def room(self) -> int:
         """See :class:`Conversation`."""
         return self._main.room
-
-    async def say(
-        self,
-        messages: Sequence[JsonObject],
-        *,
-        tools: Sequence[Tool | JsonObject] = (),
-        max_new_tokens: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Turn:
-        """See :meth:`Conversation.say`."""
-        return await self._main.say(messages, tools=tools, max_new_tokens=max_new_tokens, stop=stop)
-
-    async def generate(
-        self, added: str | Sequence[int] = "", *, max_new_tokens: int | None = None, stop: Sequence[str] = ()
-    ) -> Turn:
-        """See :meth:`Conversation.generate`."""
-        return await self._main.generate(added, max_new_tokens=max_new_tokens, stop=stop)
 
     # --- others -----------------------------------------------------------------------------------------------
 
@@ -352,8 +156,8 @@ class Play:
         Raises:
             ValueError: there are several conversations, or the state is no JSON.
         """
-        if len(self._conversations) > 1:
-            raise ValueError("an episode with several conversations cannot be saved")
+        if self._next_number > 1:
+            raise ValueError("an episode with several conversations, or choices, cannot be saved")
         if self.num_turns:
             self._link.save(msgspec.json.encode(self._main.saved(state, self.num_turns)))
 
@@ -395,6 +199,10 @@ class Play:
             key = " (episode.tool_timeout_s)" if timeout_s is None else ""
             raise ToolTimeoutError(f"{name or 'what was called'} took longer than {limit_s:g} s{key}") from None
 
+    def taken(self, choice: int, into: int) -> None:
+        """A conversation goes on with a choice."""
+        self._link.take(choice, into)
+
     async def turn(self, asked: TurnAsked) -> Answer:
         """One turn of the model in a conversation."""
         if self._is_spoilt:
@@ -407,31 +215,13 @@ class Play:
         return answer
 
     def _add(self, name: str, *, is_trained: bool, parent: Conversation | None) -> Conversation:
-        if len(self._conversations) >= self.rules.options.max_parts:
+        if self._num_parts >= self.rules.options.max_parts:
             self.is_cut_off = True
-            raise EpisodeLimitError(f"{len(self._conversations)} conversations are all that episode.max_parts allows")
-        added = Conversation(self, len(self._conversations), name=name, is_trained=is_trained, parent=parent)
-        self._conversations.append(added)
-        return added
+            raise EpisodeLimitError(f"{self._num_parts} conversations are all that episode.max_parts allows")
+        self._num_parts += 1
+        return Conversation(self, self.new_number(), name=name, is_trained=is_trained, parent=parent)
 
-
-def _as_message(message: JsonObject, place: int) -> ChatMessage:
-    try:
-        return msgspec.convert(message, ChatMessage)
-    except msgspec.ValidationError as error:
-        raise MalformedError(f"messages[{place}]: {error}") from None
-
-
-def _as_object(message: ChatMessage) -> JsonObject:
-    return cast("JsonObject", msgspec.to_builtins(message))
-
-
-def _as_schema(tool: Tool | JsonObject) -> JsonObject:
-    if isinstance(tool, dict):
-        return tool
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
-
-
-def _arguments(text: str) -> JsonObject:
-    return msgspec.json.decode(text, type=JsonObject)
+    def new_number(self) -> int:
+        """Of one more conversation, or choice."""
+        self._next_number += 1
+        return self._next_number - 1

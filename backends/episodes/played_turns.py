@@ -69,3 +69,6 @@ class Turn:
     """As the next request of the conversation has to repeat it."""
     end_token: int | None = None
     """Token that the model ended the turn with."""
+    masked: str = ""
+    """Why its tokens are not trained: ``other_sampling`` or ``constrained``; empty where they are, or none of the
+    conversation's is."""

@@ -9,6 +9,7 @@ import msgspec
 from penstock.backends.episodes.api import ChatMessage
 from penstock.backends.episodes.interfaces import JsonObject
 from penstock.backends.episodes.options import EpisodeOptions
+from penstock.messages.turn_sampling import TurnSampling
 
 if TYPE_CHECKING:
     from penstock.backends.data.chat import ChatTemplate
@@ -27,6 +28,8 @@ class PlayRules(msgspec.Struct, frozen=True, kw_only=True):
     max_response_tokens: int
     uses_chat: bool = False
     """Prompts are rendered with the chat template."""
+    can: tuple[str, ...] = ()
+    """Capabilities of the engine."""
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -36,6 +39,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[float, ...]
     versions: tuple[tuple[int, int], ...]
     ended_by: EndedBy
+    masked: str = ""
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -65,6 +69,8 @@ class TurnAsked(msgspec.Struct, frozen=True, array_like=True):
     stop: tuple[str, ...]
     is_trained: bool
     is_chat: bool = True
+    sampling: TurnSampling | None = None
+    is_choice: bool = False
 
 
 NOTHING: Final = -1
@@ -76,6 +82,10 @@ class ModelLink(Protocol):
 
     async def turn(self, asked: TurnAsked) -> Answer:
         """The model's next turn."""
+        ...
+
+    def take(self, choice: int, into: int) -> None:
+        """This choice is what the conversation goes on with."""
         ...
 
     def save(self, saved: bytes) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.messages.base import Metric
     from penstock.messages.commands import Generate
     from penstock.messages.samples import Completed, InfraError, Outcome, Part, PolicyError, Truncated
+    from penstock.messages.turn_sampling import TurnSampling
 
     EpisodeOutcome = Completed | Truncated | PolicyError | InfraError
 
@@ -53,6 +54,10 @@ class TurnRequest(NamedTuple):
     """Whether its tokens may be trained."""
     is_chat: bool = True
     """The model answers messages; otherwise it goes on with a text."""
+    sampling: TurnSampling | None = None
+    """How it is drawn, where that is not as the scenario says."""
+    is_choice: bool = False
+    """It begins a conversation of its own that is no part of the sample unless it is taken."""
 
 
 class CallMade(NamedTuple):
@@ -107,6 +112,15 @@ class Episode(Protocol):
         Raises:
             EpisodeOverError: it was aborted meanwhile, or has ended.
         """
+        ...
+
+    def why_masked(self, request: TurnRequest) -> str:
+        """Why the tokens of such a turn would not be trained although its conversation is; empty: they would."""
+        ...
+
+    def take(self, choice: int, into: int) -> None:
+        """The conversation ``into`` goes on with this choice, where it still stands as it did when the choice was made;
+        otherwise the choice becomes a part of its own. Ignored for what is no choice, or is taken."""
         ...
 
     def saved(self, state: bytes) -> None:

@@ -21,10 +21,11 @@ from penstock.backends.episodes.api import (
     Response,
     TokenLogprob,
     ToolCallDelta,
+    Usage,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from penstock.backends.data.tokenizer import TextTokenizer
     from penstock.backends.episodes.turns import TurnReply, TurnRun
@@ -42,10 +43,16 @@ class Replies:
     """The responses to one request."""
 
     def __init__(
-        self, request: ChatRequest | CompletionRequest, run: TurnRun, *, session: str, model: str, ignored: list[str]
+        self,
+        request: ChatRequest | CompletionRequest,
+        runs: Sequence[TurnRun],
+        *,
+        session: str,
+        model: str,
+        ignored: list[str],
     ) -> None:
         self._request = request
-        self._run = run
+        self._run, self._runs = runs[0], runs
         self._session = session
         self._model = model
         self._ignored = ignored
@@ -57,11 +64,22 @@ class Replies:
         Raises:
             EpisodeEndedError: there is none.
         """
-        reply = await self._over()
+        replies = [await self._over(run) for run in self._runs]
+        asked, made = replies[0].usage.prompt_tokens, sum(reply.usage.completion_tokens for reply in replies)
+        usage = Usage(asked, made, asked + made)
         if isinstance(self._request, CompletionRequest):
-            return self._frame(TEXT, [self._text_choice(reply, reply.text)], reply)
-        message = ReplyMessage(reply.content, list(reply.calls) or msgspec.UNSET)
-        return self._frame(CHAT, [ChatChoice(message, reply.finish_reason, self._chat_logprobs(reply))], reply)
+            texts = [self._text_choice(reply, reply.text, index) for index, reply in enumerate(replies)]
+            return self._frame(TEXT, texts, replies[0], usage=usage)
+        choices = [
+            ChatChoice(
+                ReplyMessage(reply.content, list(reply.calls) or msgspec.UNSET),
+                reply.finish_reason,
+                self._chat_logprobs(reply),
+                index,
+            )
+            for index, reply in enumerate(replies)
+        ]
+        return self._frame(CHAT, choices, replies[0], usage=usage)
 
     async def stream(self) -> AsyncIterator[Response]:
         """The response in pieces, as the tokens come.
@@ -78,7 +96,7 @@ class Replies:
                 yield self._piece(text[len(sent) :])
                 sent = text
             await self._run.changed()
-        reply = await self._over()
+        reply = await self._over(self._run)
         if is_chat:
             if len(reply.text) > len(sent):
                 yield self._piece(reply.text[len(sent) :])
@@ -86,15 +104,15 @@ class Replies:
                 calls = [ToolCallDelta(i, call.id, call.function) for i, call in enumerate(reply.calls)]
                 yield self._frame(CHUNK, [ChunkChoice(Delta(tool_calls=calls))])
             last = ChunkChoice(Delta(), reply.finish_reason, self._chat_logprobs(reply))
-            yield self._frame(CHUNK, [last], reply, has_usage=False)
+            yield self._frame(CHUNK, [last], reply)
         else:
-            yield self._frame(TEXT, [self._text_choice(reply, reply.text[len(sent) :])], reply, has_usage=False)
+            yield self._frame(TEXT, [self._text_choice(reply, reply.text[len(sent) :])], reply)
         options = self._request.stream_options
         if options is not None and options.include_usage:
-            yield self._frame(CHUNK if is_chat else TEXT, [], reply)
+            yield self._frame(CHUNK if is_chat else TEXT, [], reply, usage=reply.usage)
 
-    async def _over(self) -> TurnReply:
-        reply = await self._run.over()
+    async def _over(self, run: TurnRun) -> TurnReply:
+        reply = await run.over()
         if reply is None:
             raise EpisodeEndedError
         return reply
@@ -110,11 +128,11 @@ class Replies:
         choices: list[ChatChoice] | list[ChunkChoice] | list[CompletionChoice],
         reply: TurnReply | None = None,
         *,
-        has_usage: bool = True,
+        usage: Usage | None = None,
     ) -> Response:
         fields = None
         if reply is not None:
-            fields = PenstockFields(self._session, self._run.number, list(reply.versions), self._ignored)
+            fields = penstock_fields(self._session, self._run, reply, self._ignored)
         prefix = "cmpl" if kind == TEXT else "chatcmpl"
         return Response(
             id=f"{prefix}-{self._session}-{self._run.number}",
@@ -122,7 +140,7 @@ class Replies:
             created=self._created,
             model=self._model,
             choices=choices,
-            usage=reply.usage if reply is not None and has_usage else None,
+            usage=usage,
             penstock=fields if fields is not None else msgspec.UNSET,
         )
 
@@ -134,13 +152,18 @@ class Replies:
             [TokenLogprob(text, value, list(text.encode())) for text, value in zip(texts, reply.logprobs, strict=True)]
         )
 
-    def _text_choice(self, reply: TurnReply, text: str) -> CompletionChoice:
+    def _text_choice(self, reply: TurnReply, text: str, index: int = 0) -> CompletionChoice:
         logprobs = None
         if self._request.logprobs is not None:
             texts = token_texts(reply.ids, self._run.wording.tokenizer)
             offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
             logprobs = CompletionLogprobs(texts, reply.logprobs, offsets)
-        return CompletionChoice(text, reply.finish_reason, logprobs)
+        return CompletionChoice(text, reply.finish_reason, logprobs, index)
+
+
+def penstock_fields(session: str, run: TurnRun, reply: TurnReply, ignored: list[str]) -> PenstockFields:
+    """What the response says of this turn beyond the protocol."""
+    return PenstockFields(session, run.number, list(reply.versions), ignored, run.conversation, run.masked)
 
 
 def token_texts(ids: list[int], tokenizer: TextTokenizer) -> list[str]:

@@ -141,6 +141,8 @@ class GatewayServer:
     async def _finish(self, request: web.Request) -> web.Response:
         session = self._session(request)
         said = decoded(await request.read() or b"{}", SessionFinish)
+        if said.choice >= max(1, len(session.runs)):
+            raise RequestError(400, "invalid_request", f"choice: the last request has {len(session.runs)} answers")
         outcome = outcome_of(said, session)
         episode = session.episode
         num_tokens, num_model_tokens = episode.num_response_tokens, episode.num_model_tokens
@@ -148,10 +150,10 @@ class GatewayServer:
             raise RequestError(
                 409,
                 "no_answer",
-                "the model has answered nothing in this session, so there is nothing to train on; ask it first, or "
-                "finish with outcome infra_error",
+                "the model has answered nothing in this session that can be trained; ask it first, and let it be drawn "
+                "as block sampling: of the scenario says, or finish with outcome infra_error",
             )
-        session.finish(outcome)
+        session.finish(outcome, said.choice)
         self.note_end(session, outcome, said)
         return json_response(
             SessionEnded(
@@ -222,7 +224,7 @@ class GatewayServer:
         """As :meth:`_chat`, in Anthropic's protocol."""
         asked = as_chat(decoded(await request.read(), MessagesRequest))
         session = self._session(request)
-        run, ignored = session.chat(asked), ignored_fields(asked, self._rules.sampling)
+        run, ignored = session.chat(asked)[0], ignored_fields(asked, self._rules)
         replies = MessageReplies(asked, run, session=session.name, model=self._rules.model, ignored=ignored)
         if not asked.stream:
             try:
@@ -242,12 +244,12 @@ class GatewayServer:
         return response
 
     async def _answer(
-        self, request: web.Request, asked: ChatRequest | CompletionRequest, session: Session, run: TurnRun
+        self, request: web.Request, asked: ChatRequest | CompletionRequest, session: Session, runs: list[TurnRun]
     ) -> web.StreamResponse:
-        ignored = ignored_fields(asked, self._rules.sampling)
+        ignored = ignored_fields(asked, self._rules)
         if ignored and session.num_turns == 1:
             _LOG.warning("session %s asks for another %s; the scenario's holds", session.name, ", ".join(ignored))
-        replies = Replies(asked, run, session=session.name, model=self._rules.model, ignored=ignored)
+        replies = Replies(asked, runs, session=session.name, model=self._rules.model, ignored=ignored)
         if not asked.stream:
             try:
                 return json_response(await replies.whole())
@@ -293,7 +295,7 @@ def outcome_of(said: SessionFinish, session: Session) -> EpisodeOutcome:
         case "completed":
             return Completed(stop=StopReason.EPISODE, reward=reward)
         case None:
-            return msgspec.structs.replace(session.natural_outcome(), reward=reward)
+            return msgspec.structs.replace(session.natural_outcome(said.choice), reward=reward)
 
 
 def _check_said(said: SessionFinish) -> None:
@@ -315,15 +317,13 @@ def _check_said(said: SessionFinish) -> None:
 
 def _check_served(asked: ChatRequest | CompletionRequest) -> None:
     problem = ""
-    if asked.n not in (None, 1):
-        problem = f"n: a session is one conversation, so one answer at a time; found {asked.n}"
+    if asked.n not in (None, 1) and asked.stream:
+        problem = "n, stream: several answers are made one after the other; ask for them without stream"
     elif isinstance(asked, CompletionRequest):
         if asked.echo or asked.suffix:
             problem = "echo, suffix: they are not served; leave them out"
-    elif asked.response_format is not None and asked.response_format.type != "text":
-        problem = (
-            f"response_format: only text is served, as the policy samples freely; found {asked.response_format.type}"
-        )
+    elif (wanted := asked.response_format) is not None and wanted.type not in ("text", "json_object", "json_schema"):
+        problem = f"response_format: text, json_object and json_schema are served; found {wanted.type}"
     elif asked.tool_choice not in (None, "auto", "none"):
         problem = f"tool_choice: auto and none are served, as the policy decides; found {asked.tool_choice}"
     elif asked.top_logprobs:

@@ -17,28 +17,33 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import copy
 import secrets
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from penstock.backends.episodes.api import FIXED, ChatRequest, CompletionRequest
+from penstock.backends.episodes.api import FIXED, FOLLOWED, ChatRequest, CompletionRequest
+from penstock.backends.episodes.branches import Branches
 from penstock.backends.episodes.dialogue import ChatDialogue, ConversationError, MalformedError, TextDialogue
 from penstock.backends.episodes.protocol import EpisodeOverError, TurnRequest
 from penstock.backends.episodes.stops import StopWatch
-from penstock.backends.episodes.turns import TurnRun, Wording
+from penstock.backends.episodes.turn_sampling import follows_seed, requested
+from penstock.backends.episodes.turns import TurnReply, TurnRun, Wording
 from penstock.messages.arrays import pack_tokens, tokens_view
 from penstock.messages.samples import Completed, InfraError, StopReason, Truncated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from penstock.backends.data.chat import ChatTemplate
     from penstock.backends.data.tokenizer import TextTokenizer
     from penstock.backends.engines.options import SamplingOptions
-    from penstock.backends.episodes.api import SamplingFields
+    from penstock.backends.episodes.branches import Start
     from penstock.backends.episodes.options import EpisodeOptions
     from penstock.backends.episodes.protocol import Episode, EpisodeOutcome
+    from penstock.backends.episodes.tool_calls import ToolFormat
+    from penstock.messages.turn_sampling import TurnSampling
 
 MAX_STOPS: Final = 16
 NEUTRAL: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
@@ -69,6 +74,8 @@ class Rules(NamedTuple):
     tokenizer: TextTokenizer
     template: ChatTemplate | None
     """None: the model has none, and chat is refused."""
+    can: frozenset[str] = frozenset()
+    """Capabilities of the engine."""
 
 
 class Session:
@@ -85,11 +92,10 @@ class Session:
         self.num_turns = 0
         self.is_exhausted = False
         """A limit of the scenario allows no further turn."""
-        self.run: TurnRun | None = None
-        """The last turn; it may be running."""
+        self.runs: list[TurnRun] = []
+        """The answers to the last request, made one after the other."""
         self._on_over = on_over
-        self._chat: ChatDialogue | None = None
-        self._text: TextDialogue | None = None
+        self._branches = Branches(episode, rules.options.max_parts)
         self._loop = asyncio.get_running_loop()
         options = rules.options
         self._timers = [self._deadline(options.take_timeout_s, "no agent took it", "take_timeout_s")]
@@ -103,18 +109,23 @@ class Session:
         self._timers = [self._deadline(self.rules.options.timeout_s, "it was not finished", "timeout_s")]
         self._watch_agent()
 
-    def finish(self, outcome: EpisodeOutcome) -> None:
-        """Its agent has ended it."""
+    def finish(self, outcome: EpisodeOutcome, choice: int = 0) -> None:
+        """Its agent has ended it; of several answers to the last request this one counts."""
+        self._take_choice(choice)
         self._over("it was finished")
         self.episode.end(outcome)
+
+    def _take_choice(self, choice: int) -> None:
+        if len(self.runs) > 1:
+            self._branches.take(self.runs[choice].conversation)
 
     def was_closed(self, reason: str) -> None:
         """The engine has."""
         self._over(reason)
 
-    def natural_outcome(self) -> Completed | Truncated:
-        """What becomes of it when its agent says nothing else."""
-        reply = None if self.run is None else self.run.reply
+    def natural_outcome(self, choice: int = 0) -> Completed | Truncated:
+        """What becomes of it when its agent says nothing else, and this of the last answers counts."""
+        reply = self.runs[choice].reply if self.runs else None
         if self.is_exhausted or (reply is not None and reply.finish_reason == "length"):
             return Truncated()
         return Completed(stop=StopReason.EPISODE)
@@ -142,60 +153,59 @@ class Session:
 
     def _expire(self, reason: str) -> None:
         self.is_abandoned = True
+        self._take_choice(0)
         self._over(reason)
         self.episode.end(Truncated() if self.is_exhausted else InfraError(detail=f"session {reason}"))
 
     # --- requests ---------------------------------------------------------------------------------------------
 
-    def chat(self, request: ChatRequest) -> TurnRun:
-        """The turn that answers a request.
+    def chat(self, request: ChatRequest) -> list[TurnRun]:
+        """The turns that answer a request, as many as it asks for.
 
         Raises:
             GoneError, LimitError, ConversationError, MalformedError: it cannot be answered.
         """
-        tools = request.tools or []
-        known = self._known(msgspec.json.encode(["chat", request.messages, tools]))
-        if isinstance(known, TurnRun):
+        tools, wishes = request.tools or [], self._wishes(request)
+        fingerprint = msgspec.json.encode(["chat", request.messages, tools, request.n or 1, wishes])
+        if known := self._known(fingerprint):
             return known
         if self.rules.template is None:
             raise MalformedError("the model's folder has no chat template; use /completions, or add the template")
-        if self._text is not None:
-            raise ConversationError("this session was begun with /completions; go on with that")
-        dialogue = self._chat or ChatDialogue(self.rules.template, self.rules.tokenizer)
-        tokens = dialogue.tokens_for(request.messages, tools)
-        allows_calls = bool(tools) and request.tool_choice != "none"
+        fresh = ChatDialogue(self.rules.template, self.rules.tokenizer)
+        start = self._branches.start(fresh, lambda dialogue, _: dialogue.tokens_for(request.messages, tools))
         given = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
 
-        def replied(run: TurnRun) -> None:
-            assert run.reply is not None
-            dialogue.replied(run.reply.message(), run.reply.end_token)
+        def replied(reply: TurnReply) -> ChatDialogue:
+            dialogue = copy.copy(start.dialogue)
+            dialogue.asked(request.messages, tools)
+            dialogue.replied(reply.message(), reply.end_token)
+            return dialogue
 
-        run = self._begin(known, tokens, request, given, replied, allows_calls=allows_calls)
-        self._chat = dialogue
-        dialogue.asked(request.messages, tools)
-        return run
+        tool_format = self.rules.options.tool_format if tools and request.tool_choice != "none" else "none"
+        return self._begin(fingerprint, start, request, given, wishes, replied, tool_format)
 
-    def complete(self, request: CompletionRequest) -> TurnRun:
+    def complete(self, request: CompletionRequest) -> list[TurnRun]:
         """As :meth:`chat`, for plain text."""
-        known = self._known(msgspec.json.encode(["text", request.prompt]))
-        if isinstance(known, TurnRun):
+        wishes = self._wishes(request)
+        fingerprint = msgspec.json.encode(["text", request.prompt, request.n or 1, wishes])
+        if known := self._known(fingerprint):
             return known
-        if self._chat is not None:
-            raise ConversationError("this session was begun with /chat/completions; go on with that")
         prompt = self.episode.issued.prompt
-        dialogue = self._text or TextDialogue(self.rules.tokenizer, prompt.text, tokens_view(prompt.tokens).tolist())
-        tokens = dialogue.tokens_for(request.prompt, tokens_view(self.episode.so_far()).tolist())
+        fresh = TextDialogue(self.rules.tokenizer, prompt.text, tokens_view(prompt.tokens).tolist())
+        start = self._branches.start(fresh, lambda dialogue, so_far: dialogue.tokens_for(request.prompt, so_far))
 
-        def replied(run: TurnRun) -> None:
-            assert run.reply is not None
-            dialogue.replied(request.prompt, run.reply.text)
+        def replied(reply: TurnReply) -> TextDialogue:
+            dialogue = copy.copy(start.dialogue)
+            dialogue.replied(request.prompt, reply.text)
+            return dialogue
 
-        run = self._begin(known, tokens, request, request.max_tokens, replied, allows_calls=False)
-        self._text = dialogue
-        return run
+        return self._begin(fingerprint, start, request, request.max_tokens, wishes, replied, "none")
 
-    def _known(self, fingerprint: bytes) -> TurnRun | bytes:
-        """The turn that answers this request already, or the request's fingerprint.
+    def _wishes(self, request: ChatRequest | CompletionRequest) -> TurnSampling | None:
+        return requested(request, self.rules.can, follows=self.rules.options.follow_sampling)
+
+    def _known(self, fingerprint: bytes) -> list[TurnRun]:
+        """The turns that answer this request already; none where it is new.
 
         Raises:
             GoneError: the session is over.
@@ -203,61 +213,91 @@ class Session:
         """
         if self.over_because:
             raise GoneError(self.over_because)
-        run = self.run
-        if run is not None and run.fingerprint == fingerprint:
-            return run
-        if run is not None and not run.is_over:
+        if self.runs and self.runs[0].fingerprint == fingerprint:
+            return self.runs
+        if any(not run.is_over for run in self.runs):
             raise ConversationError("the model is answering another request of this session; one at a time")
-        return fingerprint
+        return []
 
     def _begin(
         self,
         fingerprint: bytes,
-        tokens: Sequence[int],
-        request: SamplingFields,
+        start: Start[ChatDialogue] | Start[TextDialogue],
+        request: ChatRequest | CompletionRequest,
         max_tokens: int | None,
-        on_reply: Callable[[TurnRun], None],
-        *,
-        allows_calls: bool,
-    ) -> TurnRun:
-        rules = self.rules
-        num_before = len(tokens) + (self.episode.num_context_tokens if self.num_turns else 0)
-        limit = self._limit(num_before, max_tokens)
-        stop = _stops(request)
-        wording = Wording(
-            rules.tokenizer,
-            stop,
-            rules.options.tool_format if allows_calls else "none",
-            f"{secrets.token_hex(4)}{self.num_turns:03x}",
-        )
+        wishes: TurnSampling | None,
+        replied: Callable[[TurnReply], ChatDialogue | TextDialogue],
+        tool_format: ToolFormat,
+    ) -> list[TurnRun]:
+        count = 1 if request.n is None else request.n
+        limit, stop = self._limit(start.num_before, max_tokens, count), _stops(request)
+        rules, conversation = self.rules, self._branches.begin(start)
+        runs: list[TurnRun] = []
 
         def ended(run: TurnRun) -> None:
-            if run.reply is not None:
-                on_reply(run)
-                if not self.over_because:
-                    self._watch_agent()
+            following = runs[runs.index(run) + 1 :]
+            if run.reply is None or self.over_because:
+                for other in following:
+                    other.give_up()
+                return
+            self._branches.answered(run.conversation, replied(run.reply), conversation if count > 1 else None)
+            if following:
+                self._ask(following[0], start, request, limit, wishes, is_choice=True)
+            else:
+                self._watch_agent()
 
-        run = TurnRun(fingerprint, self.num_turns + 1, wording, num_before, ended)
-        watch = StopWatch(stop, rules.tokenizer) if stop else None
-        try:
-            request_of_model = TurnRequest(
-                pack_tokens(tokens), limit, run, watch, is_chat=isinstance(request, ChatRequest)
-            )
-            self.episode.begin_turn(request_of_model)
-        except EpisodeOverError as error:
-            raise GoneError(str(error)) from None
+        for number in range(count):
+            prefix = f"{secrets.token_hex(4)}{self.num_turns + number:03x}"
+            wording = Wording(rules.tokenizer, stop, tool_format, prefix)
+            run = TurnRun(fingerprint, self.num_turns + number + 1, wording, start.num_before, ended)
+            run.conversation = self._branches.new_number() if count > 1 else conversation
+            runs.append(run)
+        if not self._ask(runs[0], start, request, limit, wishes, is_choice=count > 1):
+            raise GoneError("the episode is over")
         for timer in self._timers[1:]:  # while the model answers, its agent is not silent
             timer.cancel()
-        self.num_turns += 1
-        self.run = run
-        return run
+        self.num_turns += count
+        self.runs = runs
+        return runs
 
-    def _limit(self, num_before: int, max_tokens: int | None) -> int:
-        """How many tokens the next turn may have."""
+    def _ask(
+        self,
+        run: TurnRun,
+        start: Start[ChatDialogue] | Start[TextDialogue],
+        request: ChatRequest | CompletionRequest,
+        limit: int,
+        wishes: TurnSampling | None,
+        *,
+        is_choice: bool,
+    ) -> bool:
+        """Have the engine make a turn; False where the episode is over."""
+        asked = TurnRequest(
+            pack_tokens([*start.before, *start.tokens] if is_choice else start.tokens),
+            limit,
+            run,
+            StopWatch(run.wording.stop, self.rules.tokenizer) if run.wording.stop else None,
+            conversation=run.conversation,
+            is_chat=isinstance(request, ChatRequest),
+            sampling=wishes,
+            is_choice=is_choice,
+        )
+        run.masked = self.episode.why_masked(asked)
+        try:
+            self.episode.begin_turn(asked)
+        except EpisodeOverError:
+            run.give_up()
+            return False
+        return True
+
+    def _limit(self, num_before: int, max_tokens: int | None, count: int) -> int:
+        """How many tokens each of the next turns may have."""
         rules = self.rules
-        if self.num_turns >= rules.options.max_turns:
-            self.is_exhausted = True
-            raise LimitError("turn_limit_reached", f"{self.num_turns} turns are all that episode.max_turns allows")
+        if count < 1:
+            raise MalformedError(f"n: must be at least 1, found {count}")
+        if self.num_turns + count > rules.options.max_turns:
+            self.is_exhausted = self.num_turns >= rules.options.max_turns
+            most = f"{rules.options.max_turns} turns are all that episode.max_turns allows"
+            raise LimitError("turn_limit_reached", most if count == 1 else f"n: {most}, and {self.num_turns} are made")
         if not num_before:
             raise MalformedError("the prompt becomes no token at all")
         room = rules.max_context - num_before
@@ -272,8 +312,9 @@ class Session:
         return min(room, rules.sampling.max_response_tokens, room if max_tokens is None else max_tokens)
 
 
-def ignored_fields(request: ChatRequest | CompletionRequest, sampling: SamplingOptions) -> list[str]:
-    """Fields that ask for another sampling than the scenario's."""
+def ignored_fields(request: ChatRequest | CompletionRequest, rules: Rules) -> list[str]:
+    """Fields that ask for another sampling than the scenario's, and are not followed."""
+    sampling = rules.sampling
     own = {
         **NEUTRAL,
         "temperature": sampling.temperature,
@@ -281,11 +322,14 @@ def ignored_fields(request: ChatRequest | CompletionRequest, sampling: SamplingO
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
     }
-    values = {name: getattr(request, name) for name in FIXED}
+    followed = set(FOLLOWED) if rules.options.follow_sampling else set[str]()
+    if not follows_seed(request, rules.can):
+        followed -= {"seed"}
+    values = {name: getattr(request, name) for name in FIXED if name not in followed}
     return [name for name, value in values.items() if value not in (None, {}) and value != own.get(name)]
 
 
-def _stops(request: SamplingFields) -> tuple[str, ...]:
+def _stops(request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     if len(stop) > MAX_STOPS or not all(stop):
         raise MalformedError(f"stop: expected at most {MAX_STOPS} strings, none of them empty")

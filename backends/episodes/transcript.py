@@ -77,6 +77,18 @@ class Transcript:
         for span in part.spans:
             add_span(self._spans, span)
 
+    def goes_on_with(self, choice: Transcript) -> bool:
+        """Take over what was said after these very tokens; False where there are others by now."""
+        before, context = self.so_far() if self._mask else b"", choice.context
+        if not context.startswith(before):
+            return False
+        if self._mask:
+            self.add_foreign(context[len(before) :])
+        else:
+            self.begin_with(context)
+        self.add_known(choice.slice(0))
+        return True
+
     def mask_from(self, begin: int) -> None:
         """Nothing from this token on is trained."""
         self._mask[begin:] = bytes(len(self._mask) - begin)

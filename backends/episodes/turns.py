@@ -92,6 +92,9 @@ class TurnRun:
         num_prompt_tokens: int,
         on_end: Callable[[TurnRun], None],
     ) -> None:
+        self.conversation = 0
+        self.masked = ""
+        """Why its tokens are not trained; empty: they are."""
         self.fingerprint = fingerprint
         """Of the request: the same request again gets the same answer."""
         self.number = number
@@ -112,6 +115,11 @@ class TurnRun:
     def ended(self, turn: Part, outcome: Outcome) -> None:
         """See :class:`~penstock.backends.episodes.protocol.TurnListener`."""
         self._loop.call_soon_threadsafe(self._end, turn, outcome)
+
+    def give_up(self) -> None:
+        """It never begins, as the episode is over."""
+        self.is_over = True
+        self._notify()
 
     @property
     def num_prompt_tokens(self) -> int:

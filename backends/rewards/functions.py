@@ -278,6 +278,8 @@ def _reward_argument(call: RewardCall, name: str) -> object:
             return tokens_view(call.tokens).tolist()
         case "prompt_tokens":
             return tokens_view(call.prompt_tokens).tolist()
+        case "messages":
+            return msgspec.json.decode(call.messages) if call.messages else None
         case _:
             return cast("object", getattr(call, name))
 

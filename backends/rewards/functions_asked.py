@@ -31,6 +31,7 @@ CHOSEN: Final = "chosen"
 LENGTH_PENALTY: Final = "length_penalty"
 REMOTE: Final = "remote"
 JUDGE: Final = "judge"
+REWARD_MODEL: Final = "reward_model"
 CODE: Final = "code"
 CACHE_SHARE: Final = 0.2
 SERVICE_GRACE_S: Final = 5.0
@@ -98,7 +99,7 @@ def num_workers(options: RewardOptions) -> tuple[int, ...]:
 
 
 def _num_calls(function: FunctionOptions) -> int:
-    service = function.remote or function.judge
+    service = function.remote or function.judge or function.reward_model
     if service is not None:
         return service.max_concurrent
     return len(os.sched_getaffinity(0)) if function.code is not None else function.num_workers or 1
@@ -128,8 +129,9 @@ def _filled(function: FunctionOptions, options: RewardOptions, max_response_toke
     is_penalty, is_remote, is_judge = (function.function == name for name in (LENGTH_PENALTY, REMOTE, JUDGE))
     remote = (function.remote or options.remote) if is_remote else None
     judge = (function.judge or options.judge) if is_judge else None
+    scored = (function.reward_model or options.reward_model) if function.function == REWARD_MODEL else None
     code = (function.code or options.code) if function.function == CODE else None
-    service: ServiceOptions | None = remote or judge
+    service: ServiceOptions | None = remote or judge or scored
     timeout_s = function.timeout_s if service is None else service.timeout_s + SERVICE_GRACE_S
     return replace(
         function,
@@ -139,6 +141,7 @@ def _filled(function: FunctionOptions, options: RewardOptions, max_response_toke
         length_penalty=replace(penalty, max_tokens=max_tokens, cache_tokens=cache_tokens) if is_penalty else None,
         remote=remote,
         judge=judge,
+        reward_model=scored,
         code=code,
     )
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from penstock.backends.rewards.service_options import JudgeOptions, RemoteOptions
+from penstock.backends.rewards.service_options import JudgeOptions, ModelScoreOptions, RemoteOptions
 from penstock.messages.base import Options
 from penstock.messages.option_keys import RewardKey
 
@@ -62,6 +62,8 @@ class FunctionOptions(Options, frozen=True, kw_only=True):
     """null: reward.remote."""
     judge: JudgeOptions | None = None
     """null: reward.judge."""
+    reward_model: ModelScoreOptions | None = None
+    """null: reward.reward_model."""
     code: CodeOptions | None = None
     """null: reward.code."""
 
@@ -103,9 +105,9 @@ class RewardOptions(Options, frozen=True, kw_only=True):
 
     function: RewardKey = "math"
     """``math``, ``deepscaler``, ``dapo``, ``gpqa``, ``f1``, ``ifbench``, ``reasoning_gym``, ``length_penalty``,
-    ``remote``, ``judge``, ``code``, ``lines``, ``random``, or ``file.py:function``. ``boxed_math``, ``boxed_gpqa``,
-    ``boxed_f1``, ``boxed_ifbench`` and ``boxed_reasoning_gym`` see the last box of the response alone. The page
-    docs/rewards.md has the rules of each."""
+    ``remote``, ``judge``, ``reward_model``, ``code``, ``lines``, ``random``, or ``file.py:function``. ``boxed_math``,
+    ``boxed_gpqa``, ``boxed_f1``, ``boxed_ifbench`` and ``boxed_reasoning_gym`` see the last box of the response alone.
+    The page docs/rewards.md has the rules of each."""
     key: str | None = None
     """Of a function that returns a dictionary: which entry is the reward. null: ``reward`` or ``score``."""
     per_group: bool | None = None
@@ -113,7 +115,7 @@ class RewardOptions(Options, frozen=True, kw_only=True):
     ``responses``."""
     timeout_s: Annotated[float, Meta(gt=0)] = 10.0
     """Of one call of a function; one that has not answered by then has failed, and its process is ended. ``code``,
-    ``remote`` and ``judge`` have deadlines of their own."""
+    ``remote``, ``judge`` and ``reward_model`` have deadlines of their own."""
     num_retries: Annotated[int, Meta(ge=0)] = 1
     """How often a call that failed is tried again before the sample counts as failed."""
     num_workers: Annotated[int, Meta(ge=1)] = 1
@@ -132,6 +134,8 @@ class RewardOptions(Options, frozen=True, kw_only=True):
     """Of the function `remote`."""
     judge: JudgeOptions = JudgeOptions()
     """Of the function `judge`."""
+    reward_model: ModelScoreOptions = ModelScoreOptions()
+    """Of the function `reward_model`."""
     code: CodeOptions = CodeOptions()
     """Of the function `code`."""
     alarms: RewardAlarmOptions = RewardAlarmOptions()

@@ -69,6 +69,7 @@ def reward_call(
         group_id=sample.key.group_id,
         index=sample.key.index,
         conversation=text.of_all(sample) if "conversation" in names else "",
+        messages=prompt.messages if "messages" in names else b"",
     )
 
 

@@ -58,6 +58,15 @@ class RemoteOptions(ServiceOptions, frozen=True, kw_only=True):
     """What is sent of each sample: any of what a reward function may ask for."""
 
 
+class ModelScoreOptions(ServiceOptions, frozen=True, kw_only=True):
+    """The reward ``reward_model``: how the run's own reward models, the block ``reward_model``, are asked."""
+
+    timeout_s: Seconds = 600.0
+    """Of one sample, with the time in which a reward model starts, or is replaced."""
+    max_concurrent: Annotated[int, Meta(ge=1, le=4096)] = 128
+    """Samples that are asked about at a time."""
+
+
 class JudgeOptions(ServiceOptions, frozen=True, kw_only=True):
     """The reward ``judge``: a model that is asked for a verdict, through any OpenAI-compatible endpoint."""
 

@@ -76,6 +76,13 @@ def _judge(launched: Launched) -> object:
     return JudgeReward(launched.function.judge, launched.surroundings)
 
 
+def _reward_model(launched: Launched) -> object:
+    from penstock.backends.rewards.reward_model import ModelReward
+    from penstock.backends.rewards.service_options import ModelScoreOptions
+
+    return ModelReward(launched.function.reward_model or ModelScoreOptions(), launched.surroundings)
+
+
 def _code(launched: Launched) -> object:
     from penstock.backends.rewards.code_answers import CodeReward
     from penstock.backends.rewards.options import CodeOptions
@@ -150,6 +157,7 @@ REWARDS: Final = Registry(
         "length_penalty": _spec("length:length_penalty"),
         "remote": RewardSpec(open=_remote, sees_groups=True),
         "judge": RewardSpec(open=_judge),
+        "reward_model": RewardSpec(open=_reward_model),
         "code": RewardSpec(open=_code),
     },
     own=RewardSpec(open=lambda launched: load_object(launched.function.function), sees_groups=True),

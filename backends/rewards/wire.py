@@ -38,6 +38,8 @@ class RewardCall(msgspec.Struct, frozen=True, array_like=True, tag=True):
     group_id: int
     index: int
     conversation: str = ""
+    messages: bytes = b""
+    """Chat messages that the prompt was rendered from, as a JSON list; or nothing."""
 
 
 class FilterCall(msgspec.Struct, frozen=True, array_like=True, tag=True):

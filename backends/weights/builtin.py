@@ -172,7 +172,10 @@ def _fetch_nothing(manifest: WeightManifest) -> FetchedWeights:
 SHARED_MEMORY: Final = TransportSpec(open_exporter=_share, fetch=_fetch_shared, check=_check_shared)
 DISK: Final = TransportSpec(open_exporter=_write, fetch=_fetch_disk, check=_check_disk)
 DISTRIBUTED: Final = TransportSpec(
-    open_exporter=partial(_push, spec.DISTRIBUTED), fetch=_pull, check=partial(_check_memory, spec.DISTRIBUTED)
+    open_exporter=partial(_push, spec.DISTRIBUTED),
+    fetch=_pull,
+    check=partial(_check_memory, spec.DISTRIBUTED),
+    shares_gpus=False,
 )
 TENSOR: Final = TransportSpec(
     open_exporter=partial(_push, spec.TENSOR), fetch=_pull, check=partial(_check_memory, spec.TENSOR)

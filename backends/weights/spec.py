@@ -72,6 +72,8 @@ class TransportSpec:
     """What ``weights.options`` holds; None: there is no such block."""
     is_chosen: bool = True
     """Whether a scenario can name it."""
+    shares_gpus: bool = True
+    """Whether engines and learner may be on the same GPUs."""
 
 
 TRANSPORTS: Final = Registry(

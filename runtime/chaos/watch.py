@@ -28,6 +28,7 @@ from penstock.runtime.chaos.faults import DRIVER, is_rank, rank_of
 from penstock.runtime.hosts.driver.main import DRIVER_LOG
 from penstock.runtime.hosts.processes.descendants import descendants_of, environment_of, facts_of, is_running, kill
 from penstock.runtime.hosts.processes.job import RUN_ID_VARIABLE
+from penstock.runtime.observability.following import LineFollower
 from penstock.runtime.observability.trackers import METRICS_FILE, is_evaluation_line
 
 if TYPE_CHECKING:
@@ -82,26 +83,6 @@ class _StepRow(msgspec.Struct):
     response_lengths: tuple[int, ...]
 
 
-class _Tail:
-    """Whole lines of a file that grows, each once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._half = b""
-
-    def lines(self) -> list[bytes]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        self._offset += len(data)
-        *lines, self._half = (self._half + data).split(b"\n")
-        return lines
-
-
 class WatchedRun:
     """One run, over as many drives as it takes. A context manager that leaves no process behind."""
 
@@ -124,8 +105,8 @@ class WatchedRun:
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         self._actors: dict[str, ActorFound] = {}
-        self._log: _Tail | None = None
-        self._metrics: _Tail | None = None
+        self._log: LineFollower | None = None
+        self._metrics: LineFollower | None = None
 
     def __enter__(self) -> WatchedRun:
         return self
@@ -201,8 +182,8 @@ class WatchedRun:
                 return False
             [record] = found
             self._folder = record.parent
-            self._log = _Tail(self._folder / DRIVER_LOG)
-            self._metrics = _Tail(self._folder / METRICS_FILE)
+            self._log = LineFollower(self._folder / DRIVER_LOG)
+            self._metrics = LineFollower(self._folder / METRICS_FILE)
         return True
 
     @property
@@ -218,10 +199,10 @@ class WatchedRun:
             return
         assert self._log is not None
         assert self._metrics is not None
-        for line in self._log.lines():
+        for line in self._log.more():
             self._note_log(line.decode(errors="replace"))
         now_s = time.time()
-        for line in self._metrics.lines():
+        for line in self._metrics.more():
             if is_evaluation_line(line):
                 continue
             row = msgspec.json.decode(line, type=_StepRow)

@@ -11,11 +11,12 @@ from penstock.backends.learners.spec import LEARNERS
 from penstock.runtime.cli.megatron_plan import megatron_text
 from penstock.runtime.cli.node_plan import node_text, plan_nodes
 from penstock.runtime.cli.placement import placement
+from penstock.runtime.cli.shared_memory import shared_memory_text
 from penstock.runtime.cli.tables import aligned
 from penstock.runtime.launch.machine import FAILED, LEFT_OUT, OK, ask_machine
 from penstock.runtime.observability.texts import bytes_text
 from penstock.runtime.preflight.gpu_memory import memory_outcome
-from penstock.runtime.run.placement import needs_of
+from penstock.runtime.run.placement import needs_of, num_gpus_asked
 from penstock.runtime.safe_text import without_credentials
 from penstock.runtime.scenario import dump_scenario
 from penstock.runtime.scenario.profiling_rules import dumped_bytes
@@ -67,11 +68,11 @@ def layout_text(scenario: Scenario, *, gpus_per_node: int | None = None, gpu_gb:
     """Nodes and their GPUs, and how a Megatron learner divides its model over its ranks, as comment lines; empty where
     neither is asked for."""
     nodes, gpu_gb = plan_nodes(scenario, gpus_per_node), gpu_gb or scenario.runtime.gpu_memory_gb
-    blocks = [node_text(nodes)] if nodes is not None else []
+    blocks = [] if nodes is None else [node_text(nodes), shared_memory_text(scenario, nodes, gpu_gb)]
     if LEARNERS.spec(scenario.learner.backend).has_layout:
         on_gpus = nodes is not None and scenario.learner.device != "cpu"
         blocks.append(megatron_text(scenario, nodes if on_gpus else None, gpu_gb))
-    return "".join(f"# {line}".rstrip() + "\n" for block in blocks for line in [*block, ""])
+    return "".join(f"# {line}".rstrip() + "\n" for block in blocks if block for line in [*block, ""])
 
 
 def placement_text(scenario: Scenario) -> str:
@@ -114,7 +115,7 @@ def machine_text(outcomes: Mapping[str, str]) -> str:
 
 def _gpus(scenario: Scenario) -> str:
     """What Ray is asked for; whether the cluster has it is seen when the run starts."""
-    num_gpus = sum(len(need.names) * need.size.num_gpus for need in needs_of(scenario))
+    num_gpus = num_gpus_asked(scenario)
     if not num_gpus:
         return ""
     is_optional = all(need.is_optional for need in needs_of(scenario))

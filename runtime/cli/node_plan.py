@@ -8,7 +8,7 @@ from penstock.backends.engines.served.sglang.environment import num_cuda_gpus
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER
 from penstock.runtime.cli.tables import aligned
-from penstock.runtime.run.placement import NodeGpus, Placement, needs_of, place
+from penstock.runtime.run.placement import NodeGpus, Placement, needs_of, num_gpus_asked, place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +48,7 @@ def plan_nodes(scenario: Scenario, gpus_per_node: int | None = None) -> NodePlan
     if not needs or (all(need.is_optional for need in needs) and not here and gpus_per_node is None):
         return None
     per_node = gpus_per_node or here or DEFAULT_GPUS_PER_NODE
-    wanted = sum(len(need.names) * need.size.num_gpus for need in needs)
-    fewest = max(1, -(-wanted // per_node) if on_cluster else 1)
+    fewest = max(1, -(-num_gpus_asked(scenario) // per_node) if on_cluster else 1)
     refusal = ""
     # A block leaves at most a part of each of its nodes free, so twice as many are enough if any number is.
     for num_nodes in range(fewest, min(2 * fewest + 1, MAX_NODES) + 1) if on_cluster else (1,):
@@ -79,7 +78,7 @@ def _on_node(plan: NodePlan, node: str) -> str:
         free -= block.gpus_per_node
         guests = [name for name in block.members if name != LEARNER]
         if LEARNER in block.members:
-            ours = [_ranks(plan.placement, block, node), *guests]
+            ours = [_ranks(plan.placement, block, node), *([_few(guests)] if guests else [])]
             gpus = f", {_gpus(block.gpus_per_node)}" if guests or ours == [LEARNER] else ""
             ranks.append(" and ".join(ours) + gpus + " between them" * bool(guests))
         else:

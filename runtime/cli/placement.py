@@ -16,6 +16,7 @@ from penstock.messages.names import (
     SCORER,
     WEIGHT_PUBLISHER,
     engine_name,
+    reward_model_name,
     teacher_name,
 )
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.backends.engines.options import EngineGroupOptions, EnginesOptions
+    from penstock.backends.engines.reward_model_options import RewardModelOptions
     from penstock.backends.learners.options import LearnerOptions
     from penstock.runtime.scenario import Scenario
 
@@ -47,6 +49,7 @@ def placement(scenario: Scenario) -> list[Placed]:
         Placed(PROMPT_SOURCE, 1, 1, "cpu"),
         *_engines(scenario.engines),
         *_teachers(scenario),
+        *_reward_models(scenario),
         Placed(SCORER, 1 + rewards, 1, "cpu", f"with {rewards} for the reward function"),
         Placed(FILTER, 1, 1, "cpu"),
         Placed(BUFFER, 1, 1, "cpu", scenario.staleness.policy),
@@ -92,7 +95,15 @@ def _teachers(scenario: Scenario) -> Iterator[Placed]:
     )
 
 
-def _gpus(group: EngineGroupOptions) -> str:
+def _reward_models(scenario: Scenario) -> Iterator[Placed]:
+    if (model := scenario.reward_model) is not None:
+        first, last = reward_model_name(0), reward_model_name(model.count - 1)
+        name = first if first == last else f"{first} … {last}"
+        remark = f"{model.backend}, {model.slots} samples each{_gpus(model)}"
+        yield Placed(name, model.count, model.num_threads, model.device, remark)
+
+
+def _gpus(group: EngineGroupOptions | RewardModelOptions) -> str:
     if group.addresses:
         return ", running already"
     spec = ENGINES.spec(group.backend)

@@ -29,6 +29,7 @@ from penstock.backends.episodes.interfaces import Task
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.episodes.play import Play
 from penstock.backends.episodes.playing import Answer, PlayRules
+from penstock.backends.protocol import Capability
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ RULES: Final = PlayRules(
     max_context=MAX_CONTEXT,
     max_response_tokens=512,
     uses_chat=True,
+    can=(Capability.SAMPLES_PER_CALL, Capability.SEEDED_SAMPLING, Capability.CONSTRAINED),
 )
 
 
@@ -186,6 +188,9 @@ class _Model:
             ids, ended_by = ids[: min(len(ids) - 1, asked.max_new_tokens)], "length"
         await asyncio.sleep(0)  # an engine never answers in the same turn of the loop
         return Answer(tuple(ids), (-0.5,) * len(ids), ((1, len(ids)),) if ids else (), ended_by)
+
+    def take(self, choice: int, into: int) -> None:
+        """Nothing is trained here."""
 
     def save(self, saved: bytes) -> None:
         """Nothing goes on elsewhere here."""

@@ -47,7 +47,7 @@ NOT_HANDED_OVER: Final = "not_handed_over"
 
 
 class LaneAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of one lane: an engine, a teacher, the learner with all its ranks, or the Scorer's workers."""
+    """The time of one lane: an engine, a teacher, a reward model, the learner's ranks, or the Scorer's workers."""
 
     name: str
     num_devices: int

@@ -22,15 +22,14 @@ from penstock import __version__
 from penstock.backends.engines.options import engine_groups
 from penstock.backends.engines.spec import ENGINES, ONE_GPU
 from penstock.backends.evaluation.sets import EvaluationSet
-from penstock.messages.names import LEARNER, engine_name, teacher_name
+from penstock.messages.names import LEARNER, engine_name, reward_model_name, teacher_name
 from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows
 from penstock.runtime.observability.summary import MachineFacts, machine_facts
 from penstock.runtime.safe_text import without_credentials
 from penstock.runtime.scenario.evaluation_rules import evaluated_version, sets_of
 
 if TYPE_CHECKING:
-    from penstock.backends.engines.options import EngineGroupOptions
-    from penstock.backends.engines.teacher_options import TeacherOptions
+    from penstock.backends.engines.spec import EngineBlock
     from penstock.runtime.scenario import Scenario
 
 STARTS_FILE: Final = "starts.jsonl"
@@ -138,8 +137,8 @@ def facts_of(scenario: Scenario, *, command: str) -> RunFacts:
 
 
 def devices_of(scenario: Scenario) -> dict[str, int]:
-    """How many devices the actors have that do the work of a model: GPUs of an engine and of a teacher, ranks of the
-    learner. An engine on CPUs, or one that is not ours to place, counts as one."""
+    """How many devices the actors have that do the work of a model: GPUs of an engine, a teacher and a reward
+    model, ranks of the learner. An engine on CPUs, or one that is not ours to place, counts as one."""
     learner, teacher = scenario.learner, scenario.teacher
     found = {LEARNER: learner.num_ranks}
     if scenario.run.only == "learner":
@@ -148,10 +147,12 @@ def devices_of(scenario: Scenario) -> dict[str, int]:
         found |= {engine_name(len(found) - 1 + index): _num_devices(group) for index in range(group.count)}
     if teacher is not None:
         found |= {teacher_name(index): _num_devices(teacher) for index in range(teacher.count)}
+    if (model := scenario.reward_model) is not None:
+        found |= {reward_model_name(index): _num_devices(model) for index in range(model.count)}
     return found
 
 
-def _num_devices(options: EngineGroupOptions | TeacherOptions) -> int:
+def _num_devices(options: EngineBlock) -> int:
     size = None if options.device == "cpu" else ENGINES.spec(options.backend).size(options)
     return (size or ONE_GPU).num_gpus
 

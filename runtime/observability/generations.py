@@ -160,6 +160,7 @@ def _turn(step: TurnTaken) -> tuple[str, Attributes]:
         ("versions", _versions(step.spans)),
         ("ending", step.ending),
         ("trained", step.is_trained),
+        *((("masked", step.masked),) if step.masked else ()),
     )
 
 

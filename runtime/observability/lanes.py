@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.messages.names import LEARNER, SCORER, is_engine, is_teacher
+from penstock.messages.names import LEARNER, SCORER, is_engine, is_reward_model, is_teacher
 from penstock.messages.training import Activity
 from penstock.runtime.observability.shares import LABELS, Shares
 
@@ -80,9 +80,9 @@ def lanes_of(activity: Mapping[str, Sequence[ActivityRow]]) -> Lanes | None:
 
 
 def lane_order(name: str) -> tuple[int, str, int]:
-    """The learner first, then engines by number, then teachers, then the Scorer's workers."""
+    """The learner first, then engines by number, then teachers and reward models, then the Scorer's workers."""
     head, _, tail = name.rpartition("/")
-    kind = is_engine(name) + 2 * is_teacher(name) + 3 * (name == SCORER)
+    kind = is_engine(name) + 2 * (is_teacher(name) or is_reward_model(name)) + 3 * (name == SCORER)
     return kind, head or name, int(tail) if tail.isdecimal() else 0
 
 

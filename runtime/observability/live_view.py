@@ -42,7 +42,8 @@ COLOURS: Final[dict[Activity, str]] = {
     Activity.STARTING: "bright_black",
     Activity.DOWN: "red",
 }
-_ROLES: Final = ("learner", "engine", "teacher", "prompt_source", "scorer", "filter", "buffer", "weight_publisher")
+_FIRST: Final = ("learner", "engine", "teacher", "reward_model")
+_ROLES: Final = (*_FIRST, "prompt_source", "scorer", "filter", "buffer", "weight_publisher")
 _spinner: Final = Spinner("dots", style="cyan")
 
 

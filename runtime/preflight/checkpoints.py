@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.checkpoint.hf_config import CONFIG_FILE, HfConfig, find_config, find_weight_map
+from penstock.backends.checkpoint.hf_config import CONFIG_FILE, HfConfig, find_config, find_weight_map, read_config
 from penstock.backends.checkpoint.tokenizer_files import CONVERT, has_tiktoken_only
+from penstock.backends.data.folder_template import FolderTemplate
 from penstock.backends.data.special_tokens import read_special_tokens
 from penstock.backends.data.tokenizer import FILE_NAME, TextTokenizer
 from penstock.backends.engines.options import kinds
@@ -119,6 +120,26 @@ def check_teacher(scenario: Scenario) -> None:
         raise UserFault(
             f"teacher.model.path: samples of {limit} tokens are the longest that {folder} can be asked about, and "
             f"model.max_context is {max_context}; lower that, or take another teacher"
+        )
+
+
+def check_reward_model(scenario: Scenario) -> None:
+    """The reward model's folder holds one, with its head and, where that is wanted, a chat template."""
+    model, key = scenario.reward_model, "reward_model.path"
+    assert model is not None, "asked for a scenario with one"
+    folder = Path(model.path)
+    check_checkpoint(folder, key)
+    check_weight_files(folder, key)
+    check_tokenizer(folder, key)
+    names = read_config(folder, HfConfig).architectures
+    if not any(name.endswith("ForSequenceClassification") for name in names):
+        raise UserFault(
+            f"{key}: {folder} is {', '.join(names) or 'of no architecture'}; a reward model is one …"
+            "ForSequenceClassification, with num_labels=1 (another kind can be a server of yours, for remote)"
+        )
+    if model.chat_template and FolderTemplate(folder).chat_template is None:
+        raise UserFault(
+            f"reward_model.chat_template: {folder} has no chat template; set it to false, or add that of its authors"
         )
 
 

@@ -6,15 +6,18 @@ copy that computes. Activations, logits, and all of the Megatron learner are cou
 :mod:`~penstock.backends.learners.megatron.layout.memory`; SGLang's servers have the weights in ``model.dtype``, shared
 out over their GPUs, and what ``mem_fraction_static`` leaves for the cache has to hold one sample at least.
 
-Colocated learners and engines are looked at one by one: each sleeps while the other has the GPU.
+Colocated learners and engines are looked at one by one: each sleeps while the other has the GPU. What a learner keeps
+then is in the host's memory, without the gradients.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.backends.engines.options import engine_groups
-from penstock.backends.engines.spec import ENGINES
+from penstock.backends.engines.spec import ENGINES, ONE_GPU
+from penstock.backends.engines.transport_preflight import model_size_bytes
 from penstock.backends.learners.megatron.bridge.weight_map import num_weights
 from penstock.backends.learners.megatron.layout.layout import layout_of
 from penstock.backends.learners.megatron.layout.memory import WEIGHT_BYTES, Extras, MemoryEstimate, estimate_stages
@@ -39,6 +42,7 @@ COPIES: Final = ("dp_size", "data_parallel_size", "attn_dp_size", "enable_dp_att
 """Options of a server under which its GPUs do not share the weights evenly."""
 SHARED_WEIGHT_BYTES: Final = 16
 """Weight, gradient and two moments in float32."""
+GRADIENT_BYTES: Final = 4
 
 
 class Need(NamedTuple):
@@ -66,7 +70,7 @@ def memory_outcome(scenario: Scenario, gpu_gb: float | None, *, ok: str, failed:
     problems = [
         f"{need.key}: {need.what} takes about {need.size_bytes / GB:.3g} GB, and of a GPU's {memory:g} GB it has "
         f"{need.share * memory:.3g}; {need.remedy}"
-        for need in needs_on_gpus(scenario, found.architecture)
+        for need in (*needs_on_gpus(scenario, found.architecture), *fixed_models(scenario))
         if need.size_bytes > need.share * memory * GB
     ]
     if not problems:
@@ -101,6 +105,19 @@ def needs_on_gpus(scenario: Scenario, architecture: Architecture) -> Iterator[Ne
                 f"give a server more GPUs (sglang.tp_size), or a larger {FRACTION}",
                 fraction if isinstance(fraction, float) else 1.0,
             )
+
+
+def fixed_models(scenario: Scenario) -> Iterator[Need]:
+    """Of a reward model on GPUs: its weights alone, by the headers of its files, where these are there."""
+    model = scenario.reward_model
+    if model is None or not model.device.startswith("cuda"):
+        return
+    try:
+        size = ENGINES.spec(model.backend).size(model)
+        size_bytes = model_size_bytes(Path(model.path), model.dtype) / (size or ONE_GPU).num_gpus
+    except UserFault:
+        return  # what is wrong with them is told by the checks of this machine
+    yield Need("reward_model", size_bytes, "its weights", "take a smaller one, dtype: bfloat16, or a larger tp_size")
 
 
 def megatron_stages(scenario: Scenario, architecture: Architecture, layout: Layout) -> list[MemoryEstimate]:
@@ -143,14 +160,30 @@ def cache_numbers(architecture: Architecture, num_gpus: int) -> float:
     return 2 * architecture.num_layers * heads * architecture.head_dim
 
 
-def _torch_rank(scenario: Scenario, architecture: Architecture) -> float:
+def sleeping_bytes(scenario: Scenario, architecture: Architecture) -> float:
+    """What all ranks of a learner keep in the host's memory in the turns of engines."""
+    learner = scenario.learner
+    if LEARNERS.spec(learner.backend).has_layout:
+        layout = layout_of(learner.megatron, learner.num_ranks)
+        stages = megatron_stages(scenario, architecture, layout)
+        kept = (each.weights + each.optimizer + each.reference + each.critic for each in stages)
+        return float(sum(kept) * layout.ranks_per_stage)
+    return learner.num_ranks * _torch_own(scenario, architecture, SHARED_WEIGHT_BYTES - GRADIENT_BYTES)
+
+
+def _torch_own(scenario: Scenario, architecture: Architecture, weight_bytes: int) -> float:
     learner, dtype = scenario.learner, scenario.model.dtype
     is_shared = learner.num_ranks > 1 and learner.parallel == "fsdp"
     copy = WEIGHT_BYTES[dtype] if dtype != "float32" and not is_shared else 0
-    trained = WEIGHT_BYTES[dtype] if learner.lora else SHARED_WEIGHT_BYTES + copy
-    critic = SHARED_WEIGHT_BYTES + copy if learner.objective.critic == "own" else 0
+    trained = WEIGHT_BYTES[dtype] if learner.lora else weight_bytes + copy
+    critic = weight_bytes + copy if learner.objective.critic == "own" else 0
     reference = WEIGHT_BYTES[dtype] if needs_reference(learner.objective) and not learner.lora else 0
-    own = num_weights(architecture) * (trained + critic + reference) / (learner.num_ranks if is_shared else 1)
+    return num_weights(architecture) * (trained + critic + reference) / (learner.num_ranks if is_shared else 1)
+
+
+def _torch_rank(scenario: Scenario, architecture: Architecture) -> float:
+    learner, dtype = scenario.learner, scenario.model.dtype
+    own = _torch_own(scenario, architecture, SHARED_WEIGHT_BYTES)
     whole = MegatronOptions(recompute="full" if learner.activation_checkpointing else "none")
     [stage] = estimate_stages(
         architecture, layout_of(whole, 1), whole, precision=dtype,

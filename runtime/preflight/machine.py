@@ -18,6 +18,7 @@ from penstock.messages.errors import UserFault
 from penstock.runtime.preflight.checkpoints import (
     check_architecture,
     check_checkpoint,
+    check_reward_model,
     check_teacher,
     check_tokenizer,
     check_weight_files,
@@ -33,7 +34,8 @@ from penstock.runtime.scenario.hub_names import not_yet_paths, read_hub_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.backends.engines.options import EngineGroupOptions
+    from penstock.backends.engines.reward_model_options import RewardModelOptions
+    from penstock.backends.engines.spec import EngineBlock
     from penstock.backends.engines.teacher_options import TeacherOptions
     from penstock.runtime.scenario.structure import Scenario
 
@@ -86,6 +88,8 @@ def machine_checks(scenario: Scenario, run_parent: Path) -> Iterator[MachineChec
         yield MachineCheck("the tokenizer", lambda: check_tokenizer(Path(path)), needs=model)
     if scenario.teacher is not None and scenario.teacher.model.path is not None:
         yield MachineCheck("the teacher's model", lambda: check_teacher(scenario), needs=model)
+    if scenario.reward_model is not None and generates:
+        yield MachineCheck("the reward model", lambda: check_reward_model(scenario), needs=hub)
     yield MachineCheck(CODE, lambda: check_user_code(scenario))
     yield MachineCheck("loading the functions", lambda: check_functions_load(scenario), needs=CODE)
     if generates and scenario.episode.kind == "function":
@@ -134,7 +138,7 @@ def check_devices(scenario: Scenario) -> None:
     ]
     wanted = {
         key: device
-        for key, device in (*engine_devices, ("learner.device", scenario.learner.device), *_teacher_device(scenario))
+        for key, device in (*engine_devices, ("learner.device", scenario.learner.device), *_other_devices(scenario))
         if device.startswith("cuda")
     }
     if not wanted or scenario.runtime.ray_address is not None:  # a cluster's GPUs are elsewhere
@@ -161,8 +165,16 @@ def check_engines(scenario: Scenario, needed: str) -> None:
                 raise UserFault(f"{key}.backend: {block.backend}: {error}") from None
 
 
-def _teacher_device(scenario: Scenario) -> list[tuple[str, str]]:
-    return [] if scenario.teacher is None else [("teacher.device", scenario.teacher.device)]
+def _others(scenario: Scenario) -> Iterator[tuple[str, TeacherOptions | RewardModelOptions]]:
+    """The blocks of models whose weights never change."""
+    if scenario.teacher is not None:
+        yield "teacher", scenario.teacher
+    if scenario.reward_model is not None:
+        yield "reward_model", scenario.reward_model
+
+
+def _other_devices(scenario: Scenario) -> list[tuple[str, str]]:
+    return [(f"{key}.device", block.device) for key, block in _others(scenario)]
 
 
 def _needed(scenario: Scenario) -> tuple[str, ...]:
@@ -171,7 +183,5 @@ def _needed(scenario: Scenario) -> tuple[str, ...]:
     return tuple(dict.fromkeys(need for need in needs if need))
 
 
-def _engine_blocks(scenario: Scenario) -> list[tuple[str, EngineGroupOptions | TeacherOptions]]:
-    blocks: list[tuple[str, EngineGroupOptions | TeacherOptions]]
-    blocks = [("engines", group) for group in engine_groups(scenario.engines)]
-    return blocks if scenario.teacher is None else [*blocks, ("teacher", scenario.teacher)]
+def _engine_blocks(scenario: Scenario) -> list[tuple[str, EngineBlock]]:
+    return [*(("engines", group) for group in engine_groups(scenario.engines)), *_others(scenario)]

@@ -13,12 +13,29 @@ from msgspec.structs import replace
 
 from penstock.backends.data.options import PUSHED
 from penstock.backends.engines.options import group_of, options_of
-from penstock.backends.engines.spec import ENGINES, EngineContext, TeacherContext, are_modelled
+from penstock.backends.engines.spec import (
+    ENGINES,
+    EngineContext,
+    RewardModelContext,
+    TeacherContext,
+    are_modelled,
+    capabilities_of,
+)
 from penstock.backends.learners.spec import LEARNERS, LearnerContext
 from penstock.backends.ledger.backend import LedgerBackend
 from penstock.backends.processes.user_environment import pass_variables
 from penstock.backends.protocol import Capability
-from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, is_engine, is_teacher, role_of, teacher_index
+from penstock.messages.names import (
+    BUFFER,
+    LEARNER,
+    Role,
+    engine_index,
+    is_engine,
+    is_reward_model,
+    is_teacher,
+    role_of,
+    teacher_index,
+)
 from penstock.runtime.run.choosing import choosing_settings
 from penstock.runtime.run.own_judges import judging
 from penstock.runtime.run.placement import colocated, has_nodes_of_its_own
@@ -67,6 +84,8 @@ def open_backend(
         return _engine(name, plan, epoch, timers, host, remote_ranks)
     if is_teacher(name):
         return _teacher(name, plan, epoch, timers)
+    if is_reward_model(name):
+        return _reward_model(name, plan, host)
     if name == LEARNER:
         return _learner(plan, epoch, timers, host, remote_ranks)
     if role_of(name) is Role.WEIGHT_PUBLISHER:
@@ -138,6 +157,17 @@ def _teacher(name: str, plan: RunPlan, epoch: int, timers: Timers | None) -> Bac
     )
 
 
+def _reward_model(name: str, plan: RunPlan, host: str) -> Backend[Any]:
+    options = plan.scenario.reward_model
+    assert options is not None, "a scenario without reward models has no actor of this role"
+    spec = ENGINES.spec(options.backend).reward_model
+    assert spec is not None, "a scenario's rules ask for one that scores"
+    folder = Path(options.path)
+    return spec.open(
+        RewardModelContext(name=name, model_folder=folder, run_folder=Path(plan.run_folder), options=options, host=host)
+    )
+
+
 def _engine(
     name: str, plan: RunPlan, epoch: int, timers: Timers | None, host: str, remote_ranks: RemoteRanks | None
 ) -> Backend[Any]:
@@ -186,6 +216,7 @@ def _with_episodes(name: str, plan: RunPlan, epoch: int, engine: Backend[Any]) -
     from penstock.backends.episodes import open_episodes
 
     scenario = plan.scenario
+    group, _ = group_of(scenario.engines, engine_index(name))
     return open_episodes(
         engine,
         scenario.episode,
@@ -197,6 +228,7 @@ def _with_episodes(name: str, plan: RunPlan, epoch: int, engine: Backend[Any]) -
         sampling=scenario.sampling,
         data=scenario.data,
         evaluated=[each.generate for each in sets_of(scenario)],
+        can=capabilities_of(group),
     )
 
 
@@ -344,7 +376,7 @@ def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
             from penstock.backends.data.backend import DatasetBackend
             from penstock.runtime.run.rows import read_dataset
 
-            keeps_messages = scenario.episode.kind != "single"
+            keeps_messages = scenario.episode.kind != "single" or scenario.reward_model is not None
             run_folder = Path(plan.run_folder)
             if scenario.data.source is not None:
                 is_pushed = scenario.data.source == PUSHED

@@ -1,14 +1,16 @@
 """Which GPUs of which nodes each actor gets. Pure.
 
 What is placed is a *block*: GPUs that belong together, on one node or an equal number on each of several, and the
-actors that use them. By default each actor has a block of its own (disaggregated). Two share one in two cases: with
-``engines.placement: colocate`` the learner is put on the GPUs of the first engine, and embedded engines and the learner
-share GPUs, in equal parts, where there are fewer of them than takers.
+actors that use them. By default each actor has a block of its own (disaggregated). Several share one in two cases: with
+``engines.placement: colocate`` the learner is put on the GPUs of the first engines, as many engines as have a GPU for
+each rank, and embedded engines and the learner share GPUs, in equal parts, where there are fewer of them than takers.
 
 Invariants:
 
 * A block lies on one node whenever one has room for it, otherwise on as few as its engine, or the learner, can be
   divided over.
+* The ranks of a learner that lies over several engines are on one node with all of them, and each engine has GPUs that
+  no other engine uses.
 * Larger blocks are placed first. ``auto`` and ``pack`` put each on the node with the least room that suffices,
   ``spread`` on the one with the most.
 * What the cluster cannot give is refused, never made smaller; only ``auto`` devices do without, all together, in a
@@ -18,22 +20,25 @@ Invariants:
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec.structs import replace
 
 from penstock.backends.engines.options import engine_groups, num_engines
 from penstock.backends.engines.spec import ENGINES, ONE_GPU, EngineSize, are_modelled
 from penstock.backends.learners.spec import LEARNERS, is_modelled
 from penstock.backends.protocol import Capability
 from penstock.messages.errors import UserFault
-from penstock.messages.names import LEARNER, engine_name, is_engine, teacher_name
+from penstock.messages.names import LEARNER, engine_name, is_engine, reward_model_name, teacher_name
+from penstock.runtime.run.learner_size import learner_size
+from penstock.runtime.run.placement_refusal import few, refusal_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock.backends.engines.options import EngineGroupOptions
-    from penstock.backends.engines.teacher_options import TeacherOptions
-    from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.engines.spec import EngineBlock
     from penstock.runtime.scenario import Scenario
 
 FROM_RAY: Final = ("auto", "cuda")
@@ -68,6 +73,8 @@ class Block(NamedTuple):
     gpus_per_node: int
     node_ids: tuple[str, ...]
     """The first one is where its members run."""
+    engine_gpus: tuple[int, ...] = ()
+    """Where the learner lies over several engines: how many of the GPUs each of them has, in their order."""
 
     @property
     def num_gpus(self) -> int:
@@ -86,9 +93,22 @@ class Placement(NamedTuple):
         """The block that this actor uses."""
         return next((block for block in self.blocks if name in block.members), None)
 
+    def gpus_of(self, name: str) -> slice:
+        """Which of the GPUs that its block has on a node this actor uses."""
+        block = self.block_of(name)
+        if block is None or len(block.members) == 1:
+            return slice(None)
+        if name == LEARNER:
+            return slice(self.num_learner_ranks)
+        if not block.engine_gpus:
+            return slice(None)
+        index = block.members.index(name)
+        first = sum(block.engine_gpus[:index])
+        return slice(first, first + block.engine_gpus[index])
+
 
 def needs_of(scenario: Scenario) -> list[Need]:
-    """Everybody who asks Ray for GPUs: the learner, then the engines, then the teachers.
+    """Everybody who asks Ray for GPUs: the learner, then the engines, then the teachers and reward models.
 
     Raises:
         UserFault: the options of an engine give no number of GPUs.
@@ -103,25 +123,16 @@ def needs_of(scenario: Scenario) -> list[Need]:
         return needs
     first = 0
     for index, group in enumerate(engine_groups(scenario.engines)):
-        names = tuple(engine_name(first + number) for number in range(group.count))
+        needs += _engine_need(first, group, f"engines.more[{index - 1}]" if index else "engines")
         first += group.count
-        needs += _need(names, group, f"engines.more[{index - 1}]" if index else "engines")
     needs += _teachers(scenario)
+    if (model := scenario.reward_model) is not None:
+        needs += _need(tuple(map(reward_model_name, range(model.count))), model, "reward_model")
     return needs
 
 
-def learner_size(options: LearnerOptions, num_ranks: int | None = None) -> EngineSize:
-    """GPUs of the learner's ranks, and over how many nodes they can lie: an equal number on each, and of the ranks that
-    share a matrix, which say much to each other, all on one.
-
-    Args:
-        options: of the learner.
-        num_ranks: None: theirs.
-    """
-    num_ranks = num_ranks or options.num_ranks
-    together = LEARNERS.spec(options.backend).together(options)
-    counts = [count for count in range(2, num_ranks // together + 1) if num_ranks % (count * together) == 0]
-    return EngineSize(num_ranks, (1, *counts))
+def _engine_need(first: int, group: EngineGroupOptions, key: str) -> list[Need]:
+    return _need(tuple(engine_name(first + number) for number in range(group.count)), group, key)
 
 
 def _teachers(scenario: Scenario) -> list[Need]:
@@ -131,7 +142,7 @@ def _teachers(scenario: Scenario) -> list[Need]:
     return _need(tuple(teacher_name(index) for index in range(teacher.count)), teacher, "teacher")
 
 
-def _need(names: tuple[str, ...], options: EngineGroupOptions | TeacherOptions, key: str) -> list[Need]:
+def _need(names: tuple[str, ...], options: EngineBlock, key: str) -> list[Need]:
     """Of engines that are alike; nothing where none of them takes a GPU from Ray."""
     spec = ENGINES.spec(options.backend)
     size = spec.size(options) if options.device in FROM_RAY else None
@@ -139,6 +150,13 @@ def _need(names: tuple[str, ...], options: EngineGroupOptions | TeacherOptions, 
         return []
     may_share = Capability.EMBEDDED in spec.capabilities
     return [Need(names, size, key, may_share=may_share, is_optional=options.device == "auto")]
+
+
+def num_gpus_asked(scenario: Scenario) -> int:
+    """By all together; those of engines that the learner is put on count once."""
+    needs = needs_of(scenario)
+    is_guest = scenario.engines.placement == "colocate" and _can_share(needs)
+    return sum(len(need.names) * need.size.num_gpus for need in needs[is_guest:])
 
 
 def place(scenario: Scenario, nodes: Sequence[NodeGpus]) -> Placement:
@@ -154,16 +172,29 @@ def place(scenario: Scenario, nodes: Sequence[NodeGpus]) -> Placement:
     how, num_ranks = scenario.engines.placement, scenario.learner.num_ranks
     blocks = _arrange(needs, nodes, how)
     if blocks is None:
-        raise UserFault(_refusal(scenario, needs, nodes))
+        together = _together(needs) if how == "colocate" and _can_share(needs) else None
+        raise UserFault(refusal_of(scenario, needs, nodes, together, lambda some: _has_place(some, nodes, how)))
     placement = Placement(tuple(blocks), num_ranks)
-    shared = placement.block_of(LEARNER)
-    if shared is not None and len(shared.members) > 1 and shared.gpus_per_node < num_ranks:
+    if (shared := _crowded(blocks, num_ranks)) is not None:
+        *engines, _ = shared.members
         raise UserFault(
-            f"learner.num_ranks: the learner is put on the GPUs of {shared.members[0]}, which has "
-            f"{shared.gpus_per_node} on a node, and each of {num_ranks} ranks needs one of its own; set it to "
-            f"{shared.gpus_per_node} or less, give the engine more GPUs, or take another engines.placement"
+            f"learner.num_ranks: the learner is put on the GPUs of {few(engines)}, which "
+            f"{'has' if len(engines) == 1 else 'have'} {shared.gpus_per_node} on a node, and each of {num_ranks} ranks "
+            f"needs one of its own; set it to {shared.gpus_per_node} or less, take more or larger engines, "
+            "or take another engines.placement"
         )
     return placement
+
+
+def _has_place(needs: Sequence[Need], nodes: Sequence[NodeGpus], how: str) -> bool:
+    blocks, num_ranks = _arrange(needs, nodes, how), next((n.size.num_gpus for n in needs if n.names == (LEARNER,)), 1)
+    return blocks is not None and _crowded(blocks, num_ranks) is None
+
+
+def _crowded(blocks: Sequence[Block], num_ranks: int) -> Block | None:
+    """The block that the learner shares, where it has fewer GPUs on a node than ranks."""
+    shared = (block for block in blocks if LEARNER in block.members and len(block.members) > 1)
+    return next((block for block in shared if block.gpus_per_node < num_ranks), None)
 
 
 def has_nodes_of_its_own(scenario: Scenario) -> bool:
@@ -173,19 +204,55 @@ def has_nodes_of_its_own(scenario: Scenario) -> bool:
 
 
 def colocated(scenario: Scenario) -> frozenset[str]:
-    """The engines that take turns with the learner: the first of those that get GPUs, or of all where none gets any.
-    Simulated ones all do, as if the learner were spread over their devices."""
+    """The engines that take turns with the learner: the first of those that get GPUs, as many as have one for each
+    rank; where none gets any, as if they got them. Simulated ones all do, as if the learner were spread over them."""
     if scenario.engines.placement != "colocate" or scenario.run.only == "learner":
         return frozenset()
     if are_modelled(scenario.engines):
         return frozenset(engine_name(index) for index in range(num_engines(scenario.engines)))
-    engines = [need.names[0] for need in needs_of(scenario) if is_engine(need.names[0])]
-    return frozenset({engines[0] if engines else engine_name(0)})
+    num_ranks = scenario.learner.num_ranks
+    engines = _engines(needs_of(scenario)) or _engines(_without_devices(scenario))
+    return frozenset(name for name, _ in _under(engines, num_ranks))
 
 
-class _Wish(NamedTuple):
+def _without_devices(scenario: Scenario) -> list[Need]:
+    """What engines would ask for if they took GPUs from Ray."""
+    groups = [replace(group, device="cuda") for group in engine_groups(scenario.engines)]
+    firsts = accumulate((group.count for group in groups), initial=0)
+    each = (_engine_need(first, group, "engines") for first, group in zip(firsts, groups, strict=False))
+    return [need for needs in each for need in needs]
+
+
+def _engines(needs: Sequence[Need]) -> list[tuple[str, EngineSize]]:
+    return [(name, need.size) for need in needs if is_engine(need.names[0]) for name in need.names]
+
+
+def _under(engines: Sequence[tuple[str, EngineSize]], num_ranks: int) -> list[tuple[str, EngineSize]]:
+    """The first engines, until they have a GPU for each of so many ranks, or there is none left."""
+    found: list[tuple[str, EngineSize]] = []
+    for name, size in engines:
+        if sum(each.num_gpus for _, each in found) >= num_ranks:
+            break
+        found.append((name, size))
+    return found
+
+
+class Wish(NamedTuple):
+    """A block that has no place yet."""
+
     members: tuple[str, ...]
     size: EngineSize
+    engine_gpus: tuple[int, ...] = ()
+
+
+def _together(needs: Sequence[Need]) -> Wish:
+    """The learner with the engines that it lies over; on one node where these are several."""
+    engines = _under(_engines(needs), needs[0].size.num_gpus)
+    members = (*(name for name, _ in engines), LEARNER)
+    if len(engines) == 1:
+        return Wish(members, engines[0][1])
+    gpus = tuple(size.num_gpus for _, size in engines)
+    return Wish(members, EngineSize(sum(gpus), (1,)), gpus)
 
 
 def _can_share(needs: Sequence[Need]) -> bool:
@@ -196,10 +263,10 @@ def _can_share(needs: Sequence[Need]) -> bool:
 def _arrange(needs: Sequence[Need], nodes: Sequence[NodeGpus], how: str) -> list[Block] | None:
     """First fit, largest first. That finds a place for all where sizes divide the nodes, as powers of two do."""
     free = {node.node_id: node.num_gpus for node in nodes}
-    wishes = [(_Wish((name,), need.size), need.may_share) for need in needs for name in need.names]
+    wishes = [(Wish((name,), need.size), need.may_share) for need in needs for name in need.names]
     if how == "colocate" and _can_share(needs):
-        _, (engine, _), *others = wishes
-        wishes = [(_Wish((*engine.members, LEARNER), engine.size), False), *others]
+        together = _together(needs)
+        wishes = [(together, False), *(each for each in wishes if each[0].members[0] not in together.members)]
     whole = [wish for wish, may_share in wishes if not may_share]
     sharing = [name for wish, may_share in wishes if may_share for name in wish.members]
     blocks: list[Block] = []
@@ -207,12 +274,12 @@ def _arrange(needs: Sequence[Need], nodes: Sequence[NodeGpus], how: str) -> list
         blocks += _fit(wish, free, spread=how == "spread")
     num_left = sum(free.values())
     for members in _shares(sharing, num_left):
-        blocks += _fit(_Wish(members, ONE_GPU), free, spread=how == "spread")
+        blocks += _fit(Wish(members, ONE_GPU), free, spread=how == "spread")
     is_complete = sum(len(block.members) for block in blocks) == sum(len(wish.members) for wish, _ in wishes)
     return blocks if is_complete else None
 
 
-def _fit(wish: _Wish, free: dict[str, int], *, spread: bool) -> list[Block]:
+def _fit(wish: Wish, free: dict[str, int], *, spread: bool) -> list[Block]:
     """Takes the room of the block out of ``free``; nothing where there is none."""
     for num_nodes in wish.size.node_counts:
         per_node = wish.size.num_gpus // num_nodes
@@ -220,7 +287,7 @@ def _fit(wish: _Wish, free: dict[str, int], *, spread: bool) -> list[Block]:
         if len(fitting) >= num_nodes:
             for node in fitting[:num_nodes]:
                 free[node] -= per_node
-            return [Block(wish.members, per_node, tuple(fitting[:num_nodes]))]
+            return [Block(wish.members, per_node, tuple(fitting[:num_nodes]), wish.engine_gpus)]
     return []
 
 
@@ -229,62 +296,3 @@ def _shares(names: list[str], num_gpus: int) -> Iterator[tuple[str, ...]]:
     per_gpu = math.ceil(len(names) / max(1, num_gpus))
     for start in range(0, len(names), max(1, per_gpu)):
         yield tuple(names[start : start + per_gpu])
-
-
-# --- what cannot be given -----------------------------------------------------------------------------------------
-
-
-def _refusal(scenario: Scenario, needs: list[Need], nodes: Sequence[NodeGpus]) -> str:
-    largest = max(needs, key=lambda need: (not need.may_share, need.size.num_gpus, not need.is_optional))
-    asked = "; ".join(_asked(need) for need in needs)
-    return f"{largest.key}: {asked}. {_there(nodes)}. {_nearest(scenario, needs, largest, nodes)}"
-
-
-def _asked(need: Need) -> str:
-    who = need.names[0] if len(need.names) == 1 else f"{need.names[0]} … {need.names[-1]}"
-    each = "" if len(need.names) == 1 else " each"
-    gpus = "1 GPU" if need.size.num_gpus == 1 else f"{need.size.num_gpus} GPUs"
-    over = f" over {need.size.node_counts[0]} nodes" if need.size.node_counts[0] > 1 else ""
-    return f"{who} asked for {gpus}{each}{over}"
-
-
-def _there(nodes: Sequence[NodeGpus]) -> str:
-    counts = [node.num_gpus for node in nodes if node.num_gpus]
-    if not counts:
-        return "No GPU is free in the cluster"
-    text = " + ".join(map(str, counts))
-    return f"{sum(counts)} {'is' if sum(counts) == 1 else 'are'} free, " + (
-        "on one node" if len(counts) == 1 else f"{text} on {len(counts)} nodes"
-    )
-
-
-def _nearest(scenario: Scenario, needs: list[Need], largest: Need, nodes: Sequence[NodeGpus]) -> str:
-    if not any(node.num_gpus for node in nodes):
-        return f"Give the cluster GPUs, or set {largest.key}.device=cpu where that is enough"
-
-    def fits(count: int, size: EngineSize) -> bool:
-        smaller = largest._replace(names=largest.names[:count], size=size)
-        others = [smaller if need is largest else need for need in needs]
-        return _arrange(others, nodes, scenario.engines.placement) is not None
-
-    count = bisect_right(range(1, len(largest.names)), 0, key=lambda count: 0 if fits(count, largest.size) else 1)
-    if count:
-        return f"The nearest that fits is {largest.key}.count={count}"
-    if largest.size.node_counts[0] > 1 and fits(len(largest.names), EngineSize(largest.size.num_gpus, (1,))):
-        return f"It fits without {largest.key}.sglang.nnodes"
-    if largest.names == (LEARNER,):
-        return _fewer_ranks(scenario.learner, fits)
-    for num_gpus in range(largest.size.num_gpus - 1, 0, -1):
-        if largest.size.num_gpus % num_gpus == 0 and fits(1, EngineSize(num_gpus, (1,))):
-            return f"The largest engine that fits beside the others has {num_gpus} GPUs: reduce tp_size or pp_size"
-    return "Not one engine fits beside the others: add GPUs, or take something off them with device: cpu"
-
-
-def _fewer_ranks(learner: LearnerOptions, fits: Callable[[int, EngineSize], bool]) -> str:
-    for num_ranks in range(learner.num_ranks - 1, 0, -1):
-        if fits(1, learner_size(learner, num_ranks)):
-            return (
-                "Every node gets equally many ranks of a learner, and all of a tensor-parallel group are on one; "
-                f"the most that fit are learner.num_ranks={num_ranks}"
-            )
-    return "No rank of the learner fits beside the others: add GPUs, or set learner.device=cpu where that is enough"

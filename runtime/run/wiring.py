@@ -14,6 +14,7 @@ from penstock.actors.buffer.pacing import PacingSettings
 from penstock.actors.buffer.policies import BUILTIN, builtin_policy
 from penstock.actors.buffer.settings import BufferSettings
 from penstock.actors.engine_worker.machine import EngineWorker
+from penstock.actors.engine_worker.reward_model import RewardModel
 from penstock.actors.engine_worker.settings import EngineWorkerSettings, TeacherSettings
 from penstock.actors.engine_worker.teacher import Teacher
 from penstock.actors.filter.machine import Filter
@@ -35,7 +36,16 @@ from penstock.backends.rewards.functions_asked import longest_timeout_s, num_wor
 from penstock.backends.rewards.sampling_calls import SAMPLE_TIMEOUT_S
 from penstock.messages import inboxes
 from penstock.messages.ledger import RunRecorded
-from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, engine_name, role_of, teacher_name
+from penstock.messages.names import (
+    BUFFER,
+    LEARNER,
+    Role,
+    engine_index,
+    engine_name,
+    reward_model_name,
+    role_of,
+    teacher_name,
+)
 from penstock.messages.rows import RowSource
 from penstock.messages.samples import Purpose
 from penstock.runtime.run.collecting import collected_groups, collecting_pacing, collecting_policy, goal_of
@@ -67,6 +77,7 @@ _INBOXES: Final[Mapping[Role, tuple[Any, Any]]] = {
     Role.LEARNER: (inboxes.LearnerWire, inboxes.LearnerEvent),
     Role.WEIGHT_PUBLISHER: (inboxes.WeightPublisherWire, inboxes.WeightPublisherEvent),
     Role.TEACHER: (inboxes.TeacherWire, inboxes.TeacherEvent),
+    Role.REWARD_MODEL: (None, inboxes.RewardModelEvent),
 }
 
 
@@ -76,7 +87,7 @@ def actor_names(scenario: Scenario) -> tuple[str, ...]:
         return (LEARNER, BUFFER)
     singles = (Role.LEARNER, Role.BUFFER, Role.PROMPT_SOURCE, Role.SCORER, Role.FILTER, Role.WEIGHT_PUBLISHER)
     learner, *others = (role.value for role in singles)
-    return (learner, *engine_names(scenario), *teacher_names(scenario), *others)
+    return (learner, *engine_names(scenario), *teacher_names(scenario), *reward_model_names(scenario), *others)
 
 
 def engine_names(scenario: Scenario) -> tuple[str, ...]:
@@ -92,6 +103,14 @@ def teacher_names(scenario: Scenario) -> tuple[str, ...]:
     if teacher is None or scenario.run.only == "learner":
         return ()
     return tuple(teacher_name(index) for index in range(teacher.count))
+
+
+def reward_model_names(scenario: Scenario) -> tuple[str, ...]:
+    """The reward models of a run. Recorded batches have their rewards already."""
+    model = scenario.reward_model
+    if model is None or scenario.run.only == "learner":
+        return ()
+    return tuple(reward_model_name(index) for index in range(model.count))
 
 
 def recorded_engines(scenario: Scenario) -> tuple[str, ...]:
@@ -141,6 +160,8 @@ def build_machine(name: str, plan: RunPlan, *, epoch: int = 0, records: Iterable
             return Scorer(_scorer(plan.scenario))
         case Role.TEACHER:
             return Teacher(TeacherSettings(name=name, epoch=epoch))
+        case Role.REWARD_MODEL:
+            return RewardModel()
         case Role.FILTER:
             return Filter(_filter(plan))
         case Role.BUFFER:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.engines.spec import are_modelled
+from penstock.backends.engines.spec import are_modelled, unable
 from penstock.backends.episodes.functions.loading import MULTI_TURN
+from penstock.backends.protocol import Capability
 from penstock.messages.training import UpdateMode
 from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.scenario.row_metadata import unnamed
@@ -24,6 +25,7 @@ OF_FUNCTIONS: Final = ("generate", "functions", "function_key", "tools", "enviro
 def episode_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     """The key to change, and what is wrong with it."""
     episode = s.episode
+    yield from _sampling_rules(s)
     if episode.kind == "single":
         yield from _function_rules(s)
         return
@@ -54,6 +56,17 @@ def episode_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
             f"an engine that drains waits for its episodes, up to {longest_s:g} s ({taken}episode.timeout_s), and is "
             f"replaced after {s.weights.drain_timeout_s:g} s; raise it above that, lower those, or let "
             "staleness.update_mode be interrupt or in_flight",
+        )
+
+
+def _sampling_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    path, others = ("episode", "follow_sampling"), unable(s.engines, Capability.SAMPLES_PER_CALL)
+    if s.episode.follow_sampling and s.episode.kind != "gateway":
+        yield path, f"is of episode.kind: gateway, and the kind is {s.episode.kind}; remove it"
+    elif s.episode.follow_sampling and others:
+        yield (
+            path,
+            f"engines of {', '.join(others)} draw as block sampling: says, not as a request does; set it to false",
         )
 
 

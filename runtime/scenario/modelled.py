@@ -36,7 +36,7 @@ def modelled_from(source: Source) -> tuple[Scenario, list[str]]:
     Raises:
         UserFault: as ``load_scenario``.
     """
-    changed: list[str] = []
+    changed = ["reward_model"] if _drop(source.data, "reward_model") else []
     for name, keys in REAL_ONLY.items():
         block = source.data.get(name, None if name == "teacher" else {})
         if not isinstance(block, dict):

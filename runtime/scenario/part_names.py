@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.backends.engines.options import EngineGroupOptions
+from penstock.backends.engines.reward_model_options import RewardModelOptions
 from penstock.backends.engines.spec import ENGINES, owners_of
 from penstock.backends.engines.teacher_options import TeacherOptions
 from penstock.backends.learners.objectives.spec import OBJECTIVES
@@ -23,7 +24,7 @@ from penstock.runtime.scenario.run_options import TrackerOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.backends.engines.spec import EngineSpec
+    from penstock.backends.engines.spec import EngineBlock, EngineSpec
     from penstock.backends.registry import Registry
     from penstock.backends.weights.spec import TransportSpec
     from penstock.messages.base import Options
@@ -53,6 +54,10 @@ def _teaches(spec: EngineSpec) -> bool:
     return spec.teacher is not None
 
 
+def _scores(spec: EngineSpec) -> bool:
+    return spec.reward_model is not None
+
+
 def _can_be_chosen(spec: TransportSpec) -> bool:
     return spec.is_chosen
 
@@ -62,6 +67,7 @@ FUNCTION: Final = "file.py:function"
 CHOICES: Final = (
     Choice(EngineGroupOptions, "backend", ENGINES),
     Choice(TeacherOptions, "backend", ENGINES, is_good=_teaches),
+    Choice(RewardModelOptions, "backend", ENGINES, is_good=_scores),
     Choice(LearnerOptions, "backend", LEARNERS),
     Choice(ObjectiveOptions, "name", OBJECTIVES, (FUNCTION,)),
     Choice(TrackerOptions, "name", TRACKERS, (FUNCTION,)),
@@ -80,7 +86,8 @@ def unknown_part(s: Scenario) -> Broken | None:
     blocks += [(OBJECTIVE, s.learner.objective)]
     blocks += [(("engines", "more", index), group) for index, group in enumerate(s.engines.more)]
     blocks += [(("observability", "trackers", index), each) for index, each in enumerate(s.observability.trackers)]
-    blocks += [(("weights",), s.weights), *([] if s.teacher is None else [(("teacher",), s.teacher)])]
+    others = (("teacher", s.teacher), ("reward_model", s.reward_model))
+    blocks += [(("weights",), s.weights), *(((key,), block) for key, block in others if block is not None)]
     for path, block in blocks:
         for choice in CHOICES:
             if isinstance(block, choice.struct):
@@ -113,10 +120,11 @@ def _trackers(s: Scenario) -> Iterator[Broken]:
             yield from _options(path, spec.options, each.options, each.name)
 
 
-def engine_keys(path: KeyPath, block: EngineGroupOptions | TeacherOptions) -> Iterator[Broken]:
-    """Keys of a block of engines, or of the teacher's, that its kind takes no heed of."""
+def engine_keys(path: KeyPath, block: EngineBlock) -> Iterator[Broken]:
+    """Keys of a block of engines, or of a teacher's or a reward model's, that its kind takes no heed of."""
     spec = ENGINES.spec(block.backend)
-    who = "a {} teacher" if isinstance(block, TeacherOptions) else "{} engines"
+    is_model = isinstance(block, RewardModelOptions)
+    who = "a {} reward model" if is_model else "a {} teacher" if isinstance(block, TeacherOptions) else "{} engines"
     owned = dict.fromkeys(key for name in ENGINES.builtin for key in ENGINES.spec(name).keys)
     for key in owned:
         if key not in spec.keys and getattr(block, key, None):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.backends.engines.spec import ENGINES, ONE_GPU
+from penstock.backends.engines.options import engine_groups
+from penstock.backends.engines.spec import ENGINES, EngineSize
 from penstock.backends.learners.spec import is_modelled
 from penstock.messages.errors import UserFault
 
@@ -40,16 +41,25 @@ def rank_rules(s: Scenario) -> Iterator[Broken]:
 
 
 def _colocated(s: Scenario) -> Iterator[Broken]:
-    """The ranks are put on the first of the engine's GPUs."""
-    engines, num_ranks = s.engines, s.learner.num_ranks
-    try:
-        num_gpus = (ENGINES.spec(engines.backend).size(engines) or ONE_GPU).num_gpus
-    except UserFault:
-        return  # another rule's to say
+    """The ranks are put on the GPUs of the first engines, on one node."""
+    num_ranks, sizes = s.learner.num_ranks, list[EngineSize]()
+    for group in engine_groups(s.engines):
+        try:
+            size = ENGINES.spec(group.backend).size(group) if group.device != "cpu" else None
+        except UserFault:
+            return  # another rule's to say
+        sizes += [] if size is None else [size] * group.count
+    num_gpus = sum(size.num_gpus for size in sizes)
     if num_gpus < num_ranks:
+        whose = "the engine, which has" if len(sizes) == 1 else f"the {len(sizes)} engines, which together have"
         yield (
             ("learner", "num_ranks"),
-            f"colocated, the learner is put on the GPUs of the first engine, which has {num_gpus}, and each of "
-            f"{num_ranks} ranks needs one of its own; set it to {num_gpus} or less, give the engine more GPUs, or take "
-            "another engines.placement",
+            f"colocated, the learner is put on the GPUs of {whose} {num_gpus}, and each of {num_ranks} ranks needs one "
+            f"of its own; set it to {num_gpus} or less, take more or larger engines, or another engines.placement",
+        )
+    elif sizes[0].num_gpus < num_ranks and sizes[0].node_counts[0] > 1:
+        yield (
+            ("learner", "num_ranks"),
+            f"colocated, {num_ranks} ranks lie over several engines, which have to be on one node with them; let "
+            "engines be on one node each, or give one engine as many GPUs as there are ranks",
         )

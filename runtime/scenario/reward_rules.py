@@ -76,6 +76,7 @@ def _with(reward: RewardOptions, item: ComponentOptions | NamedFunctionOptions) 
         length_penalty=item.length_penalty or plain.length_penalty,
         remote=item.remote or plain.remote,
         judge=item.judge or plain.judge,
+        reward_model=item.reward_model or plain.reward_model,
         code=item.code or plain.code,
     )
 

@@ -21,7 +21,7 @@ from penstock.backends.learners.objectives.validity import (
 )
 from penstock.backends.learners.spec import is_modelled
 from penstock.backends.protocol import Capability
-from penstock.backends.weights.spec import AUTO
+from penstock.backends.weights.spec import AUTO, TRANSPORTS
 from penstock.messages.training import UpdateMode
 from penstock.runtime.scenario.capabilities import lacking
 from penstock.runtime.scenario.data_rules import data_rules
@@ -38,6 +38,7 @@ from penstock.runtime.scenario.part_rules import part_rules
 from penstock.runtime.scenario.profiling_rules import profiling_rules
 from penstock.runtime.scenario.rank_rules import rank_rules
 from penstock.runtime.scenario.recorded_rules import recorded_rules
+from penstock.runtime.scenario.reward_model_rules import reward_model_rules
 from penstock.runtime.scenario.reward_rules import reward_rules
 from penstock.runtime.scenario.run_options import ObservabilityOptions
 from penstock.runtime.scenario.sampling_rules import sampling_rules
@@ -221,11 +222,13 @@ def _transport(s: Scenario) -> Iterator[Broken]:
 
 def _placement(s: Scenario) -> Iterator[Broken]:
     staleness = s.staleness
-    if s.engines.placement == "colocate" and (staleness.max_staleness or staleness.update_mode is not UpdateMode.DRAIN):
+    max_staleness = staleness.max_staleness or 0
+    if s.engines.placement == "colocate" and (max_staleness > 1 or staleness.update_mode is UpdateMode.IN_FLIGHT):
         yield (
             ("engines", "placement"),
-            "colocated engines and the learner take turns on their devices, so none may run ahead of the other; set "
-            "staleness.max_staleness=0 and staleness.update_mode=drain, or another placement",
+            "colocated engines and the learner take turns on their devices, so engines may be one batch ahead and no "
+            "more, and swap nothing while they generate; set staleness.policy to sync, or to one_step_off with "
+            "staleness.update_mode drain or interrupt, or take another placement",
         )
     if s.engines.placement == "colocate":
         yield from _colocation(s)
@@ -240,6 +243,13 @@ def _colocation(s: Scenario) -> Iterator[Broken]:
             "placement",
         )
     devices = {engines.device, learner.device}
+    transport = s.weights.transport
+    if transport != AUTO and "cuda" in devices and not TRANSPORTS.spec(transport).shares_gpus:
+        yield (
+            ("weights", "transport"),
+            "a group of NCCL takes each GPU once, and colocated engines and the learner are on the same; set it to "
+            "auto, or take another engines.placement",
+        )
     if not are_modelled(engines) and not engines.more and len(devices) > 1 and "auto" not in devices:
         yield (
             ("engines", "placement"),
@@ -316,6 +326,7 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     recorded_rules,
     part_rules,
     teacher_rules,
+    reward_model_rules,
     evaluation_rules,
     profiling_rules,
     _without_effect,

@@ -9,6 +9,7 @@ from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.backends.checkpoint.options import ModelOptions
 from penstock.backends.data.options import DataOptions
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
+from penstock.backends.engines.reward_model_options import RewardModelOptions
 from penstock.backends.engines.teacher_options import TeacherOptions
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.evaluation.options import EvaluationOptions
@@ -43,6 +44,8 @@ class Scenario(Options, frozen=True, kw_only=True):
     """What trains, and how."""
     teacher: TeacherOptions | None = None
     """A second model that is learnt from, by distillation on the student's own samples. null: there is none."""
+    reward_model: RewardModelOptions | None = None
+    """A model with weights of its own whose score is a reward. null: there is none."""
     evaluation: EvaluationOptions = EvaluationOptions()
     """When the policy is evaluated, and on what."""
     weights: WeightsOptions = WeightsOptions()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Broken = tuple["KeyPath", str]
 TEACHER: Final = "teacher"
 MADE_CONTEXT_TOKENS: Final = 512
-_DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
+DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 def teacher_rules(s: Scenario) -> Iterator[Broken]:
@@ -60,7 +60,7 @@ def _backend(s: Scenario, teacher: TeacherOptions) -> Iterator[Broken]:
             (TEACHER, "backend"),
             f"a simulated teacher says nothing of real tokens, nor a real one of simulated ones; set it to {wanted}",
         )
-    if not _DEVICE.fullmatch(teacher.device):
+    if not DEVICE.fullmatch(teacher.device):
         yield (TEACHER, "device"), f"must be auto, cpu, cuda or cuda:N; found '{teacher.device}'"
 
 

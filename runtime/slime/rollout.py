@@ -176,7 +176,7 @@ def write_engines(writer: Writer) -> None:
         writer.set("engines.sglang.tp_size", each)
     slots = writer.count("sglang-server-concurrency", CONCURRENCY)
     if "colocate" in writer.flags:
-        slots *= _colocate(writer, num_ranks=num_ranks, num_gpus=num_gpus, each=each)
+        _colocate(writer, num_ranks=num_ranks, num_gpus=num_gpus, each=max(1, each))
     writer.take("engines.slots", slots, "slime's default", unless=("sglang-server-concurrency",))
     writer.take("engines.start_timeout_s", START_TIMEOUT_S, "room for a large model, for which slime sets no limit")
     if "use-rollout-routing-replay" in writer.flags:
@@ -188,34 +188,20 @@ def write_engines(writer: Writer) -> None:
         writer.set("engines.count", len(listed))
 
 
-def _colocate(writer: Writer, *, num_ranks: int, num_gpus: int, each: int) -> int:
-    """The learner shares the GPUs of one engine, so several small engines of a node become one server with as many sets
-    of ranks. Returns how many of slime's engines one of ours stands for."""
-    flag = writer.flags["colocate"]
-    sets, rest = divmod(num_gpus, max(1, each))
-    sglang = writer.get("engines.sglang")
-    is_plain = not isinstance(sglang, dict) or not {"dp_size", "pp_size", "enable_dp_attention"} & set(sglang)
-    if num_gpus == num_ranks == each or (num_gpus == each >= num_ranks):
+def _colocate(writer: Writer, *, num_ranks: int, num_gpus: int, each: int) -> None:
+    """The learner lies over as many engines as have a GPU for each rank, on one node; further ones have their own, as
+    slime's have."""
+    shared = -(-num_ranks // each) * each
+    if shared <= num_gpus and (shared <= NODE_GPUS or (shared == each and num_ranks <= NODE_GPUS)):
         writer.set("engines.placement", "colocate")
-        writer.set("engines.count", 1)
-        return 1
-    if num_gpus == num_ranks <= NODE_GPUS and not rest and is_plain:
-        writer.set("engines.placement", "colocate")
-        writer.set("engines.count", 1)
-        writer.set("engines.sglang.dp_size", sets)
-        reason = (
-            f"the learner shares the GPUs of one engine, so slime's {sets} engines of {each} are one server with "
-            f"dp_size {sets} on the same {num_gpus} GPUs"
-        )
-        writer.leave(flag, reason, "same")
-        return sets
+        return
+    sets = num_gpus // each
     reason = (
-        f"the learner shares the GPUs of one engine on one node, and has {num_ranks} ranks beside {sets} engines of "
+        f"the learner shares the GPUs of engines on one node, and has {num_ranks} ranks beside {sets} engines of "
         f"{each}: {num_ranks} + {sets * each} = {num_ranks + sets * each} GPUs, where slime takes "
         f"{max(num_ranks, num_gpus)}"
     )
-    writer.leave(flag, reason)
-    return 1
+    writer.leave(writer.flags["colocate"], reason)
 
 
 def write_policy(writer: Writer) -> None:
@@ -237,7 +223,10 @@ def write_policy(writer: Writer) -> None:
     if "partial-rollout" in writer.flags:
         _partial(writer, policy)
     transport = writer.value("update-weight-transport")
-    if transport in ("disk", "distributed"):
+    if transport == "distributed" and writer.get("engines.placement") == "colocate":
+        reason = "not needed: NCCL takes no GPU twice; weights.transport: auto"
+        writer.leave_named("update-weight-transport", reason, "same")
+    elif transport in ("disk", "distributed"):
         writer.set("weights.transport", transport)
     elif transport is not None:
         reason = "weights.transport: auto finds the best one that works"

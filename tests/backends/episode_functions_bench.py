@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.backends.data.tokenizer import TextTokenizer
+from penstock.backends.engines.torch.spec import TORCH
 from penstock.backends.episodes.backend import EpisodeBackend
 from penstock.backends.episodes.functions.opening import open_functions
 from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.episodes.options import EpisodeOptions
-    from penstock.backends.protocol import Emit, Fail
+    from penstock.backends.protocol import Capability, Emit, Fail
     from penstock.messages.base import Metric
     from penstock.messages.commands import EngineCommand
     from penstock.messages.local import LocalEvent
@@ -124,11 +125,12 @@ class FunctionBench:
         end: str = END,
         max_context: int = MAX_CONTEXT,
         max_new: int = MAX_NEW,
+        can: frozenset[Capability] = TORCH.capabilities,
     ) -> None:
         self.tokenizer = TextTokenizer(model)
         self.engine = ReplyingEngine(self.tokenizer, end)
         self.driver = open_functions(
-            options, model, max_context=max_context, max_response_tokens=max_new, uses_chat=uses_chat
+            options, model, max_context=max_context, max_response_tokens=max_new, uses_chat=uses_chat, can=can
         )
         self.backend = EpisodeBackend(self.engine, self.driver)
         self.said: SimpleQueue[LocalEvent | BaseException] = SimpleQueue()

@@ -16,6 +16,7 @@ from penstock.backends.data.options import DataOptions
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
 from penstock.backends.engines.torch.factory import open_torch_engine
+from penstock.backends.engines.torch.spec import TORCH
 from penstock.backends.episodes.api import SessionEnded, SessionTaken
 from penstock.backends.episodes.backend import EpisodeBackend
 from penstock.backends.episodes.gateway import GatewayEpisodes, GatewaySettings
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from penstock.backends.protocol import Backend, Emit, Fail
+    from penstock.backends.protocol import Backend, Capability, Emit, Fail
     from penstock.messages.base import Metric
     from penstock.messages.commands import EngineCommand
 
@@ -116,6 +117,7 @@ class GatewayBench:
         open_engine: OpenEngineFor | None = None,
         start_s: float = WAIT_S,
         sampling: SamplingOptions | None = None,
+        can: frozenset[Capability] = TORCH.capabilities,
     ) -> None:
         self.model = model
         self.folder = folder
@@ -125,10 +127,10 @@ class GatewayBench:
         self.gateway = GatewayEpisodes(
             GatewaySettings(
                 engine=engine_name, epoch=0, run_folder=str(folder), model_folder=str(model), model="tiny",
-                max_context=512, options=options, sampling=sampling, data=data,
+                max_context=512, options=options, sampling=sampling, data=data, can=can,
             )
         )  # fmt: skip
-        self.backend = EpisodeBackend(self.engine, self.gateway)
+        self.backend = EpisodeBackend(self.engine, self.gateway, sampling=sampling)
         self.said: SimpleQueue[LocalEvent | BaseException] = SimpleQueue()
         self.backend.start(self.said.put, self.said.put)
         self.exporter = open_exporter(

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.backends.episodes.interfaces import EpisodePolicyError, ToolError
-from penstock.backends.episodes.play import End, Play
+from penstock.backends.episodes.play import ConversationError, End, Play, TurnSampling
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -132,11 +132,45 @@ async def saves(play: Play) -> object:
     return {"reward": 1.0, "turns": play.num_turns}
 
 
+async def draws_otherwise(play: Play) -> object:
+    cold = await play.generate(sampling=TurnSampling(temperature=0.0, seed=9))
+    same = await play.generate("a", sampling=TurnSampling(temperature=1.0, top_k=0))
+    return {"reward": 1.0, "masked": float(cold.masked == "other_sampling"), "same": float(same.masked == "")}
+
+
+async def draws_only_otherwise(play: Play) -> object:
+    await play.generate(sampling=TurnSampling(top_p=0.5))
+    return 1.0
+
+
+async def is_held_to_a_schema(play: Play) -> object:
+    await play.generate(sampling=TurnSampling(**play.task.metadata["sampling"]))  # type: ignore[arg-type]
+    return 1.0
+
+
+async def chooses(play: Play) -> object:
+    first = await play.choices(3, "one=")
+    play.take(first[1])
+    second = await play.choices(2, "two=")
+    await play.generate("three=")
+    try:
+        play.take(second[0])
+    except ConversationError:
+        return 1.0
+    return 0.0
+
+
+async def takes_none(play: Play) -> object:
+    await play.choices(2, "one=")
+    return 1.0
+
+
 def feedback(response: str, label: str, turn: int) -> str | float:
     return f" {label} " if turn < 3 else float(response == "yes")
 
 
 FUNCTIONS: dict[str, Callable[[Play], Awaitable[object]]] = {function.__name__: function for function in (
     two_turns, nothing, returns, raises, policy_error, many_turns, hangs_in_a_tool, is_silent, blocks, exits,
-    is_killed, never_ends, leaves_a_turn, agents, too_many_agents, foreign_ids, saves,
+    is_killed, never_ends, leaves_a_turn, agents, too_many_agents, foreign_ids, saves, draws_otherwise,
+    draws_only_otherwise, is_held_to_a_schema, chooses, takes_none,
 )}  # fmt: skip

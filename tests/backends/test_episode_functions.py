@@ -173,6 +173,60 @@ def test_more_conversations_than_the_scenario_allows_truncate(bench: FunctionBen
     assert len(ended.parts) == 5
 
 
+def test_a_turn_that_is_drawn_otherwise_is_masked_and_one_that_is_not_is_trained(bench: FunctionBench) -> None:
+    bench.issue(do="draws_otherwise")
+    ended = bench.ended()
+    figures = (Metric("masked", 1.0), Metric("same", 1.0))
+    assert ended.outcome == Completed(stop=EPISODE, reward=Reward(value=1.0, components=figures))
+    first, second = bench.engine.asked
+    assert first.sampling is not None
+    assert (first.sampling.temperature, first.seed, second.seed != 9) == (0.0, 9, True)
+    num_first, num_second = (len(made) for made in bench.engine.made)
+    assert mask_of(ended) == [0] * (num_first + 1) + [1] * num_second
+
+
+def test_an_episode_of_which_nothing_can_be_trained_says_why(bench: FunctionBench) -> None:
+    for do, why in (("draws_only_otherwise", "other_sampling"), ("takes_none", "none of its choices was taken")):
+        bench.issue(do=do)
+        outcome = bench.ended().outcome
+        assert isinstance(outcome, InfraError)
+        assert why in outcome.detail
+
+
+@pytest.mark.parametrize(
+    ("sampling", "why"),
+    [
+        ({"json_schema": "{}"}, "cannot hold a turn to a JSON schema"),
+        ({"temperature": -1.0}, ">= 0"),
+        ({"seed": 1 << 63}, "seed"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_the_functions_fault(
+    bench: FunctionBench, sampling: dict[str, object], why: str
+) -> None:
+    bench.issue(do="is_held_to_a_schema", sampling=sampling)
+    outcome = bench.ended().outcome
+    assert isinstance(outcome, InfraError)
+    assert why in outcome.detail
+    assert not bench.engine.asked
+
+
+def test_a_choice_that_is_taken_is_part_of_its_conversation_and_no_other_is(bench: FunctionBench) -> None:
+    answers = iter(["no", "yes", "good", "bad", "evil", "end"])
+    bench.engine.reply = lambda text: f"{next(answers)}{END}"
+    bench.issue(do="chooses")
+    ended = bench.ended()
+    assert ended.outcome == Completed(stop=EPISODE, reward=Reward(value=1.0))
+    (part,) = ended.parts
+    assert bench.engine.text(part.context_tokens) == "ab=one="
+    assert bench.text(part) == "yesthree=end"
+    made = bench.engine.made
+    assert list(part.loss_mask) == [1] * len(made[1]) + [0] * len("three=") + [1] * len(made[5])
+    assert [bench.engine.text(asked.prompt.tokens) for asked in bench.engine.asked[3:]] == [
+        "ab=one=yestwo=", "ab=one=yestwo=", "ab=one=yesthree="
+    ]  # fmt: skip
+
+
 def test_a_turn_that_nobody_waited_for_is_not_trained(bench: FunctionBench) -> None:
     bench.engine.is_held = True
     bench.issue(do="leaves_a_turn")

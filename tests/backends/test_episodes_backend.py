@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
+import msgspec
 import pytest
 
 from penstock.actors.engine_worker.machine import EngineWorker
@@ -47,6 +48,7 @@ from penstock.messages.samples import (
     VersionSpan,
 )
 from penstock.messages.training import UpdateMode
+from penstock.messages.turn_sampling import TurnSampling
 from penstock.messages.weights import WeightManifest, WeightsCommitted, WeightsStaged
 
 if TYPE_CHECKING:
@@ -214,6 +216,32 @@ def two_turns(bench: Bench) -> Episode:
     _, second = bench.turn(episode, [20, 21])
     bench.engine.end(second, part([12, 13, 14], version=1))
     return episode
+
+
+def test_in_an_evaluation_nothing_is_masked_however_it_is_drawn(bench: Bench) -> None:
+    bench.backend.execute(msgspec.structs.replace(generate(), purpose=Purpose.EVALUATE))
+    episode = bench.driver.episodes[-1]
+    episode.begin_turn(TurnRequest(pack_tokens(PROMPT), 9, Heard(), sampling=TurnSampling(temperature=0.0)))
+    (asked,) = bench.engine.asked(Generate)
+    bench.engine.end(asked, part([10, 11]))
+    episode.end(EPISODE)
+    (ended,) = bench.heard(GenerationEnded)
+    assert (ended.outcome, ended.part.loss_mask) == (EPISODE, b"")
+
+
+def test_a_turn_that_is_held_to_a_schema_does_not_go_on_from_its_middle(bench: Bench) -> None:
+    episode = bench.issue()
+    episode.begin_turn(TurnRequest(pack_tokens(PROMPT), 9, Heard(), sampling=TurnSampling(json_schema="{}")))
+    (asked,) = bench.engine.asked(Generate)
+    bench.engine.advance(asked, [10])
+    bench.interrupt()
+    bench.engine.end(asked, part([10, 11]), INTERRUPTED)
+    (told,) = bench.heard(GenerationEnded)
+    bench.issue(prefix=told.part)
+    (ended,) = bench.heard(GenerationEnded)
+    assert isinstance(ended.outcome, InfraError)
+    assert "held to a schema" in ended.outcome.detail
+    assert not bench.engine.asked(Generate)
 
 
 def test_an_episode_becomes_one_part_with_its_foreign_tokens_masked(bench: Bench) -> None:
@@ -523,6 +551,7 @@ def test_commands_and_answers_about_weights_pass_through(bench: Bench) -> None:
     bench.engine.emit(opened)
     assert bench.said == [opened]
     names = {"engine/running", "gateway/open", "episodes/waiting_for_tools", "episodes/tool_wait_s"}
+    names |= {"episodes/masked_other_sampling", "episodes/masked_constrained", "episodes/untaken_tokens"}
     assert {metric.name for metric in bench.backend.gauges()} == names
 
 

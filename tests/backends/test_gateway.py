@@ -191,7 +191,10 @@ def _as_dict(message: Any) -> dict[str, Any]:  # noqa: ANN401 - ours or the clie
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_a_conversation_that_was_changed_is_refused_and_can_go_on_as_it_was(bench: GatewayBench, edit: str) -> None:
+def test_a_conversation_that_was_changed_is_refused_where_there_may_be_one_and_can_go_on_as_it_was(
+    open_bench: BenchFactory, edit: str
+) -> None:
+    bench = open_bench(options={"max_parts": 1})
     taken, client = bench.begin()
     messages: list[Any] = [_as_dict(m) for m in hold_conversation(client)]
     with pytest.raises(openai.ConflictError, match="a session is one conversation") as refused:
@@ -203,11 +206,97 @@ def test_a_conversation_that_was_changed_is_refused_and_can_go_on_as_it_was(benc
     assert bench.finish(taken).num_turns == 3
 
 
-def test_other_tools_in_the_middle_are_refused(bench: GatewayBench) -> None:
-    _, client = bench.begin()
+def test_other_tools_in_the_middle_are_refused_where_there_may_be_one_conversation(open_bench: BenchFactory) -> None:
+    _, client = open_bench(options={"max_parts": 1}).begin()
     messages = hold_conversation(client)
     with pytest.raises(openai.ConflictError, match="tools"):
         client.chat.completions.create(model="t", messages=[*messages, *ASKED], tools=[])
+
+
+def said_of(reply: Any) -> dict[str, Any]:  # noqa: ANN401 - the client's
+    """What a response says beyond the protocol."""
+    return cast("dict[str, Any]", reply.to_dict()["penstock"])
+
+
+def test_a_changed_conversation_is_a_part_of_its_own_and_the_first_goes_on(bench: GatewayBench) -> None:
+    taken, client = bench.begin()
+    messages: list[Any] = [_as_dict(m) for m in hold_conversation(client)]
+    create = client.chat.completions.create
+    other: Any = {"role": "user", "content": "And now?"}
+    result: Any = {**messages[2], "content": "43"}
+    asides = [
+        create(model="t", messages=[*messages[:2], result], tools=TOOLS, max_tokens=4),
+        create(model="t", messages=[other], max_tokens=5),
+    ]
+    assert [said_of(reply)["conversation"] for reply in asides] == [1, 2]
+    aside: Any = asides[1].choices[0].message
+    further = create(model="t", messages=[other, aside, other], max_tokens=3)
+    back = create(model="t", messages=[*messages, other], tools=TOOLS, max_tokens=2)
+    assert (said_of(further)["conversation"], said_of(back).get("conversation", 0)) == (2, 0)
+    bench.finish(taken, reward=1.0)
+    parts = bench.ended().event.parts
+    made = [tokens_view(turn.part.tokens).tolist() for turn in bench.engine.ends]
+    own = [
+        [i for i, m in zip(tokens_view(part.tokens), part.loss_mask or b"\1" * part.num_tokens, strict=True) if m]
+        for part in parts
+    ]
+    assert own == [made[0] + made[1] + made[5], made[2], made[3] + made[4]]
+    first = parts[0].context_tokens + parts[0].tokens[: 4 * len(made[0])]
+    assert parts[1].context_tokens.startswith(first)  # the very tokens that stood there, not their text anew
+    assert not parts[2].context_tokens.startswith(parts[0].context_tokens[:40])
+
+
+def test_of_several_answers_the_one_that_goes_on_is_trained(bench: GatewayBench) -> None:
+    taken, client = bench.begin()
+    asked: Any = {"role": "user", "content": "Is number object?"}
+    several = client.chat.completions.create(model="t", messages=[asked], n=3, max_tokens=6)
+    again = client.chat.completions.create(model="t", messages=[asked], n=3, max_tokens=6)
+    assert [choice.index for choice in again.choices] == [0, 1, 2]
+    assert again.choices == several.choices
+    assert len({choice.message.content for choice in several.choices}) == 3
+    assert several.usage is not None
+    assert several.usage.completion_tokens == sum(turn.part.num_tokens for turn in bench.engine.ends)
+    goes_on: Any = several.choices[1].message
+    client.chat.completions.create(model="t", messages=[asked, goes_on, asked], max_tokens=4)
+    last = client.chat.completions.create(model="t", messages=[asked, goes_on, asked, goes_on, asked], n=2)
+    assert said_of(last)["conversation"] > 3  # its history is another
+    assert bench.finish(taken, choice=1, reward=1.0).num_turns == 6
+    parts = bench.ended().event.parts
+    made = [tokens_view(turn.part.tokens).tolist() for turn in bench.engine.ends]
+    own = [
+        [i for i, m in zip(tokens_view(part.tokens), part.loss_mask or b"\1" * part.num_tokens, strict=True) if m]
+        for part in parts
+    ]
+    assert own == [made[1] + made[3], made[5]]
+    untaken = float(sum(len(made[n]) for n in (0, 2, 4)))
+    assert Metric("episodes/untaken_tokens", untaken) in bench.backend.gauges()
+
+
+def test_a_temperature_that_is_followed_is_masked_and_says_so(open_bench: BenchFactory) -> None:
+    bench = open_bench(options={"follow_sampling": True})
+    asked: Any = {"role": "user", "content": "Is number object?"}
+    greedy: list[str] = []
+    for index in range(2):
+        taken, client = bench.begin(index)
+        cold = client.chat.completions.create(model="t", messages=[asked], temperature=0, max_tokens=6)
+        greedy.append(str(cold.choices[0].message.content))
+        assert said_of(cold)["masked"] == "other_sampling"
+        reply = bench.http.post(f"/sessions/{taken.id}/finish", json={"reward": 1})
+        assert (reply.status_code, "can be trained" in reply.text) == (409, True)
+        message: Any = cold.choices[0].message
+        warm = client.chat.completions.create(
+            model="t", messages=[asked, message, asked], temperature=1.0, seed=5, presence_penalty=1, max_tokens=6
+        )
+        assert (said_of(warm).get("masked", ""), said_of(warm)["ignored"]) == ("", ["presence_penalty"])
+        bench.finish(taken, reward=1.0)
+        ended = bench.ended()
+        num_cold = bench.engine.ends[-2].part.num_tokens
+        assert (set(ended.mask[:num_cold]), sum(ended.mask)) == ({0}, bench.engine.ends[-1].part.num_tokens)
+    assert greedy[0] == greedy[1]  # of two seeds
+    first, second = bench.engine.ends[1::2]
+    assert first.part.logprobs[:16] == second.part.logprobs[:16]  # of one
+    num_masked = sum(turn.part.num_tokens for turn in bench.engine.ends[::2])
+    assert Metric("episodes/masked_other_sampling", float(num_masked)) in bench.backend.gauges()
 
 
 def test_an_answer_that_was_cut_off_is_closed_as_the_template_closes_it(bench: GatewayBench) -> None:
@@ -247,7 +336,15 @@ def test_sampling_that_differs_from_the_scenarios_is_named_and_not_followed(benc
 
 
 @pytest.mark.parametrize(
-    "wish", [{"n": 2}, {"response_format": {"type": "json_object"}}, {"tool_choice": "required"}, {"max_tokens": 0}]
+    "wish",
+    [
+        {"n": 0},
+        {"n": 2, "stream": True},
+        {"n": 999},
+        {"response_format": {"type": "json_object"}},
+        {"tool_choice": "required"},
+        {"max_tokens": 0},
+    ],
 )
 def test_what_cannot_be_served_is_refused(bench: GatewayBench, wish: dict[str, Any]) -> None:
     _, client = bench.begin()
@@ -256,7 +353,8 @@ def test_what_cannot_be_served_is_refused(bench: GatewayBench, wish: dict[str, A
     assert bench.engine.ends == []
 
 
-def test_plain_completions_go_on_from_their_own_text_and_tokens(bench: GatewayBench) -> None:
+def test_plain_completions_go_on_from_their_own_text_and_tokens(open_bench: BenchFactory) -> None:
+    bench = open_bench(options={"max_parts": 1})
     taken, client = bench.begin()
     first = client.completions.create(model="t", prompt=cases.QUESTION, max_tokens=4, logprobs=0)
     assert first.choices[0].logprobs is not None

@@ -121,7 +121,7 @@ def test_stops_and_limits_have_their_reasons(bench: GatewayBench) -> None:
 
 def test_what_is_not_served_is_said_in_the_form_of_the_protocol(bench: GatewayBench) -> None:
     agent = Agent(bench)
-    image = {"role": "user", "content": [{"type": "image", "source": {}}]}
+    image: dict[str, Any] = {"role": "user", "content": [{"type": "image", "source": {}}]}
     cases_of: list[tuple[list[Any], dict[str, Any], str]] = [
         ([image], {}, "'image' is not served"),
         ([ASKED], {"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking"),

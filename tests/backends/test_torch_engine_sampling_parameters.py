@@ -11,6 +11,7 @@ from penstock.backends.checkpoint.make import SYMBOLS, character_tokenizer
 from penstock.backends.engines.torch.engine_settings import OtherSampling
 from penstock.backends.engines.torch.sampling import Sampler
 from penstock.backends.engines.torch.stopping import EndReason, StopStrings
+from penstock.messages.turn_sampling import TurnSampling
 
 GREEDY = OtherSampling(sampler=Sampler(temperature=0), stop_token_ids=frozenset(), stop_strings=None)
 ANY_END = OtherSampling(
@@ -32,6 +33,20 @@ def test_each_request_is_drawn_as_it_asks_and_the_others_as_without_it(case: Cas
     mixed = run_all(
         open_engine(case, others=(GREEDY, ANY_END)),
         [replace(each, sampling_index=tag % 2) for tag, each in enumerate(usual)],
+    )
+    for tag in range(6):
+        expected = greedy if tag % 2 else alone
+        assert tokens_of(mixed[tag].part) == tokens_of(expected[tag].part)
+        assert logprobs_of(mixed[tag].part).equal(logprobs_of(expected[tag].part))
+
+
+def test_a_request_with_a_sampler_of_its_own_is_drawn_by_it_and_ends_as_the_others(case: Case) -> None:
+    usual = [request(tag, random_tokens(6, tag), 12) for tag in range(6)]
+    alone = run_all(open_engine(case), usual)
+    greedy = run_all(open_engine(case, sampler=Sampler(temperature=0)), usual)
+    own = Sampler().turned(TurnSampling(temperature=0))
+    mixed = run_all(
+        open_engine(case), [replace(each, sampler=own if tag % 2 else None) for tag, each in enumerate(usual)]
     )
     for tag in range(6):
         expected = greedy if tag % 2 else alone

@@ -157,6 +157,40 @@ def test_a_sample_is_opened_and_its_life_followed(tab: Tab) -> None:
     expect(page.locator(ROW).first).to_be_visible()
 
 
+def test_a_sample_is_opened_at_once_though_the_table_took_long(browser: Browser, small: Path) -> None:
+    """Views rest nine times as long as they worked; whoever clicks does not wait for that."""
+    with Serving([small]) as serving:
+        tab = Tab(browser, serving)
+        page, held = tab.page, list[Any]()
+        page.clock.install()
+        page.route("**/api/samples/choices*", lambda route: held.append(route))
+        page.evaluate("hash => { location.hash = hash }", "#/samples")
+        expect(page.locator("progress[aria-label='index of samples']")).not_to_be_visible()
+        while not held:
+            page.wait_for_timeout(10)
+        page.clock.run_for(60_000)
+        for route in held:
+            route.continue_()
+        page.locator(ROW, has_text="0/0").first.click()
+        expect(page.locator("article h2")).to_contain_text("Sample 0/0")
+        assert tab.complaints == []
+        tab.close()
+
+
+def test_a_row_that_is_drawn_anew_while_it_is_pressed_is_clicked_nevertheless(tab: Tab) -> None:
+    page = tab.page
+    tab.look("samples")
+    row = page.locator(ROW, has_text="0/0").first
+    row.hover()
+    page.mouse.down()
+    page.evaluate("""() => new Promise((resolve) => {
+        document.querySelector(".grid").dispatchEvent(new Event("scroll"));
+        requestAnimationFrame(() => requestAnimationFrame(resolve));
+    })""")
+    page.mouse.up()
+    expect(page.locator("article h2")).to_contain_text("Sample 0/0")
+
+
 def test_a_cause_of_death_is_told_and_what_was_not_kept(tab: Tab) -> None:
     tab.look("samples?sample=1%2F0")
     assert tab.page.locator(".death h3").inner_text() == "Cause: reward_timeout"

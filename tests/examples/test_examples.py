@@ -103,6 +103,14 @@ def uses_a_tool_and_trains_only_its_own_tokens(component: str) -> Callable[[Show
     return check
 
 
+def asks_before_it_acts(shown: Shown) -> None:
+    uses_a_tool_and_trains_only_its_own_tokens("asked")(shown)
+    samples = [(sample["reward"], dict(sample["reward_components"])) for sample in shown.samples()]
+    asked = [reward for reward, parts in samples if parts["asked"]]
+    unasked = [reward for reward, parts in samples if not parts["asked"]]
+    assert sum(asked) / len(asked) > 0.2 > sum(unasked) / len(unasked)  # what the user wants is not to be guessed
+
+
 def finds(shown: Shown) -> None:
     uses_a_tool_and_trains_only_its_own_tokens("searches")(shown)
     rewards = {bool(dict(sample["reward_components"])["hits"]): sample["reward"] for sample in shown.samples()}
@@ -205,6 +213,13 @@ EXAMPLES: tuple[Example, ...] = (
         ("run.keep_samples=true", "learner.warm_start.num_steps=250"),
         3,
         uses_a_tool_and_trains_only_its_own_tokens("programs"),
+    ),
+    Example(
+        "examples/desk.yaml",
+        ("run.keep_samples=true", "learner.warm_start.num_steps=250"),
+        3,
+        asks_before_it_acts,
+        marks=(pytest.mark.slow,),
     ),
     Example(
         "examples/debate.yaml",

@@ -92,6 +92,9 @@ def test_who_shares_a_block_sees_its_devices() -> None:
     blocks = (Block(("engine/0", LEARNER), 2, ("local",)), Block(("engine/1",), 1, ("local",)))
     devices = devices_of(Placement(blocks, num_learner_ranks=1), ("0", "1", "2"))
     assert devices == {"engine/0": "0,1", LEARNER: "0", "engine/1": "2"}
+    over_two = Block(("engine/0", "engine/1", LEARNER), 4, ("local",), (2, 2))
+    devices = devices_of(Placement((over_two,), num_learner_ranks=3), ("4", "5", "6", "7"))
+    assert devices == {"engine/0": "4,5", "engine/1": "6,7", LEARNER: "4,5,6"}
 
 
 def test_a_thread_before_the_fork_ends_the_host_by_name(capfd: pytest.CaptureFixture[str]) -> None:

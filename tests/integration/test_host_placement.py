@@ -35,25 +35,26 @@ def address() -> Iterator[str]:
 
 def blocks(address: str, engines: dict[str, Any]) -> str:
     runtime = {"host": "ray", "ray_address": address, "heartbeat_s": 0.5, "heartbeat_timeout_s": 10.0}
-    scenario = {"runtime": runtime, "learner": {"backend": "torch"}, "engines": {"backend": "sglang", **engines}}
+    learner = {"backend": "torch", "num_ranks": engines.pop("num_ranks", 1)}
+    scenario = {"runtime": runtime, "learner": learner, "engines": {"backend": "sglang", **engines}}
     return msgspec.json.encode(scenario).decode()
 
 
 def test_every_process_sees_its_gpus_and_keeps_them(launched: Callable[..., Launched], address: str) -> None:
-    """A learner together with an engine of two GPUs, two engines of one, and one of four over two nodes: all eight."""
+    """A learner of two ranks over two engines of one GPU, two more of these, one of four over two nodes: all eight."""
     more = [
         {"backend": "sglang", "count": 2},
         {"backend": "sglang", "sglang": {"tp_size": 4, "nnodes": 2}},
     ]
-    engines = {"placement": "colocate", "count": 1, "sglang": {"tp_size": 2}, "more": more}
+    engines = {"placement": "colocate", "num_ranks": 2, "count": 2, "more": more}
     run = launched(ENDLESS, blocks(address, engines))
     run.wait_for_steps()
-    names = ["engine/0", "engine/1", "engine/2", "engine/3"]
-    sizes = [2, 1, 1, 2]  # of the last one the other two are on the other node
+    names = ["engine/0", "engine/1", "engine/2", "engine/3", "engine/4"]
+    sizes = [1, 1, 1, 1, 2]  # of the last one the other two are on the other node
     seen = {name: devices_of(run, name) for name in names}
     assert [len(devices) for devices in seen.values()] == sizes
-    assert devices_of(run, "learner") == seen["engine/0"][:1]
-    assert node_of(run, "learner", 1) == node_of(run, "engine/0", 1)
+    assert devices_of(run, "learner") == seen["engine/0"] + seen["engine/1"]
+    assert node_of(run, "learner", 1) == node_of(run, "engine/0", 1) == node_of(run, "engine/1", 1)
     taken = Counter((node_of(run, name, 1), device) for name in names for device in seen[name])
     assert taken.most_common(1)[0][1] == 1, taken
     wait_for(lambda: "engine/1 1 is process" in driver_log(run))

@@ -80,19 +80,21 @@ GLM45: dict[str, Any] = {
     "head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "routed_scaling_factor": 2.5, "num_mtp_layers": 1,
 }  # fmt: skip
-CONFIGS |= {
-    "glm4_moe_lite": models.Glm4MoeLiteConfig(
-        **SIZES | {key: value for key, value in LATENT.items() if key != "first_k_dense_replace"},
-        q_lora_rank=24,
-        n_group=1,
-        topk_group=1,
-        num_experts_per_tok=2,
-        n_shared_experts=1,
-        routed_scaling_factor=1.8,
-    ),
-    "glm4_moe": models.Glm4MoeConfig(**SIZES, **GLM45, attention_bias=True, use_qk_norm=True),
-    "glm4_moe air": models.Glm4MoeConfig(**SIZES, **GLM45 | {"n_shared_experts": 2}, first_k_dense_replace=2),
-}
+CONFIGS.update(
+    {
+        "glm4_moe_lite": models.Glm4MoeLiteConfig(
+            **SIZES | {key: value for key, value in LATENT.items() if key != "first_k_dense_replace"},
+            q_lora_rank=24,
+            n_group=1,
+            topk_group=1,
+            num_experts_per_tok=2,
+            n_shared_experts=1,
+            routed_scaling_factor=1.8,
+        ),
+        "glm4_moe": models.Glm4MoeConfig(**SIZES, **GLM45, attention_bias=True, use_qk_norm=True),
+        "glm4_moe air": models.Glm4MoeConfig(**SIZES, **GLM45 | {"n_shared_experts": 2}, first_k_dense_replace=2),
+    }
+)
 
 
 def has_experts(name: str) -> bool:

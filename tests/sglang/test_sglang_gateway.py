@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from pathlib import Path
@@ -17,6 +18,7 @@ from gateway_bench import GatewayBench, hold_conversation
 from penstock.backends.data.options import DataOptions
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
 from penstock.backends.engines.served.sglang.create import open_sglang_engine
+from penstock.backends.engines.served.sglang.spec import SGLANG
 from penstock.backends.engines.spec import EngineContext
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.messages.arrays import floats_view, tokens_view
@@ -73,8 +75,9 @@ def bench(environment: SglangEnvironment, tmp_path_factory: pytest.TempPathFacto
     # The likeliest token, always: a server on the CPU draws without a seed, and the model may stray from what it knows.
     sampling = SamplingOptions(max_response_tokens=64, top_k=1)
     opened = GatewayBench(
-        model, folder, EpisodeOptions(kind="gateway"), data, open_engine=engine_of, start_s=START_S, sampling=sampling
-    )
+        model, folder, EpisodeOptions(kind="gateway", follow_sampling=True), data, open_engine=engine_of,
+        start_s=START_S, sampling=sampling, can=SGLANG.capabilities,
+    )  # fmt: skip
     try:
         opened.serve(0)
         yield opened
@@ -97,6 +100,26 @@ def test_a_conversation_with_a_tool_becomes_a_sample_of_the_very_tokens_that_the
     logprobs = floats_view(end.event.part.logprobs).tolist()
     of_server = [value for turn in bench.engine.ends for value in floats_view(turn.part.logprobs).tolist()]
     assert [value for value, is_own in zip(logprobs, end.mask, strict=True) if is_own] == of_server
+
+
+def test_an_answer_is_held_to_a_schema_and_not_trained(bench: GatewayBench) -> None:
+    bench.engine.ends.clear()
+    taken, client = bench.begin(index=2)
+    asked: Any = {"role": "user", "content": "Is number object?"}
+    word = {"type": "object", "properties": {"a": {"enum": ["yes", "no"]}}, "required": ["a"]}
+    wish: Any = {"type": "json_schema", "json_schema": {"name": "word", "schema": word}}
+    held = client.chat.completions.create(
+        model="t", messages=[asked], response_format=wish, temperature=0.5, extra_body={"top_k": -1}
+    )
+    assert json.loads(held.choices[0].message.content or "")["a"] in ("yes", "no")
+    said: Any = held.to_dict()["penstock"]
+    assert (said["masked"], said.get("ignored")) == ("constrained", None)
+    message: Any = held.choices[0].message
+    client.chat.completions.create(model="t", messages=[asked, message, asked], max_tokens=4)
+    bench.finish(taken, reward=1.0)
+    end = bench.ended()
+    assert sum(end.mask) == bench.engine.ends[1].part.num_tokens
+    assert set(end.mask[: bench.engine.ends[0].part.num_tokens]) == {0}
 
 
 def test_new_weights_come_in_flight_in_the_middle_of_a_turn_and_the_agent_does_not_notice(

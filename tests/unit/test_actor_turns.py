@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import actor_driver as drive
+import pytest
 from engine_bench import EngineBench, issued, manifest, submitted
+from msgspec.structs import replace
 from test_actor_learner import batch
 
 from penstock.actors.engine_worker.machine import EngineWorker
@@ -182,6 +184,14 @@ def test_a_batch_is_trained_when_all_engines_have_yielded_and_the_learner_is_awa
     assert drive.one(bench.trained(1), PublishWeights)
 
 
+@pytest.mark.parametrize("mode", [UpdateMode.DRAIN, UpdateMode.INTERRUPT])
+def test_the_policy_of_the_batch_says_whether_what_runs_is_broken_off(mode: UpdateMode) -> None:
+    bench = Learning().asleep()
+    commands = bench.hear(replace(batch(1), update_mode=mode))
+    told = [command.event for command in drive.every(commands, Send) if isinstance(command.event, DeviceTurned)]
+    assert [event.interrupts for event in told] == [mode is UpdateMode.INTERRUPT] * 2
+
+
 def test_only_this_turn_and_this_incarnation_count_as_yielded() -> None:
     bench = Learning().asleep()
     before = bench.learner.turns.turn
@@ -274,9 +284,9 @@ class Sharing(EngineBench):
         self.driver = drive.Driver(EngineWorker(settings))
         self.turn = 0
 
-    def turned(self, holder: Holder) -> list[AnyCommand]:
+    def turned(self, holder: Holder, *, interrupts: bool = False) -> list[AnyCommand]:
         self.turn += 1
-        return self.hear(DeviceTurned(turn=self.turn, holder=holder))
+        return self.hear(DeviceTurned(turn=self.turn, holder=holder, interrupts=interrupts))
 
     def opened(self, num_slots: int = 2) -> Sharing:
         self.hear(Started(epoch=0))
@@ -354,6 +364,18 @@ def test_what_runs_ends_first_and_what_waits_or_comes_in_is_not_begun() -> None:
     bench.stage(1)
     bench.commit(1)
     assert submitted(bench.swap()) == [1]
+
+
+def test_what_runs_is_broken_off_where_the_policy_says_so_and_goes_on_in_the_next_turn_of_engines() -> None:
+    bench = Sharing().serving(num_slots=1)
+    bench.issue(0)
+    assert bench.turned(Holder.LEARNER, interrupts=True) == [InterruptGenerations()]
+    assert drive.one(bench.interrupted(0, drive.part((0, 2))), SleepEngine)
+    bench.hear(EngineSlept())
+    bench.turned(Holder.ENGINES)
+    bench.stage(1)
+    bench.commit(1)
+    assert submitted(bench.swap()) == [0]
 
 
 def test_what_is_evaluated_is_interrupted_when_nothing_else_runs_any_more() -> None:

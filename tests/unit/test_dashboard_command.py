@@ -71,7 +71,10 @@ def test_a_port_in_use_and_a_folder_without_a_run_are_the_users_to_change(tmp_pa
 def test_a_command_that_is_called_within_another_process_leaves_its_priority_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "nice", lambda _: pytest.fail("the priority is changed"))
+    def refuse(increment: int) -> int:
+        pytest.fail(f"the priority is changed by {increment}")
+
+    monkeypatch.setattr(os, "nice", refuse)
     told = CliRunner().invoke(app, ["dashboard", str(finished_run(tmp_path / "run")), "--port", "0", "--until-end"])
     assert (told.exit_code, "#token=" in told.output) == (0, True)
 

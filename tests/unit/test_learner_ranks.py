@@ -93,11 +93,21 @@ def test_colocated_ranks_use_the_first_gpus_of_the_engine() -> None:
 def test_more_ranks_than_the_engine_that_they_are_with_has_gpus_are_refused() -> None:
     with pytest.raises(UserFault, match="has 1 on a node, and each of 2 ranks needs one of its own"):
         place(scenario({"num_ranks": 2}, {"placement": "colocate"}), nodes(4))
-    crowded = scenario({"num_ranks": 4, "device": "cuda"}, sglang(2, placement="colocate"))
-    found = broken_rule(crowded)
+    engines = sglang(2, placement="colocate")
+    for crowded, said in (
+        ({**engines, "count": 1}, "the engine, which has 2, and each of 6 ranks needs one of its own"),
+        ({**engines, "count": 2}, "the 2 engines, which together have 4, and each of 6 ranks"),
+    ):
+        found = broken_rule(scenario({"num_ranks": 6, "device": "cuda"}, crowded))
+        assert found is not None
+        assert found[0] == ("learner", "num_ranks")
+        assert said in found[1]
+    enough = {**engines, "count": 3, "device": "cuda"}
+    assert broken_rule(scenario({"num_ranks": 6, "device": "cuda"}, enough)) is None
+    enough["sglang"] = {"tp_size": 2, "nnodes": 2}
+    found = broken_rule(scenario({"num_ranks": 6, "device": "cuda"}, enough))
     assert found is not None
-    assert found[0] == ("learner", "num_ranks")
-    assert "has 2, and each of 4 ranks needs one of its own" in found[1]
+    assert "which have to be on one node" in found[1]
 
 
 @pytest.mark.parametrize(

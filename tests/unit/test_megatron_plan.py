@@ -18,6 +18,7 @@ from penstock.runtime.scenario.architecture import find_architecture
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 PLANS = {
     "qwen3_8b_8gpus": (8, 80.0),
+    "qwen3_8b_colocated": (8, 80.0),
     "qwen3_30b_a3b_multinode": (32, 80.0),
     "qwen3_32b_64gpus": (64, 80.0),
     "qwen3_235b_a22b_128gpus": (128, 141.0),
@@ -28,6 +29,7 @@ PLANS = {
 """Scenario, and the GPUs that its comment says: how many, and GB of each."""
 PARAMETERS = {
     "qwen3_8b_8gpus": "8.19 billion",
+    "qwen3_8b_colocated": "8.19 billion",
     "qwen3_30b_a3b_multinode": "30.5 billion",
     "qwen3_32b_64gpus": "32.8 billion",
     "qwen3_235b_a22b_128gpus": "235 billion",
@@ -119,9 +121,24 @@ def test_stages_and_pieces_are_shown_with_what_they_wait() -> None:
 def test_who_shares_gpus_is_on_one_line() -> None:
     text = plan(
         "qwen3_8b_8gpus", "engines.placement=colocate", "engines.count=1", "engines.sglang.tp_size=4",
-        "staleness={policy: sync}",
+        "staleness={policy: sync}", "weights.transport=auto",
     )  # fmt: skip
     assert "  node 0  learner ranks 0–3 and engine/0, 4 GPUs between them; 4 GPUs free\n" in text
+
+
+def test_what_each_side_needs_of_the_gpus_that_they_share_is_shown() -> None:
+    text = plan("qwen3_8b_colocated", gpu_gb=80)
+    assert "  node 0  learner ranks 0–7 and engine/0 … engine/3, 8 GPUs between them\n" in text
+    assert "turns: of 8 GPUs, 8 with a rank of the learner\n" in text
+    found = re.search(r"  in all +(\S+ GB) +(\d+)% of a GPU's", text)
+    assert found
+    assert f"  learner  {found[1]}   {found[2]}%" in text
+    assert "  engines  64.0 GB   80%             mem_fraction_static 0.8: at least 8.79 GB, for weights and one" in text
+    without_gradients = 2 * 8.19 + 4 * 3 * 8.19 + 2 * 8.19  # of two data-parallel ranks each has the weights
+    assert f"the ranks keep {without_gradients:.0f} GB in the memory of their host" in text
+    assert "turns: " not in plan("qwen3_8b_8gpus", gpu_gb=80)
+    on_cluster = plan("qwen3_8b_colocated", "runtime.ray_address=auto", gpus_per_node=8)
+    assert on_cluster.startswith("nodes: 1 of 8 GPUs"), "shared GPUs count once"
 
 
 def test_experts_over_several_nodes_are_called_slow() -> None:

@@ -11,7 +11,15 @@ from penstock.backends.engines.served.sglang.size import engine_size
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER, engine_name
 from penstock.runtime.cli.dry_run import placement_text
-from penstock.runtime.run.placement import Block, NodeGpus, Placement, colocated, has_nodes_of_its_own, place
+from penstock.runtime.run.placement import (
+    Block,
+    NodeGpus,
+    Placement,
+    colocated,
+    has_nodes_of_its_own,
+    num_gpus_asked,
+    place,
+)
 from penstock.runtime.scenario import Scenario
 from penstock.runtime.scenario.resolve import resolve
 
@@ -173,7 +181,7 @@ def test_a_colocated_learner_stays_on_the_first_node_of_its_engine() -> None:
 
 
 def test_a_colocated_learner_is_on_the_gpus_of_the_first_engine_that_has_some() -> None:
-    together = scenario({"placement": "colocate", **sglang(2, 2)})
+    together = scenario({"placement": "colocate", **sglang(2, 2)}, learner={"num_ranks": 2})
     placed = place(together, nodes(4))
     assert placed.blocks[0] == Block(("engine/0", LEARNER), 2, ("node0",))
     assert placed.blocks[1] == Block(("engine/1",), 2, ("node0",))
@@ -182,6 +190,34 @@ def test_a_colocated_learner_is_on_the_gpus_of_the_first_engine_that_has_some() 
     assert place(second, nodes(1)).blocks == (Block(("engine/1", LEARNER), 1, ("node0",)),)
     assert colocated(second) == {"engine/1"}
     assert colocated(scenario({})) == set()
+
+
+def test_the_ranks_of_a_node_lie_over_all_of_its_engines() -> None:
+    """Eight ranks, four engines of two: each GPU has one rank and one part of an engine."""
+    together = scenario({"placement": "colocate", **sglang(4, 2)}, learner={"num_ranks": 8})
+    placed = place(together, nodes(4, 8))
+    names = tuple(engine_name(index) for index in range(4))
+    assert placed.blocks == (Block((*names, LEARNER), 8, ("node1",), (2, 2, 2, 2)),)
+    assert colocated(together) == set(names)
+    assert [range(8)[placed.gpus_of(name)] for name in names] == [range(2), range(2, 4), range(4, 6), range(6, 8)]
+    assert range(8)[placed.gpus_of(LEARNER)] == range(8)
+    assert num_gpus_asked(together) == 8
+    with pytest.raises(UserFault, match=r"the learner and engine/0 … engine/3 share 8 GPUs, all of one node"):
+        place(together, nodes(4, 4))
+
+
+def test_engines_beyond_the_ranks_have_gpus_of_their_own() -> None:
+    together = scenario({"placement": "colocate", **sglang(3, 2)}, learner={"num_ranks": 3})
+    placed = places(place(together, nodes(4, 2)))
+    assert placed["engine/1"] == placed[LEARNER] == Block(("engine/0", "engine/1", LEARNER), 4, ("node0",), (2, 2))
+    assert placed["engine/2"] == Block(("engine/2",), 2, ("node1",))
+    assert colocated(together) == {"engine/0", "engine/1"}
+
+
+def test_where_nobody_gets_a_gpu_the_turns_are_those_that_there_would_be() -> None:
+    for device in ("cuda", "cpu"):
+        made = scenario({"placement": "colocate", "device": device, **sglang(4, 2)}, learner={"num_ranks": 4})
+        assert colocated(made) == {"engine/0", "engine/1"}
 
 
 @pytest.mark.parametrize(

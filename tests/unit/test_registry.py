@@ -32,6 +32,7 @@ OWN = (
 ELSEWHERE = {
     "backends/engines/options.py": {"torch"},  # the default
     "backends/engines/teacher_options.py": {"torch"},  # the default
+    "backends/engines/reward_model_options.py": {"torch"},  # the default
     "backends/learners/options.py": {"torch"},  # the default
     "backends/learners/checkpoints/record.py": {"torch", "megatron"},  # who wrote a checkpoint: a form of files
     "backends/learners/convert_model.py": {"megatron"},  # a form of files

@@ -302,7 +302,23 @@ COLOCATED = ("engines.placement=colocate", "staleness.policy=sync")
         (["reward.function=maths"], "reward.function", "did you mean 'math'?"),
         (["filter.function=keep"], "filter.function", "must be file.py:function"),
         (["engines.placement=colocate"], "engines.placement", "take turns on their devices"),
+        (
+            ["engines.placement=colocate", "staleness.policy=one_step_off", "staleness.update_mode=in_flight"],
+            "engines.placement",
+            "one batch ahead",
+        ),
         ([*COLOCATED, "engines.device=cpu", "learner.device=cuda"], "engines.placement", "so they share nothing"),
+        (
+            [
+                *COLOCATED,
+                "engines.backend=sglang",
+                "engines.device=cuda",
+                "learner.device=cuda",
+                "weights.transport=distributed",
+            ],
+            "weights.transport",
+            "takes each GPU once",
+        ),
         (
             [*COLOCATED, "engines.backend=sglang", "engines.addresses=[http://127.0.0.1:30000]"],
             "engines.placement",

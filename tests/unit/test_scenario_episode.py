@@ -35,6 +35,11 @@ def test_the_defaults_fit_each_other_under_every_policy(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         (("engines.backend=simulated", "learner.backend=simulated"), r"episode\.kind.*no model to talk to"),
+        (("episode.kind=single", "episode.follow_sampling=true"), r"episode\.follow_sampling.*the kind is single"),
+        (
+            ("engines.backend=simulated", "learner.backend=simulated", "episode.follow_sampling=true"),
+            r"episode\.follow_sampling.*engines of simulated draw as block sampling: says",
+        ),
         (("episode.host=nowhere",), r"episode\.host.*found 'nowhere'"),
         (("episode.idle_timeout_s=400",), r"prompt_source\.lease_timeout_s.*640 s without a token"),
         (("staleness.policy=sync", "episode.timeout_s=3500"), r"weights\.drain_timeout_s.*up to 3740 s"),

@@ -11,6 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from penstock.runtime.cli.app import app
+from penstock.runtime.run.placement import NodeGpus, place
 from penstock.runtime.scenario import load_scenario
 from penstock.runtime.slime.convert import SECTIONS, to_scenario
 from penstock.runtime.slime.effective import KNOWN
@@ -57,7 +58,7 @@ CASES: Final = {
         + "--colocate",
         "same job",
     ),
-    "engines shared": Case(FULL + "--colocate", "same job"),
+    "engines shared": Case(FULL + "--colocate --update-weight-transport distributed", "same job"),
     "experts": Case(FULL + "--moe-token-dispatcher-type flex --moe-enable-deepep", "same job"),
     "DeepEP alone": Case(FULL + "--moe-enable-deepep", "same job"),
     "two nodes shared": Case(
@@ -177,10 +178,13 @@ def test_defaults_that_decide_what_is_trained_are_written_down_with_both_numbers
         (FULL + "--advantage-estimator ppo --lr 3e-6", "learner.objective.critic_learning_rate", 3e-6),
         (FULL + "--use-kl-loss --kl-loss-coef 0.1", "learner.objective.kl_estimator", "k3"),
         (FULL + "--global-batch-size 16 --lr-warmup-iters 5", "learner.warmup_steps", 3),
-        (FULL + "--colocate", "engines.sglang.dp_size", 2),
-        (FULL + "--colocate", "engines.count", 1),
-        (FULL + "--colocate", "engines.slots", 1024),
+        (FULL + "--colocate", "engines.placement", "colocate"),
+        (FULL + "--colocate", "engines.count", 2),
+        (FULL + "--colocate", "engines.slots", 512),
+        (FULL + "--colocate --rollout-num-gpus 8", "engines.placement", "colocate"),
         (FULL + "--colocate --rollout-num-gpus 8", "engines.count", 4),
+        (FULL + "--colocate --actor-num-gpus-per-node 8 --rollout-num-gpus 8", "engines.placement", "colocate"),
+        (FULL + "--colocate --actor-num-gpus-per-node 8 --rollout-num-gpus 8", "learner.num_ranks", 8),
         (FULL + "--sglang-server-concurrency 100", "engines.slots", 100),
         (FULL + "--distributed-timeout-minutes 30", "learner.rank_timeout_s", 1800.0),
         (FULL + "--tool-key functions", "data.tools_key", "functions"),
@@ -225,6 +229,20 @@ def test_rows_that_are_not_here_are_counted_on_and_said(tmp_path: Path) -> None:
     assert yaml.safe_load(converted.text)["run"]["num_steps"] == 3 * ROWS_ELSEWHERE // 8
     (left,) = [left for left in converted.left if left.flag == "num-epoch"]
     assert left.reason == "/rows.jsonl is not here: 100,000 rows were counted on; set run.num_steps to 3 × rows // 8"
+
+
+def test_a_node_that_is_shared_takes_as_many_gpus_as_slime_takes(tmp_path: Path) -> None:
+    """Eight ranks over four engines of two."""
+    flags = FULL + "--colocate --actor-num-gpus-per-node 8 --rollout-num-gpus 8"
+    for program, policy in (("train.py", "sync"), ("train_async.py", "one_step_off")):
+        path = tmp_path / f"{policy}.yaml"
+        converted = to_scenario(read_script(script_of(tmp_path, flags, program)), "x")
+        assert "colocate" not in {left.flag for left in converted.left}
+        path.write_text(converted.text)
+        scenario = load_scenario(path)
+        assert scenario.staleness.policy == policy
+        (block,) = place(scenario, [NodeGpus("node", 8)]).blocks
+        assert block.members == ("engine/0", "engine/1", "engine/2", "engine/3", "learner")
 
 
 def test_gpus_are_counted_where_the_learner_gets_its_own(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from penstock.backends.engines.torch.attention import (
 )
 from penstock.backends.engines.torch.cache import round_up
 from penstock.backends.engines.torch.model import Rows
+from penstock.backends.engines.torch.sight import Stretch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,25 +42,12 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.learner_model import LearnerModel
     from penstock.backends.engines.torch.model import DecoderModel
     from penstock.backends.engines.torch.requests import Running
-    from penstock.backends.engines.torch.sight import Sight
     from penstock.backends.engines.torch.slots import PromptIndex
 
 MAX_PREFILL_TOKENS: Final = 2048
 """Padded tokens of one pass; a longer context has a pass of its own."""
 MAX_CONTINUED_TOKENS: Final = 512
 """Longest stretch of a continued context; it bounds the mask ``[tokens, reach]``."""
-
-
-class Stretch(NamedTuple):
-    """Tokens of a context that are to enter the cache of a slot."""
-
-    slot: int
-    start: int
-    tokens: list[int]
-    is_fresh: bool
-    """Nothing stands before it, and it is no part of a response."""
-    sight: Sight | None
-    """The images of its prompt."""
 
 
 class Shape(NamedTuple):

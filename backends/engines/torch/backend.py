@@ -263,12 +263,16 @@ class TorchEngineBackend:
         if command.max_new_tokens is not None:
             limit = min(limit, command.max_new_tokens)
         room = self._settings.max_context - len(prompt) // TOKEN_BYTES
+        asked = command.sampling
+        if asked is not None and asked.is_constrained:
+            raise RequestError("an embedded engine cannot hold a turn to a schema or an expression; SGLang's can")
         return GenerationRequest(
             tag=RequestTag(command.key, command.attempt),
             prompt=prompt,
             seed=command.seed,
             max_new_tokens=min(limit, room),
             sampling_index=sampling_index,
+            sampler=None if asked is None else self._settings.sampler_of(sampling_index).turned(asked),
             media=command.prompt.media,
             prefix=prefix,
         )

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.attention import Attention
     from penstock.backends.engines.torch.engine_settings import EngineSettings
     from penstock.backends.engines.torch.learner_model import LearnerModel, LearnerWeights
+    from penstock.backends.engines.torch.sampling import Sampler
     from penstock.backends.engines.torch.sight import Sight
 
 MAX_SCORED_ROWS: Final = 512
@@ -103,8 +104,8 @@ class TorchEngine:
             self._max_scored = min(config.max_positions, max(settings.max_context, MAX_SCORED_ROWS))
             self._weights, self._model = _opened_model(config, settings, self._cache, self._max_scored)
             self._slots = SlotState(num_slots, self._cache, dtype, device)
-            self._stops = _stop_table(settings.stop_token_ids, config, device)
-            self._other_stops = [_stop_table(other.stop_token_ids, config, device) for other in settings.others]
+            self._stops_of = settings.stop_tables(config)
+            self._has_others = bool(settings.others)
         self._prompts = PromptIndex(settings.num_slots)
         is_exact = settings.learner_model is not None
         self._whole_length = self._cache.capacity if is_exact else None
@@ -179,6 +180,7 @@ class TorchEngine:
             RequestError: no weights were loaded yet, a token outside the vocabulary, no prompt, no room.
         """
         running = self._checked(request)
+        self._has_others |= request.sampler is not None
         reason = self._already_over(running)
         if reason is not None:
             return Ended(request.tag, reason, request.prefix)
@@ -319,30 +321,32 @@ class TorchEngine:
         logits = self._model.logits(self._model.hidden_states(rows, attention))
         uniform = state.uniform.gather(1, state.at)
         drawn, logprobs = self.settings.sampler(logits, uniform)
-        others = self._rows_drawn_otherwise() if self.settings.others else ()
-        for other, rows_of_it in others:
-            own = self.settings.others[other].sampler(logits[rows_of_it], uniform[rows_of_it])
-            drawn[rows_of_it], logprobs[rows_of_it] = own
+        others = self._rows_drawn_otherwise() if self._has_others else ()
+        for sampler, _, rows_of_it in others:
+            drawn[rows_of_it], logprobs[rows_of_it] = sampler(logits[rows_of_it], uniform[rows_of_it])
         state.tokens.scatter_(1, state.at, drawn)
         state.logprobs.scatter_(1, state.at, logprobs)
         ids = drawn.view(-1)
         state.fed.copy_(ids)
-        is_stop = self._stops.index_select(0, ids)
-        for other, rows_of_it in others:
-            is_stop[rows_of_it] = self._other_stops[other][ids[rows_of_it]]
+        is_stop = self._stops_of[0].index_select(0, ids)
+        for _, stops, rows_of_it in others:
+            is_stop[rows_of_it] = stops[ids[rows_of_it]]
         over = (state.position == state.last).logical_or_(is_stop).logical_or_(~logprobs.view(-1).isfinite())
         state.advancing.add_(1)
         tokens = _integers(ids) if self.settings.has_stop_strings else []
         return _integers(over.narrow(0, 0, n).nonzero()), tokens
 
-    def _rows_drawn_otherwise(self) -> list[tuple[int, torch.Tensor]]:
-        """Of each other way to draw that is used now: its place, and the slots."""
-        slots: dict[int, list[int]] = {}
+    def _rows_drawn_otherwise(self) -> list[tuple[Sampler, torch.Tensor, torch.Tensor]]:
+        """Of each other way to draw that is used now: how, its stop tokens, and the slots."""
+        slots: dict[tuple[int, Sampler | None], list[int]] = {}
         for slot, running in enumerate(self._scheduler.running):
-            if running is not None and running.request.sampling_index:
-                slots.setdefault(running.request.sampling_index - 1, []).append(slot)
+            if running is not None and (running.request.sampling_index or running.request.sampler):
+                slots.setdefault((running.request.sampling_index, running.request.sampler), []).append(slot)
         device = self.settings.device
-        return [(other, torch.tensor(found, device=device)) for other, found in slots.items()]
+        return [
+            (own or self.settings.sampler_of(place), self._stops_of[place], torch.tensor(found, device=device))
+            for (place, own), found in slots.items()
+        ]
 
     def _running_slots(self, n: int) -> RunningSlots:
         if self._window is None or self._window.num_running != n:
@@ -415,13 +419,6 @@ def _opened_model(
     fold = settings.dtype == torch.float32 and settings.device.type == "cpu"
     weights = FusedWeights(config, settings.dtype, settings.device, fold=fold)
     return weights, DecoderModel(weights, cache, max_scored)
-
-
-def _stop_table(stop_token_ids: frozenset[int], config: ModelConfig, device: torch.device) -> torch.Tensor:
-    """Bool ``[V]``."""
-    table = torch.zeros(config.vocab_size, dtype=torch.bool, device=device)
-    table[sorted(stop_token_ids)] = True
-    return table
 
 
 def _with_prefill(decode: Rows, prefill: Rows) -> Rows:

@@ -65,9 +65,20 @@ class EngineSettings:
         if outside:
             raise UserFault(f"stop_token_ids must be below the vocabulary's size, {config.vocab_size}, got {outside}")
 
+    def sampler_of(self, sampling_index: int) -> Sampler:
+        """How a response of this sampling_index is drawn."""
+        return self.others[sampling_index - 1].sampler if sampling_index else self.sampler
+
     def stop_ids_of(self, sampling_index: int) -> frozenset[int]:
         """Tokens that end a response of this sampling_index."""
         return self.others[sampling_index - 1].stop_token_ids if sampling_index else self.stop_token_ids
+
+    def stop_tables(self, config: ModelConfig) -> list[torch.Tensor]:
+        """Bool ``[V]`` of each sampling_index: whether a token ends a response of it."""
+        tables = torch.zeros(1 + len(self.others), config.vocab_size, dtype=torch.bool, device=self.device)
+        for place, table in enumerate(tables):
+            table[sorted(self.stop_ids_of(place))] = True
+        return list(tables)
 
     def stop_strings_of(self, sampling_index: int) -> StopStrings | None:
         """Strings that do."""

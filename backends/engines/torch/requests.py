@@ -15,6 +15,7 @@ from penstock.messages.samples import Media, Part, VersionSpan
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    from penstock.backends.engines.torch.sampling import Sampler
     from penstock.backends.engines.torch.sight import Sight
     from penstock.backends.engines.torch.stopping import EndReason, StopStringWatch
 
@@ -37,6 +38,8 @@ class GenerationRequest:
     """Length limit of the response, prefix included."""
     sampling_index: int = 0
     """Which of the engine's sampling parameters it is drawn with."""
+    sampler: Sampler | None = None
+    """In place of theirs; what ends the response is as they say."""
     media: tuple[Media, ...] = ()
     """Images that stand in the prompt, in their order."""
     prefix: Part = field(default_factory=Part)

@@ -23,10 +23,14 @@ between two roundings of a cumulated probability: in float32 a few times in a mi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from penstock.messages.turn_sampling import TurnSampling
 
 SEED_BITS = 64
 UNIFORM_BITS = 53
@@ -48,6 +52,10 @@ class Sampler:
     """0: all."""
     top_p: float = 1.0
     min_p: float = 0.0
+
+    def turned(self, asked: TurnSampling) -> Sampler:
+        """As this, but for what is asked for."""
+        return replace(self, **asked.drawn_by())
 
     def __call__(self, logits: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw one token a row.

@@ -1,4 +1,4 @@
-"""The images of one request, ready to be looked at."""
+"""The images of one request, ready to be looked at, and the stretches of contexts that they are in."""
 
 from __future__ import annotations
 
@@ -16,3 +16,15 @@ class Sight(NamedTuple):
 
     placed: Placed
     patches: Sequence[Patches]
+
+
+class Stretch(NamedTuple):
+    """Tokens of a context that are to enter the cache of a slot."""
+
+    slot: int
+    start: int
+    tokens: list[int]
+    is_fresh: bool
+    """Nothing stands before it, and it is no part of a response."""
+    sight: Sight | None
+    """The images of its prompt."""

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.engines.spec import EngineContext, EngineSpec, TeacherContext, TeacherSpec
+from penstock.backends.engines.spec import (
+    EngineContext,
+    EngineSpec,
+    RewardModelContext,
+    RewardModelSpec,
+    TeacherContext,
+    TeacherSpec,
+)
 from penstock.backends.protocol import Capability
 
 if TYPE_CHECKING:
@@ -14,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.options import EngineGroupOptions
     from penstock.backends.engines.spec import Broken, KeyPath
     from penstock.backends.protocol import Backend
-    from penstock.messages.commands import EngineCommand, TeacherCommand
+    from penstock.messages.commands import EngineCommand, OpenEngine, TeacherCommand
 
 
 def _open(context: EngineContext) -> Backend[EngineCommand]:
@@ -44,6 +51,12 @@ def _open_teacher(context: TeacherContext) -> Backend[TeacherCommand]:
         max_context=context.max_context,
         temperature=context.temperature,
     )
+
+
+def _open_reward_model(context: RewardModelContext) -> Backend[OpenEngine]:
+    from penstock.backends.engines.torch.reward_model import open_torch_reward_model
+
+    return open_torch_reward_model(context)
 
 
 def _longest_context(folder: Path) -> int:
@@ -83,6 +96,7 @@ TORCH: Final = EngineSpec(
             Capability.EMBEDDED,
             Capability.SEES,
             Capability.PROFILED,
+            Capability.SAMPLES_PER_CALL,
         }
     ),
     longest_context=_longest_context,
@@ -93,4 +107,5 @@ TORCH: Final = EngineSpec(
         "penstock.backends.weights.transports",
     ),
     teacher=TeacherSpec(open=_open_teacher, has_likeliest=True, longest_sample=_longest_context),
+    reward_model=RewardModelSpec(open=_open_reward_model),
 )

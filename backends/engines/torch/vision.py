@@ -20,7 +20,7 @@ from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVi
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 
 from penstock.backends.checkpoint.vision_config import VISION_PREFIX
-from penstock.backends.engines.torch.sight import Sight
+from penstock.backends.engines.torch.sight import Sight, Stretch
 from penstock.backends.vision.places import placed
 from penstock.backends.vision.processor import ImageProcessor
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from penstock.backends.checkpoint.vision_config import VisionPart
-    from penstock.backends.engines.torch.admission import Stretch
     from penstock.messages.samples import Media
 
 

@@ -37,6 +37,7 @@ from penstock.backends.episodes.functions.wire import (
     SavedState,
     Setup,
     Stop,
+    Taken,
     TurnMade,
     WantTurn,
 )
@@ -80,6 +81,8 @@ class _Listener:
     def __init__(self, driver: FunctionEpisodes, episode: int) -> None:
         self._driver = driver
         self._episode = episode
+        self.masked = ""
+        """Why the turn's tokens are not trained."""
 
     def advanced(self, new: Part) -> None:
         """See :class:`~penstock.backends.episodes.protocol.TurnListener`."""
@@ -87,7 +90,7 @@ class _Listener:
     def ended(self, turn: Part, outcome: Outcome) -> None:
         """See :class:`~penstock.backends.episodes.protocol.TurnListener`."""
         if not isinstance(outcome, Cancelled | InfraError):
-            self._driver.answered(self._episode, _answer(turn, outcome))
+            self._driver.answered(self._episode, _answer(turn, outcome, self.masked))
 
 
 class _Playing:
@@ -187,6 +190,9 @@ class FunctionEpisodes(FunctionPool[Said, FunctionProcess[Said]]):
         match said:
             case WantTurn():
                 self._begin_turn(said)
+            case Taken():
+                if (taking := self._playing.get(said.id)) is not None:
+                    taking.episode.take(said.choice, said.into)
             case SavedState():
                 playing = self._playing.get(said.id)
                 if playing is not None and playing.stopping_since_s is None:
@@ -222,7 +228,7 @@ class FunctionEpisodes(FunctionPool[Said, FunctionProcess[Said]]):
         if playing is None or playing.stopping_since_s is not None:
             return
         episode = playing.episode
-        new = pack_tokens(asked.tokens)
+        new, listener = pack_tokens(asked.tokens), _Listener(self, wanted.id)
         if episode.num_turns_of(asked.conversation) == 0:
             if asked.base == PROMPT:
                 new = episode.issued.prompt.tokens + new
@@ -231,12 +237,15 @@ class FunctionEpisodes(FunctionPool[Said, FunctionProcess[Said]]):
         request = TurnRequest(
             new,
             asked.max_new_tokens,
-            _Listener(self, wanted.id),
+            listener,
             StopWatch(asked.stop, self._words()) if asked.stop else None,
             conversation=asked.conversation,
             is_trained=asked.is_trained,
             is_chat=asked.is_chat,
+            sampling=asked.sampling,
+            is_choice=asked.is_choice,
         )
+        listener.masked = episode.why_masked(request)
         playing.idle_since_s = None
         with contextlib.suppress(EpisodeOverError):  # it was closed in this moment, and we shall hear of it
             episode.begin_turn(request)
@@ -339,7 +348,7 @@ def _begin(number: int, episode: Episode, function: str) -> Begin:
     )
 
 
-def _answer(turn: Part, outcome: Outcome) -> Answer:
+def _answer(turn: Part, outcome: Outcome, masked: str) -> Answer:
     ended_by: EndedBy = "length" if isinstance(outcome, Truncated) else "end_token"
     if isinstance(outcome, Completed) and outcome.stop is not StopReason.END_TOKEN:
         ended_by = "stop_string"
@@ -348,6 +357,7 @@ def _answer(turn: Part, outcome: Outcome) -> Answer:
         logprobs=tuple(floats_view(turn.logprobs).tolist()),
         versions=tuple((span.version, span.num_tokens) for span in turn.spans),
         ended_by=ended_by,
+        masked=masked,
     )
 
 

@@ -9,7 +9,7 @@ from penstock.backends.episodes.functions.wire import EVALUATION, FunctionSpecs,
 from penstock.backends.episodes.playing import PlayRules
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from penstock.backends.episodes.options import EpisodeOptions
@@ -39,6 +39,7 @@ def open_functions(
     max_response_tokens: int,
     uses_chat: bool,
     evaluated: Sequence[str | None] = (),
+    can: Collection[str] = (),
 ) -> FunctionEpisodes:
     """The driver; its process starts with it."""
     rules = PlayRules(
@@ -46,5 +47,6 @@ def open_functions(
         max_context=max_context,
         max_response_tokens=max_response_tokens,
         uses_chat=uses_chat,
+        can=tuple(sorted(can)),
     )
     return FunctionEpisodes(Setup(specs_of(options, evaluated), str(model_folder), rules), options, model_folder)

@@ -103,6 +103,14 @@ class WantTurn(msgspec.Struct, frozen=True, array_like=True, tag=True):
     asked: TurnAsked
 
 
+class Taken(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A conversation of the episode goes on with this choice."""
+
+    id: int
+    choice: int
+    into: int
+
+
 class SavedState(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The episode can go on from after its last turn with this."""
 
@@ -133,7 +141,7 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag=True):
     number: int
 
 
-Said = WantTurn | SavedState | Called | Ended | Pong
+Said = WantTurn | Taken | SavedState | Called | Ended | Pong
 
 ORDERS: Final[msgspec.msgpack.Decoder[list[Order]]] = msgspec.msgpack.Decoder(list[Order])
 SAID: Final[msgspec.msgpack.Decoder[list[Ready | LoadFailed | Said]]] = msgspec.msgpack.Decoder(

@@ -35,6 +35,7 @@ from penstock.backends.episodes.functions.wire import (
     SavedState,
     Setup,
     Stop,
+    Taken,
     TurnMade,
     WantTurn,
 )
@@ -94,6 +95,9 @@ class _Link:
         self._answer = asyncio.get_running_loop().create_future()
         self._writer.write(frame([WantTurn(self._episode, asked)]))
         return await self._answer
+
+    def take(self, choice: int, into: int) -> None:
+        self._writer.write(frame([Taken(self._episode, choice, into)]))
 
     def save(self, saved: bytes) -> None:
         self._writer.write(frame([SavedState(self._episode, saved)]))

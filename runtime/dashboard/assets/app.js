@@ -2,7 +2,8 @@
 //
 // A view is a module views/<name>.js with `title` and `mount(root, context)`, which returns {update(files), unmount()}.
 // `update` is called when one of its files has changed, at most once a second, never while it is still at work, and then
-// not before nine times as long as it took: however large a run is, its page costs a tenth of a core at most.
+// not before nine times as long as it took: however large a run is, its page costs a tenth of a core at most. A person
+// who goes to another address waits for none of that.
 import { controls } from "./controls.js";
 import { el } from "./dom.js";
 
@@ -13,7 +14,7 @@ const at = (id) => document.getElementById(id);
 class Refused extends Error {}
 
 let overview = null;
-let shown = null; // {name, run, view, isBusy, waiting: files or null}
+let shown = null; // {name, run, view, isBusy, waiting: files or null, isAsked: by a person, rest: a timer or 0}
 
 // --- asking ---------------------------------------------------------------------------------------------------------
 
@@ -90,7 +91,7 @@ async function show() {
   root.replaceChildren();
   root.setAttribute("aria-busy", "true");
   complain("");
-  const mine = { name, run, view: null, isBusy: true, waiting: null };
+  const mine = { name, run, view: null, isBusy: true, waiting: null, isAsked: false, rest: 0 };
   shown = mine;
   const module = await import(`./views/${name}.js`);
   if (shown !== mine) return;
@@ -100,29 +101,30 @@ async function show() {
   update(null);
 }
 
-/** Have the view look again; files: which have changed, null: whatever it shows. */
+/** Have the view look again; files: which have changed, null: a person went to another address of it. */
 async function update(files) {
   const mine = shown;
-  if (mine.isBusy) {
-    mine.waiting = [...(mine.waiting ?? []), ...(files ?? [])];
-    return;
-  }
-  mine.isBusy = true;
+  mine.isAsked ||= files === null;
+  if (files) mine.waiting = [...(mine.waiting ?? []), ...files];
+  if (mine.isBusy || (mine.rest && !mine.isAsked)) return;
+  clearTimeout(mine.rest);
+  const changed = mine.waiting;
+  Object.assign(mine, { isBusy: true, isAsked: false, waiting: null, rest: 0 });
   const began = performance.now();
   try {
-    await mine.view.update(files);
+    await mine.view.update(changed);
     if (shown === mine) complain("");
   } catch (error) {
     if (shown === mine) complain(error.message);
     if (!(error instanceof Refused || error instanceof TypeError)) throw error;
   } finally {
     if (shown === mine) at("view").setAttribute("aria-busy", "false");
-    setTimeout(() => {
-      mine.isBusy = false;
-      const waiting = mine.waiting;
-      mine.waiting = null;
-      if (shown === mine && waiting) update(waiting);
+    mine.isBusy = false;
+    mine.rest = setTimeout(() => {
+      mine.rest = 0;
+      if (shown === mine && mine.waiting) update([]);
     }, Math.max(UPDATE_MS - (performance.now() - began), REST * (performance.now() - began - QUICK_MS), 0));
+    if (shown === mine && mine.isAsked) update(null);
   }
 }
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.processes.process_facts import how_it_ended
-from penstock.messages.names import LEARNER
 from penstock.runtime.hosts.local.wire import (
     MAX_PACKET_BYTES,
     ChildKind,
@@ -200,6 +199,5 @@ def devices_of(placement: Placement, gpus: tuple[str, ...]) -> dict[str, str]:
         devices = gpus[first : first + block.gpus_per_node]
         first += block.gpus_per_node
         for name in block.members:
-            num_devices = placement.num_learner_ranks if name == LEARNER and len(block.members) > 1 else None
-            found[name] = ",".join(devices[:num_devices])
+            found[name] = ",".join(devices[placement.gpus_of(name)])
     return found

@@ -38,21 +38,21 @@ class ActorProcess:
         for name in OBSERVING:
             importlib.import_module(name)
 
-    def run(self, boot: bytes, holder: Any = None, num_devices: int | None = None) -> bytes:  # noqa: ANN401
+    def run(self, boot: bytes, holder: Any = None, devices: slice | None = None) -> bytes:  # noqa: ANN401
         """Run until the end.
 
         Args:
             boot: A :class:`~penstock.runtime.hosts.processes.boot.Boot` as msgpack.
             holder: Handle of the :class:`~penstock.runtime.hosts.ray.groups.GpuHolder` whose GPUs this actor uses
                 together with others; None where Ray has given it GPUs of its own, or none.
-            num_devices: It sees the first so many of them; None means all.
+            devices: It sees these of them; None means all.
 
         Returns:
             A :class:`~penstock.runtime.hosts.processes.boot.ProcessEnd` as msgpack.
         """
         if holder is not None:
-            devices = str(ray.get(holder.devices.remote(), timeout=HOLDER_TIMEOUT_S))  # pyright: ignore
-            os.environ[VISIBLE_DEVICES] = ",".join(devices.split(",")[:num_devices])
+            held = str(ray.get(holder.devices.remote(), timeout=HOLDER_TIMEOUT_S)).split(",")  # pyright: ignore
+            os.environ[VISIBLE_DEVICES] = ",".join(held if devices is None else held[devices])
         node_id = str(ray.get_runtime_context().get_node_id())
         end = run_process(
             msgspec.msgpack.decode(boot, type=Boot),

@@ -301,8 +301,8 @@ class RayLauncher:
         self._launched.add(boot.name)
         self._wiring = boot.wiring
         self._handles[boot.name, boot.epoch] = actor  # Ray ends an actor that nobody refers to
-        holder, num_devices = (None, None) if seat is None else (seat.holder, seat.num_devices)
-        result = actor.run.remote(msgspec.msgpack.encode(boot), holder, num_devices)
+        holder, devices = (None, None) if seat is None else (seat.holder, seat.devices)
+        result = actor.run.remote(msgspec.msgpack.encode(boot), holder, devices)
         result.future().add_done_callback(self._on_done(boot.name, boot.epoch))
 
     def make_spare(self) -> None:

@@ -24,7 +24,6 @@ import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.messages.errors import UserFault
-from penstock.messages.names import LEARNER
 from penstock.runtime.hosts.processes.boot import VISIBLE_DEVICES
 from penstock.runtime.run.placement import NodeGpus
 
@@ -43,8 +42,8 @@ class Seat(NamedTuple):
     num_gpus: float
     holder: Any = None
     """Who knows the devices that the actor may see; None when Ray sets them itself."""
-    num_devices: int | None = None
-    """So many of them; None means all."""
+    devices: slice | None = None
+    """Which of them; None means all."""
 
 
 class GpuHolder:
@@ -104,8 +103,7 @@ class PlacementGroups:
             self._reserve_anew(block)
         strategy = _strategy(self._groups[block], 0)
         if block in self._holders:
-            num_devices = self._placement.num_learner_ranks if name == LEARNER else None
-            return Seat(strategy, 0.0, self._holders[block], num_devices)
+            return Seat(strategy, 0.0, self._holders[block], self._placement.gpus_of(name))
         return Seat(strategy, block.gpus_per_node / len(block.members))
 
     def release(self) -> None:

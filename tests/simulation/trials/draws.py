@@ -21,7 +21,7 @@ from penstock.backends.simulated.rewards import JudgingModel
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER
 from penstock.messages.operator import GrantsPaused, PolicyChanged, SaveAsked
 from penstock.messages.rows import ReplayOptions, RowSource
-from penstock.messages.training import OnStale
+from penstock.messages.training import OnStale, UpdateMode
 from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
 from trials.faults import Fault, FaultKind
@@ -84,7 +84,7 @@ def draw_trial(policy: str, seed: int) -> Trial:
     routing = rng.choice(("prefix_affine", "prefix_affine", "least_loaded"))
     max_load = rng.choice((1.0, 1.25, 1.5, 3.0))
     trial = msgspec.structs.replace(trial, faults=faults, routing=routing, max_load=max_load)
-    trial = _colocate(trial, rng) if policy == "sync" else trial
+    trial = _colocate(trial, rng if policy == "sync" else random.Random(f"devices {policy} {seed}"))
     trial = _record(trial, random.Random(f"recorded {policy} {seed}"))
     scores_groups = random.Random(f"groups {policy} {seed}").random() < 0.25
     trial = msgspec.structs.replace(trial, scores_groups=scores_groups)
@@ -260,15 +260,24 @@ def _draw_teacher_fault(rng: random.Random, trial: Trial) -> Fault:
 
 
 def _colocate(trial: Trial, rng: random.Random) -> Trial:
-    """One of three has the learner on the devices of its engines."""
+    """One of three has the learner on the devices of its engines, where these are one batch ahead at most."""
+    if trial.policy not in ("sync", "one_step_off"):
+        return trial
     latency = msgspec.structs.replace(trial.latency, sleep_s=rng.choice((0.0, 0.1, 2.0)), wake_s=rng.choice((0.0, 0.5)))
     learner = msgspec.structs.replace(trial.learner, sleep_s=rng.choice((0.0, 0.1, 2.0)), wake_s=rng.choice((0.0, 0.5)))
-    return msgspec.structs.replace(trial, colocated=rng.random() < 1 / 3, latency=latency, learner=learner)
+    shared = msgspec.structs.replace(trial, latency=latency, learner=learner)
+    return colocated(shared) if rng.random() < 1 / 3 else shared
+
+
+def colocated(trial: Trial) -> Trial:
+    """The trial with the learner on the devices of its engines, which swap nothing while they generate."""
+    mode = UpdateMode.DRAIN if trial.update_mode is UpdateMode.IN_FLIGHT else trial.update_mode
+    return msgspec.structs.replace(trial, colocated=True, update_mode=mode)
 
 
 def _operate(trial: Trial, rng: random.Random) -> Trial:
     """One of four has an operator, who switches the policy, pauses new grants and ends that, and has checkpoints saved.
-    Learner and engines that share their devices stay with the policy that they need for it."""
+    Learner and engines that share their devices stay with the policies that they can have."""
     if rng.random() >= 0.25:
         return trial
     span_s = trial.num_steps * (trial.learner.step_s + 2.0)
@@ -276,7 +285,7 @@ def _operate(trial: Trial, rng: random.Random) -> Trial:
     for _ in range(rng.choice((1, 2, 4))):
         at_s = rng.uniform(0.0, span_s)
         match rng.choice(("switch", "switch", "pause", "save")):
-            case "switch" if not trial.colocated:
+            case "switch":
                 requests.append(Request(at_s=at_s, event=_draw_policy(rng, trial)))
             case "pause":
                 end_s = at_s + rng.choice((0.1, 5.0, rng.uniform(0.0, 60.0)))
@@ -293,12 +302,13 @@ def _operate(trial: Trial, rng: random.Random) -> Trial:
 
 def _draw_policy(rng: random.Random, trial: Trial) -> PolicyChanged:
     """Any built-in one, also such as cannot serve the trial's publishing."""
-    policy = rng.choice(list(BUILTIN))
+    policy = rng.choice(["sync", "one_step_off"] if trial.colocated else list(BUILTIN))
     defaults = BUILTIN[policy]
+    modes = [mode for mode in defaults.update_modes if mode is not UpdateMode.IN_FLIGHT or not trial.colocated]
     return PolicyChanged(
         policy=policy,
         max_staleness=defaults.max_staleness if defaults.fixed_staleness else rng.randint(0, 8),
-        update_mode=rng.choice(defaults.update_modes),
+        update_mode=rng.choice(modes),
         on_stale=trial.on_stale if rng.random() < 0.6 else rng.choice(list(OnStale)),
     )
 

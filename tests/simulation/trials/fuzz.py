@@ -27,7 +27,7 @@ from penstock.runtime.hosts.virtual.event_digest import EventDigest
 from penstock.runtime.hosts.virtual.host import VirtualHost
 from penstock.runtime.run.evaluating import evaluation_schedule
 from trials.device_watch import DeviceWatch
-from trials.draws import draw_trial
+from trials.draws import colocated, draw_trial
 from trials.faults import inject
 from trials.oracle import Oracle
 from trials.oracle_checks import Rules, kept_by
@@ -168,25 +168,29 @@ def _await_quiet(host: VirtualHost, end_s: float) -> None:
         host.run(until_s)
 
 
-def failures(policy: str, seeds: Iterable[int], *, with_digest: bool = False) -> list[tuple[int, str]]:
+def failures(policy: str, seeds: Iterable[int], *, are_colocated: bool = False) -> list[tuple[int, str]]:
     """The seeds whose trials fail, each with its traceback."""
-    return list(iterate_failures(policy, seeds, with_digest=with_digest))
+    return list(iterate_failures(policy, seeds, are_colocated=are_colocated))
 
 
-def iterate_failures(policy: str, seeds: Iterable[int], *, with_digest: bool = False) -> Iterator[tuple[int, str]]:
+def iterate_failures(policy: str, seeds: Iterable[int], *, are_colocated: bool = False) -> Iterator[tuple[int, str]]:
     """As ``failures``, each as soon as it is found."""
     for seed in seeds:
         try:
-            run_trial(draw_trial(policy, seed), with_digest=with_digest)
+            trial = draw_trial(policy, seed)
+            run_trial(colocated(trial) if are_colocated else trial, with_digest=False)
         except (AssertionError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
             yield seed, traceback.format_exc()
 
 
-def failed_seeds(policy: str, seeds: range, num_processes: int) -> Iterator[tuple[int, str]]:
+def failed_seeds(
+    policy: str, seeds: range, num_processes: int, *, are_colocated: bool = False
+) -> Iterator[tuple[int, str]]:
     """As ``iterate_failures``, over several processes; in no order."""
     chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
     with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
-        for found in as_completed([pool.submit(failures, policy, chunk) for chunk in chunks]):
+        asked = [pool.submit(failures, policy, chunk, are_colocated=are_colocated) for chunk in chunks]
+        for found in as_completed(asked):
             yield from found.result()
 
 
@@ -196,6 +200,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--policy", choices=(*POLICIES, "all"), default="fully_async")
     parser.add_argument("--trials", type=int, default=2000, help="of each policy")
     parser.add_argument("--first-seed", default="0", help="a number, or 'random'")
+    parser.add_argument("--colocated", action="store_true", help="learner and engines share their devices in each")
     parser.add_argument("--processes", type=int, default=1, help="how many run side by side")
     parser.add_argument("--keep", type=Path, help="append the policies and seeds that failed to this file")
     parser.add_argument("--show", type=int, default=3, help="print the tracebacks of so many failures")
@@ -207,7 +212,7 @@ def main(arguments: list[str]) -> int:
         seeds = range(first, first + options.trials)
         print(f"{policy}: {options.trials} trials from seed {first}", flush=True)
         found = 0
-        for seed, story in failed_seeds(policy, seeds, options.processes):
+        for seed, story in failed_seeds(policy, seeds, options.processes, are_colocated=options.colocated):
             found += 1
             print(story if found <= options.show else "", f"failed: {policy} {seed}", sep="", flush=True)
             if options.keep is not None:

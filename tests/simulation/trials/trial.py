@@ -25,7 +25,7 @@ from penstock.backends.engines.teacher_options import TeacherLatencyOptions, Tea
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.evaluation.options import EvaluationDataset, EvaluationOptions
 from penstock.backends.learners.options import LearnerOptions, SimulatedLearnerOptions
-from penstock.backends.rewards.options import RewardOptions
+from penstock.backends.rewards.options import RewardAlarmOptions, RewardOptions
 from penstock.backends.simulated.engine import SimulatedEngine
 from penstock.backends.simulated.opening import open_simulated
 from penstock.backends.simulated.rewards import JudgingModel
@@ -313,9 +313,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             runtime=RuntimeOptions(),
         )
 
-    @staticmethod
-    def _reward(*, per_group: bool) -> RewardOptions:
-        return RewardOptions(timeout_s=2.0, per_group=per_group)
+    def _reward(self, *, per_group: bool) -> RewardOptions:
+        """Where engines are drawn to fail often, a run whose first samples all fail goes on."""
+        alarms = RewardAlarmOptions(stop_after=0) if self.latency.failure_rate else RewardAlarmOptions()
+        return RewardOptions(timeout_s=2.0, per_group=per_group, alarms=alarms)
 
     @property
     def _recorded(self) -> tuple[EngineGroupOptions, ...]:

@@ -38,6 +38,10 @@ class GenerateCall(Value, frozen=True, kw_only=True):
     """For a router that keeps a session on one server."""
     media: tuple[Media, ...] = ()
     """What belongs to the prompt and is no text."""
+    json_schema: str = ""
+    """That the text has to follow; empty: none."""
+    regex: str = ""
+    """That it has to match as a whole; empty: none."""
     with_experts: bool = False
     """Whether the server is to say which experts it chose for each token."""
 

@@ -34,6 +34,7 @@ from penstock.messages.samples import (
     StopReason,
     Truncated,
 )
+from penstock.messages.turn_sampling import TurnSampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 LOST: Final = (Failure.NO_CONNECTION, Failure.CUT_OFF)
 """The server has probably died; then it is no fault of the request."""
 FIRST_PRIORITY: Final = 1 << 30
+NO_WISHES: Final = TurnSampling()
 INT32_BYTES: Final = 4
 
 
@@ -110,7 +112,9 @@ class OpenRequest:
 
     def call(self, label: str, version: int) -> GenerateCall:
         """What to ask the server for next, under these weights."""
-        rules, sampling, command = self._rules, self._sampling.sampling, self.command
+        rules, command = self._rules, self.command
+        asked = command.sampling or NO_WISHES
+        own = msgspec.structs.replace(self._sampling.sampling, **asked.drawn_by())
         self.rid = f"{rules.tag}-{command.key.group_id}-{command.key.index}-{command.attempt}-{self._num_sent}"
         self.has_tokens = self.is_sent_again = False
         self._num_sent += 1
@@ -119,11 +123,13 @@ class OpenRequest:
             rid=self.rid,
             input_ids=self._prompt + self.part.tokens,
             max_new_tokens=self._limit - self.part.num_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            stop=sampling.stop,
+            temperature=own.temperature,
+            top_p=own.top_p,
+            top_k=own.top_k,
+            min_p=own.min_p,
+            json_schema=asked.json_schema,
+            regex=asked.regex,
+            stop=own.stop,
             stop_token_ids=tuple(sorted(self._sampling.stop_token_ids)),
             seed=command.seed & 0x7FFF_FFFF if rules.is_seeded else None,
             extra_key=label,
@@ -133,6 +139,11 @@ class OpenRequest:
             media=command.prompt.media,
             with_experts=rules.experts is not None,
         )
+
+    @property
+    def _is_constrained(self) -> bool:
+        """A server would begin with the schema anew, and so cannot go on from a prefix."""
+        return self.command.sampling is not None and self.command.sampling.is_constrained
 
     def _priority(self) -> int:
         """Higher goes first: what must be trained soonest. An evaluation has a late deadline of its own, so training
@@ -179,6 +190,8 @@ class OpenRequest:
                 return Truncated()
             case EndReason.ABORTED if self.cause:
                 return Cancelled(cause=self.cause)
+            case EndReason.ABORTED if self.is_sent_again and self.part.num_tokens and self._is_constrained:
+                return InfraError(detail="new weights came in the middle of a turn that is held to a schema")
             case EndReason.ABORTED if self.is_sent_again:
                 return None
             case EndReason.ABORTED:

@@ -52,6 +52,8 @@ class _Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ignore_eos: bool
     stream_interval: int
     sampling_seed: int | None = None
+    json_schema: str | msgspec.UnsetType = msgspec.UNSET
+    regex: str | msgspec.UnsetType = msgspec.UNSET
     n: int = 1
     min_new_tokens: int = 0
     frequency_penalty: float = 0.0
@@ -237,4 +239,6 @@ def _sampling(call: GenerateCall, stream_interval: int) -> _Sampling:
         ignore_eos=call.ignore_eos,
         stream_interval=stream_interval,
         sampling_seed=call.seed,
+        json_schema=call.json_schema or msgspec.UNSET,
+        regex=call.regex or msgspec.UNSET,
     )

@@ -12,7 +12,15 @@ from penstock.backends.engines.served.sglang.server_options import (
     supports_seeded_sampling,
 )
 from penstock.backends.engines.served.sglang.size import engine_size
-from penstock.backends.engines.spec import EngineContext, EngineSize, EngineSpec, TeacherContext, TeacherSpec
+from penstock.backends.engines.spec import (
+    EngineContext,
+    EngineSize,
+    EngineSpec,
+    RewardModelContext,
+    RewardModelSpec,
+    TeacherContext,
+    TeacherSpec,
+)
 from penstock.backends.protocol import Capability
 from penstock.backends.weights.spec import DISK, DISTRIBUTED, SHARED_MEMORY, TENSOR
 from penstock.messages.errors import UserFault
@@ -22,10 +30,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.engines.options import EngineGroupOptions, EnginesOptions
-    from penstock.backends.engines.spec import Broken, KeyPath
+    from penstock.backends.engines.reward_model_options import RewardModelOptions
+    from penstock.backends.engines.spec import Broken, EngineBlock, KeyPath
     from penstock.backends.engines.teacher_options import TeacherOptions
     from penstock.backends.protocol import Backend
-    from penstock.messages.commands import EngineCommand, TeacherCommand
+    from penstock.messages.commands import EngineCommand, OpenEngine, TeacherCommand
 
 
 def _open(context: EngineContext) -> Backend[EngineCommand]:
@@ -47,6 +56,12 @@ def _open_teacher(context: TeacherContext) -> Backend[TeacherCommand]:
     )
 
 
+def _open_reward_model(context: RewardModelContext) -> Backend[OpenEngine]:
+    from penstock.backends.engines.served.sglang.reward_model import open_sglang_reward_model
+
+    return open_sglang_reward_model(context)
+
+
 def _longest_sample(folder: Path) -> int | None:
     from penstock.backends.engines.served.sglang.teacher import longest_sample
 
@@ -58,7 +73,7 @@ def _granted(group: EngineGroupOptions) -> frozenset[Capability]:
     return frozenset({Capability.SEEDED_SAMPLING}) if can_draw else frozenset()
 
 
-def _size(options: EngineGroupOptions | TeacherOptions) -> EngineSize | None:
+def _size(options: EngineBlock) -> EngineSize | None:
     """Servers that somebody else has started have theirs."""
     return None if options.addresses else engine_size(options.sglang)
 
@@ -111,7 +126,7 @@ def _true_on_policy(path: KeyPath, group: EngineGroupOptions) -> Iterator[Broken
         yield (*path, "sglang"), f"with learner.true_on_policy a server needs {wanted} ({backends})"
 
 
-def _option_rules(path: KeyPath, options: EngineGroupOptions | TeacherOptions) -> Iterator[Broken]:
+def _option_rules(path: KeyPath, options: EngineBlock) -> Iterator[Broken]:
     if options.addresses and options.sglang:
         yield (*path, "sglang"), "servers that run already have their options; remove it, or the addresses"
     try:
@@ -129,13 +144,21 @@ def _teacher_rules(path: KeyPath, teacher: TeacherOptions) -> Iterator[Broken]:
             (*path, "count"),
             f"there are {len(teacher.addresses)} addresses; set it to {len(teacher.addresses)}, found {teacher.count}",
         )
-    broken = list(_option_rules(path, teacher))
+    yield from _on_one_node(path, teacher, "a teacher")
+
+
+def _reward_model_rules(path: KeyPath, model: RewardModelOptions) -> Iterator[Broken]:
+    yield from _on_one_node(path, model, "a reward model")
+
+
+def _on_one_node(path: KeyPath, options: EngineBlock, who: str) -> Iterator[Broken]:
+    broken = list(_option_rules(path, options))
     yield from broken
-    if not broken and engine_size(teacher.sglang).node_counts[0] > 1:
-        yield (*path, "sglang"), "a teacher's server lies on one node; remove nnodes"
+    if not broken and engine_size(options.sglang).node_counts[0] > 1:
+        yield (*path, "sglang"), f"{who}'s server lies on one node; remove nnodes"
 
 
-def _check_machine(options: EngineGroupOptions | TeacherOptions) -> None:
+def _check_machine(options: EngineBlock) -> None:
     """The environment that servers run in has been built, where any is started here."""
     if options.addresses:
         return
@@ -156,6 +179,8 @@ SGLANG: Final = EngineSpec(
             Capability.MEDIA,
             Capability.ANSWERS_JUDGES,
             Capability.PROFILED,
+            Capability.SAMPLES_PER_CALL,
+            Capability.CONSTRAINED,
         }
     ),
     keys=("sglang", "addresses", "router"),
@@ -174,4 +199,5 @@ SGLANG: Final = EngineSpec(
         rules=_teacher_rules,
         longest_sample=_longest_sample,
     ),
+    reward_model=RewardModelSpec(open=_open_reward_model, rules=_reward_model_rules),
 )

@@ -127,7 +127,7 @@ export function mount(root, context) {
   const ready = el("div", { hidden: "" }, bar, told, scroller, el("div", { class: "charts" }, chart.element, flatCard));
   list.append(making, ready);
 
-  let pages = new Map(), total = null, current = -1, drawing = 0, ask = new AbortController();
+  let pages = new Map(), total = null, current = -1, drawing = 0, isPressed = false, ask = new AbortController();
   const shownRows = () => Math.max(1, Math.floor((scroller.clientHeight - ROW) / ROW));
   const height = () => (total ?? 0) * ROW;
   const top = () => (height() <= MAX_HEIGHT ? scroller.scrollTop / ROW
@@ -189,7 +189,13 @@ export function mount(root, context) {
 
   function draw() {
     cancelAnimationFrame(drawing);
-    drawing = requestAnimationFrame(drawNow);
+    if (!isPressed) drawing = requestAnimationFrame(drawNow);
+  }
+
+  /** While a row is pressed it stays: a click on a row that was drawn anew in between would be nobody's. */
+  function press(event) {
+    isPressed = event.type === "pointerdown";
+    draw();
   }
 
   function drawNow() {
@@ -224,6 +230,8 @@ export function mount(root, context) {
   }
 
   scroller.addEventListener("scroll", draw);
+  rows.addEventListener("pointerdown", press);
+  for (const released of ["pointerup", "pointercancel"]) window.addEventListener(released, press);
   scroller.addEventListener("click", (event) => {
     const row = event.target.closest(".rows .row");
     if (row && !event.target.closest("a") && !getSelection().toString()) row.querySelector("a")?.click();
@@ -295,7 +303,17 @@ export function mount(root, context) {
     else draw();
   }
 
-  return { update, unmount() { isGone = true; clearTimeout(later); ask.abort(); resized.disconnect(); chart.destroy(); page.destroy(); } };
+  function unmount() {
+    isGone = true;
+    clearTimeout(later);
+    ask.abort();
+    for (const released of ["pointerup", "pointercancel"]) window.removeEventListener(released, press);
+    resized.disconnect();
+    chart.destroy();
+    page.destroy();
+  }
+
+  return { update, unmount };
 }
 
 /** Reward against length: points of few samples, cells of many. A click on a cell filters by it. */

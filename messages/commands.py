@@ -70,6 +70,8 @@ class PromptRequest(Command, frozen=True, array_like=True, tag=False):
     epoch: int
     dataset: int | None = None
     """Index in the scenario's ``evaluation.datasets``; None: a row to train on."""
+    min_version: int = 0
+    """Of its group; said where groups are pushed from outside."""
 
 
 class FetchPrompts(Command, frozen=True):
@@ -98,6 +100,15 @@ class ChooseRows(Command, frozen=True):
     """Rows of groups that are on their way."""
     outcomes: tuple[RowOutcome, ...]
     """Those since the last time."""
+
+
+class TellPushers(Command, frozen=True):
+    """Say this to those who push groups from outside."""
+
+    version: int
+    """The newest that enough engines serve; −1: none yet."""
+    gone: tuple[int, ...] = ()
+    """Groups that want no row any more: they are settled."""
 
 
 # --- of the engine --------------------------------------------------------------------------------------------
@@ -308,6 +319,7 @@ class KeepAnswers(Command, frozen=True, kw_only=True):
 
 
 PromptCommand = FetchPrompts | ChooseRows
+PushCommand = PromptCommand | TellPushers
 EngineCommand = (
     OpenEngine | Generate | AbortGeneration | InterruptGenerations | FetchWeights | ApplyWeights | SleepEngine
 )
@@ -326,7 +338,7 @@ LearnerCommand = (
 )
 BufferCommand = FetchBatch | ArchiveSamples | ArchiveGroups | KeepAnswers
 BackendCommand = (
-    PromptCommand | EngineCommand | TeacherCommand | ScorerCommand | FilterCommand | LearnerCommand | BufferCommand
+    PushCommand | EngineCommand | TeacherCommand | ScorerCommand | FilterCommand | LearnerCommand | BufferCommand
 )
 ShellCommand = Send | Record | StartTimer | StopTimer | ReplaceActor | FailRun
 AnyCommand = ShellCommand | BackendCommand

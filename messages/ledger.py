@@ -81,6 +81,8 @@ class GroupRecorded(Entry, frozen=True, kw_only=True):
     """Always there when it is written."""
     kept_cause: str = ""
     """The Filter had turned it away for this cause, and it was kept because too little was left to train on."""
+    pushed: str = ""
+    """It came finished from outside, under this key."""
 
     @property
     def oldest_version(self) -> int | None:

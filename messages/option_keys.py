@@ -46,7 +46,7 @@ class Names(StrEnum):
     def is_only_function(self) -> bool:
         """Whether no word stands for one that is built in."""
         words = (Names.REWARD, Names.POLICY, Names.ROUTING, Names.OBJECTIVE, Names.EPISODE_PART, Names.TRACKER)
-        return self.is_function and self not in words
+        return self.is_function and self not in (*words, Names.DATA_SOURCE)
 
 
 def _marked(names: Names) -> Meta:

@@ -107,6 +107,9 @@ class Prompt(Value, frozen=True, kw_only=True, omit_defaults=True):
     """How often a sample of it that failed by our fault is issued again; None: as often as that of any row."""
     teacher_tokens: bytes = b""
     """int32 ids of what a teacher reads in place of ``tokens``; empty: the same."""
+    pushed: str = ""
+    """Of a group that came finished from outside: the key that whoever pushed it gave it. Its samples have the versions
+    that made them, so their ages are known."""
 
     def __post_init__(self) -> None:
         _check_multiple(self.tokens, TOKEN_BYTES, "tokens")

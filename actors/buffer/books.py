@@ -297,6 +297,7 @@ def recorded(group: Group, deadline_version: int, kept_cause: str = "") -> Group
         samples=tuple(map(note_of, group.samples)),
         ended=group.ended,
         payload=group,
+        pushed=group.prompt.pushed,
     )
 
 

@@ -15,7 +15,7 @@ States: ``taking a census`` or ``issuing``.
 
 | waits for | who ends it |
 |---|---|
-| prompts of granted groups | its backend, which reads them from memory |
+| prompts of granted groups | its backend, which reads them from memory; of groups that are pushed, whoever pushes |
 | rows of granted groups, where they are chosen | its backend, within a deadline of its own; then the Buffer |
 | an engine with room | ``EngineReady`` (the supervisor's start deadline), ``GenerationClosed`` |
 | the end of a lease | settlement; after ``lease_timeout_s`` without progress a census. When two of them find that it
@@ -165,6 +165,7 @@ class PromptSource:
                 self.table.router.ready(event.engine, event.engine_epoch, event.num_slots, self.issuing.sweep)
             case VersionAnnounced():
                 self.table.router.serves(event.serving)
+                self._out.extend(self._prompts.announced(event.version))
             case LeasesHeld():
                 self.census.answered(event, self.settings.epoch)
             case EngineJoined() | ActorReturned():
@@ -215,8 +216,7 @@ class PromptSource:
     def _on_settled(self, state: SettledState) -> None:
         self.table.forget(self._settled.newly(state, self.table.groups))
         self._inherited.forget(self._settled)
-        if self._prompts.drawing is not None:
-            self._prompts.drawing.keep(self.table.groups)
+        self._out.extend(self._prompts.settled())
 
     def _open_refills(self) -> None:
         """Leases for the replacements that the Filter misses, as soon as their groups are here."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from penstock.actors.prompt_source.drawing import RowDrawing
 from penstock.actors.prompt_source.leases import LeasedGroup
 from penstock.actors.prompt_source.order import PromptOrder
 from penstock.messages.base import Metric
-from penstock.messages.commands import FetchPrompts, PromptRequest
+from penstock.messages.commands import FetchPrompts, PromptRequest, TellPushers
 from penstock.messages.rows import RowSource
 
 if TYPE_CHECKING:
@@ -41,6 +43,10 @@ class Prompts:
         """The first place in the stream of prompts that no group has had."""
         self._num_named = 0
         """The first place whose row has not been named to the backend."""
+        self._version = -1
+        """The newest that enough engines serve, as far as is known."""
+        self._awaited: set[int] = set()
+        """Groups whose rows are pushed, until they are settled."""
 
     def demanded(self, event: DemandGranted) -> list[AnyCommand]:
         """These groups may start: read their prompts, or choose their rows first."""
@@ -51,8 +57,30 @@ class Prompts:
             requests = self.drawing.heard(event, (request.group_id for request in requests))
             commands += self.drawing.commands()
         if requests:
-            commands.append(FetchPrompts(tuple(requests), self._rows_ahead()))
+            commands.append(FetchPrompts(tuple(map(self._dated, requests)), self._rows_ahead()))
         return commands
+
+    def announced(self, version: int) -> list[AnyCommand]:
+        """Enough engines serve it."""
+        if not self._settings.awaits_pushes:
+            return []
+        self._version = max(self._version, version)
+        return [TellPushers(self._version)]
+
+    def settled(self) -> list[AnyCommand]:
+        """The groups that are known here still are all that want rows."""
+        if self.drawing is not None:
+            self.drawing.keep(self._table.groups)
+        gone = self._awaited - self._table.groups.keys()
+        self._awaited -= gone
+        return [TellPushers(self._version, tuple(sorted(gone)))] if gone else []
+
+    def _dated(self, request: PromptRequest) -> PromptRequest:
+        """Who pushes groups is told how old they may be."""
+        if not self._settings.awaits_pushes:
+            return request
+        self._awaited.add(request.group_id)
+        return msgspec.structs.replace(request, min_version=self._table.groups[request.group_id].min_version)
 
     def _new_groups(self, span: GrantSpan) -> list[PromptRequest]:
         """What is below the total was in an earlier snapshot: it is here already, or settled."""

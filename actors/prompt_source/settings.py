@@ -29,5 +29,7 @@ class PromptSourceSettings(Value, frozen=True, kw_only=True):
     last save point, as nobody can put the other side of the conversation back to anywhere else."""
     max_evaluating: int = 1
     """Samples of an evaluation that are at engines while there is training."""
+    awaits_pushes: bool = False
+    """Groups are pushed from outside, and whoever pushes is told of versions and of what is settled."""
     recorded_engines: tuple[str, ...] = ()
     """Those that answer with the responses that rows hold, and generate nothing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -13,6 +13,8 @@ from penstock.messages.option_keys import DataSourceKey, RowsKey
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+PUSHED: Final = "pushed"
+"""As ``data.source``: groups come finished from outside. Their journal has this folder in that of a run."""
 Scalar = str | int | float | bool
 SourceName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
@@ -106,7 +108,8 @@ class DataOptions(Options, frozen=True, kw_only=True):
     """Several sources, in place of ``path``."""
     source: DataSourceKey | None = None
     """``file.py:Class``: a class that makes rows as the run asks for them, and is told what became of them, in place of
-    ``path``. Its rows come in its own order; ``shuffle`` says nothing."""
+    ``path``. Its rows come in its own order; ``shuffle`` says nothing. ``pushed``: finished groups come from
+    outside over HTTP (docs/gateway.md), for engines of the backend `recorded`."""
     source_options: dict[str, Scalar] = msgspec.field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
     """What the class is called with."""
     source_timeout_s: Annotated[float, Meta(gt=0)] = 600.0

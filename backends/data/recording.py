@@ -43,6 +43,8 @@ class RecordedSample(Value, frozen=True, kw_only=True, omit_defaults=True):
     reward: Reward | None = None
     is_truncated: bool = False
     """Its token ids do not end with one that ends a response."""
+    is_dated: bool = False
+    """The spans of its part name the versions of this run that made it, and it keeps them."""
 
 
 class RecordedGroup(NamedTuple):
@@ -71,6 +73,8 @@ class RenderedRow(NamedTuple):
     row: RecordedRow
     text: str
     responses: tuple[tuple[_Stretch, ...], ...]
+    prompt_ids: list[int] | None = None
+    """Where the prompt was given as token ids."""
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -112,18 +116,20 @@ class Recorder:
         self._first_singles: list[RecordedGroup] = []
         """As many as could fill the last group."""
 
-    def rendered(self, row: RecordedRow) -> RenderedRow:
-        """The row as texts.
+    def rendered(self, row: RecordedRow, prompt_ids: list[int] | None = None) -> RenderedRow:
+        """The row as texts. ``prompt_ids``: its prompt, where that was given as token ids and not as a text.
 
         Raises:
             BadColumnError: the template refuses it, or writes a turn otherwise once another has followed.
         """
-        if isinstance(row.prompt, str) and self._template is None:
+        if isinstance(row.prompt, str) and (self._template is None or prompt_ids is not None):
             text = row.prompt
         else:
             assert self._template is not None  # messages are refused without one
             text = self._template.render(row.prompt)
-        return RenderedRow(row, text, tuple(tuple(self._stretches(text, response)) for response in row.responses))
+        return RenderedRow(
+            row, text, tuple(tuple(self._stretches(text, response)) for response in row.responses), prompt_ids
+        )
 
     def groups(self, rows: Sequence[RenderedRow]) -> Iterator[RecordedGroup | tuple[RecordedRow, BadColumnError]]:
         """The groups that are full with these rows, and the rows that cannot be used."""
@@ -143,7 +149,7 @@ class Recorder:
                 for response in row.responses
             ]
             try:
-                group = self._group(row, prompt, pieces)
+                group = self._group(row, prompt if row.prompt_ids is None else row.prompt_ids, pieces)
             except BadColumnError as error:
                 yield row.row, error
                 continue

@@ -32,6 +32,7 @@ from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.episodes.registry import (
     GatewayAddress,
     log_file,
+    reachable_url,
     remove_address,
     run_token,
     write_address,
@@ -185,10 +186,8 @@ class GatewayEpisodes:
             await listener.close()
 
     def _address_at(self, port: int) -> GatewayAddress:
-        host = self._settings.options.host
-        reachable = _node_host() if host in ("0.0.0.0", "::") else host
-        at = f"[{reachable}]" if ":" in reachable else reachable
-        return GatewayAddress(self._settings.engine, self._settings.epoch, f"http://{at}:{port}")
+        url = reachable_url(self._settings.options.host, port)
+        return GatewayAddress(self._settings.engine, self._settings.epoch, url)
 
     def _open(self, episode: Episode) -> None:
         assert self._table is not None
@@ -228,15 +227,3 @@ def _open_template(folder: Path, data: DataOptions) -> ChatTemplate | None:
         if data.chat_template:
             raise
         return None
-
-
-def _node_host() -> str:
-    """The address by which other machines reach this one."""
-    import socket
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # nothing is sent; the kernel only picks the interface
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])

@@ -63,4 +63,6 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         failure = RequestError(error.status, error.reason.lower().replace(" ", "_"), f"{request.path}: {error.reason}")
     kind = "authentication_error" if failure.status == 401 else "invalid_request_error"
     headers = NO_RETRY if failure.status < 500 else None
+    if failure.retry_after_s:
+        headers = {"Retry-After": str(failure.retry_after_s)}
     return json_response(ErrorReply(ErrorBody(failure.message, kind, failure.code)), failure.status, headers)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 FOLDER: Final = "gateway"
 TOKEN_NAME: Final = "token"
 ADDRESS_SUFFIX: Final = ".address.json"
+PUSHES_NAME: Final = "pushes.url"
+"""Where groups are pushed to."""
 
 
 class GatewayAddress(msgspec.Struct, frozen=True):
@@ -71,6 +73,48 @@ def read_addresses(run_folder: Path) -> list[GatewayAddress]:
         except FileNotFoundError:  # it has ended in this very moment
             continue
     return found
+
+
+def write_push_address(run_folder: Path, url: str) -> None:
+    """Say where groups are pushed to."""
+    folder = run_folder / FOLDER
+    folder.mkdir(exist_ok=True)
+    scratch = folder / f".{PUSHES_NAME}.{os.getpid()}"
+    scratch.write_text(url)
+    scratch.replace(folder / PUSHES_NAME)
+
+
+def remove_push_address(run_folder: Path, url: str) -> None:
+    """It is not there any more; a successor's word stays."""
+    if read_push_address(run_folder) == url:
+        (run_folder / FOLDER / PUSHES_NAME).unlink(missing_ok=True)
+
+
+def read_push_address(run_folder: Path) -> str | None:
+    """Where groups are pushed to; None: nowhere, or not yet."""
+    try:
+        return (run_folder / FOLDER / PUSHES_NAME).read_text()
+    except FileNotFoundError:
+        return None
+
+
+def reachable_url(host: str, port: int) -> str:
+    """The address of a server that listens on this one, as others reach it."""
+    reachable = _node_host() if host in ("0.0.0.0", "::") else host
+    at = f"[{reachable}]" if ":" in reachable else reachable
+    return f"http://{at}:{port}"
+
+
+def _node_host() -> str:
+    """The address by which other machines reach this one."""
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent; the kernel only picks the interface
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
 
 
 def log_file(run_folder: Path, engine: str) -> Path:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from aiohttp import web
 
+from penstock.backends.data.pushed.forms import MAX_METADATA_BYTES, MAX_REWARD
 from penstock.backends.episodes.api import (
     ChatRequest,
     CompletionRequest,
@@ -47,11 +48,8 @@ if TYPE_CHECKING:
 
 MAX_WAIT_S: Final = 600.0
 STREAM_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-MAX_REWARD: Final = 1e9
-"""Squares of it, summed over any batch, are still numbers in float32."""
 MAX_COMPONENTS: Final = 64
 MAX_DETAIL_CHARS: Final = 4096
-MAX_METADATA_BYTES: Final = 1 << 20
 COMPONENT_NAME: Final = re.compile(r"[\w.][\w .@/:+-]{0,63}")
 _LOG: Final = logging.getLogger(__name__)
 

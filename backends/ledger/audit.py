@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -90,6 +91,8 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     """In trained samples, and not made by the model."""
     num_groups: dict[str, int]
     """Groups by state."""
+    num_pushed: int
+    """That came in and were made outside."""
     evaluated_versions: tuple[int, ...]
     """That evaluations were asked for, ascending."""
     is_evaluating: bool
@@ -328,6 +331,7 @@ class _Auditor(SqliteReader):
             num_masked_tokens=sum(step.num_masked_tokens for step in receipts),
             num_given_tokens=self._num_given,
             num_groups=num_groups,
+            num_pushed=self._num_pushed(),
             evaluated_versions=tuple(evaluations),
             is_evaluating=books.evaluations.open_one is not None,
             version=books.version,
@@ -339,6 +343,14 @@ class _Auditor(SqliteReader):
             num_payloads=num_payloads,
             findings=(*books.findings, *self._found),
         )
+
+    def _num_pushed(self) -> int:
+        """Groups that came finished from outside; each has a key of its own."""
+        keys = Counter(group.pushed for group in self._books.groups if group.pushed)
+        for key, count in keys.items():
+            if count > 1:
+                self._find(f"{count} groups came from outside under one key: {key}")
+        return keys.total()
 
     def _find(self, text: str, sequence: int = 0) -> None:
         self._found.append(Finding(sequence, text))

@@ -238,7 +238,7 @@ class AuditBooks:
                 f"{max(group.deadline_version, born)}"
             )
         self._drawn.discard(group.group_id)
-        group.state, group.deadline_version = ADMITTED, entry.deadline_version
+        group.state, group.deadline_version, group.pushed = ADMITTED, entry.deadline_version, entry.pushed
         group.ended = {end.key.index: end for end in entry.ended}
         self.num_tokens += sum(note.num_made_tokens for note in entry.samples)
         self._count(entry.ended)

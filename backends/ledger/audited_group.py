@@ -44,6 +44,8 @@ class AuditedGroup(msgspec.Struct):
     ended: dict[int, SampleEnd] = {}
     """Those of its samples that ended before it did, by index."""
     is_requeued: bool = False
+    pushed: str = ""
+    """The key under which it came from outside; empty: the run has made it."""
     version: int | None = None
     position: int | None = None
     digest: int | None = None

@@ -66,9 +66,10 @@ BOUNDS: Final = Bounds()
 class RequestError(Exception):
     """An answer that is no success."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(status, code, message)
-        self.status, self.code, self.message = status, code, message
+    def __init__(self, status: int, code: str, message: str, retry_after_s: int = 0) -> None:
+        """``retry_after_s``: the same may be asked again after so long; 0: nobody knows."""
+        super().__init__(status, code, message, retry_after_s)
+        self.status, self.code, self.message, self.retry_after_s = status, code, message, retry_after_s
 
 
 class Listener:

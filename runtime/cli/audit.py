@@ -133,7 +133,8 @@ def _facts(report: AuditReport) -> Iterator[str]:
     leased = "none" if report.leased_version is None else str(report.leased_version)
     yield f"versions     announced {announced}; batch that is out: {leased}"
     groups = ", ".join(f"{count:,} {state}" for state, count in sorted(report.num_groups.items())) or "none"
-    yield f"groups       {groups}; payloads of {report.num_payloads:,}"
+    pushed = f"; {report.num_pushed:,} pushed from outside" if report.num_pushed else ""
+    yield f"groups       {groups}{pushed}; payloads of {report.num_payloads:,}"
     if report.evaluated_versions:
         yield f"evaluations  {_evaluations(report)}"
     yield f"checkpoints  {_checkpoints(report)}"

@@ -73,9 +73,7 @@ def check_data(scenario: Scenario, console: Console, *, num_shown: int) -> int:
     if is_modelled(scenario.learner):
         raise UserFault("the scenario is simulated: it has a number of rows and no data to check")
     if scenario.data.source is not None:
-        raise UserFault(
-            "data.source: a class makes the rows as the run asks for them, so there are none to check before"
-        )
+        raise UserFault("data.source: its rows come as the run asks for them, so there are none to check before")
     scenario = with_hub(scenario, console)
     with _tokenizer_folder(scenario) as folder:
         with console.status("reading the rows …") as status:

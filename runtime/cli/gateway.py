@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.markup import escape
 
+from penstock.backends.data.options import PUSHED
 from penstock.backends.episodes.registry import run_token
 from penstock.backends.processes.http_server import listen
 from penstock.messages.errors import UserFault
@@ -25,6 +26,9 @@ EXAMPLE: Final = """\
   session = requests.post("{url}/sessions", headers={{"Authorization": "Bearer {token}"}}).json()
   client = openai.OpenAI(base_url=session["base_url"], api_key="{token}")"""
 
+PUSH_EXAMPLE: Final = """\
+  requests.post("{url}/trajectories", headers={{"Authorization": "Bearer {token}"}}, json=group)"""
+
 
 def serve_gateway(folder: Path, host: str, port: int, console: Console) -> int:
     """Serve until the run has ended.
@@ -36,17 +40,18 @@ def serve_gateway(folder: Path, host: str, port: int, console: Console) -> int:
     if not is_alive(record):
         raise UserFault(f"{folder}: its process has ended, so there is nobody to talk to; resume it first")
     scenario = load_scenario(folder / SCENARIO_NAME, [])
-    if scenario.episode.kind != "gateway":
+    is_pushed = scenario.data.source == PUSHED
+    if scenario.episode.kind != "gateway" and not is_pushed:
         raise UserFault(
-            f"{folder}: its samples are no sessions (episode.kind: {scenario.episode.kind}); start the run with "
-            "episode.kind=gateway"
+            f"{folder}: its samples are no sessions (episode.kind: {scenario.episode.kind}), and none are pushed; "
+            "start the run with episode.kind=gateway, or with data.source=pushed"
         )
     with suppress(asyncio.CancelledError):
-        asyncio.run(_serve(folder, host, port, console))
+        asyncio.run(_serve(folder, host, port, console, PUSH_EXAMPLE if is_pushed else EXAMPLE))
     return 0
 
 
-async def _serve(folder: Path, host: str, port: int, console: Console) -> None:
+async def _serve(folder: Path, host: str, port: int, console: Console, example: str) -> None:
     token = run_token(folder)
     try:
         listener = await listen(FrontDoor(folder, token).app(host), host, port)
@@ -56,7 +61,7 @@ async def _serve(folder: Path, host: str, port: int, console: Console) -> None:
         url = f"http://{host}:{listener.port}"
         console.print(f"agents of {escape(folder.name)} come to  {url}", soft_wrap=True)
         console.print(f"with the API key  {token}\n", soft_wrap=True)
-        console.print(escape(EXAMPLE.format(url=url, token=token)), soft_wrap=True)
+        console.print(escape(example.format(url=url, token=token)), soft_wrap=True)
         await end_of(read_record(folder))
         console.print("the run has ended")
     finally:

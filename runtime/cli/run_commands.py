@@ -313,7 +313,7 @@ def gateway(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8470,
 ) -> None:
-    """Serve one OpenAI-compatible address for the agents of a run whose samples are sessions."""
+    """Serve one OpenAI-compatible address for the agents of a run whose samples are sessions, or that push theirs."""
     from penstock.runtime.cli.gateway import serve_gateway
 
     raise typer.Exit(serve_gateway(run_folder(run), host, port, console))

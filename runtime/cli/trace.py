@@ -20,6 +20,7 @@ from penstock.runtime.observability.lives import (
     sample_key,
     slowest,
 )
+from penstock.runtime.observability.pushed import pushed_keys
 from penstock.runtime.observability.spans import step_trace_id, version_trace_id
 from penstock.runtime.observability.texts import length_text, told
 from penstock.runtime.observability.trace_view import write_view
@@ -90,8 +91,10 @@ def show_trace(folder: Path, console: Console, chosen: Chosen, views: Sequence[P
         )
     if chosen.step is not None:
         console.print(_step_tree(chosen.step, steps, lives, chosen))
+    pushed = pushed_keys(folder)
     for life in lives[: chosen.limit] if chosen.num_choices and chosen.step is None else ():
-        console.print(life_tree(life, shows_events=chosen.shows_events))
+        key = pushed.get(life.fate.group_id, "")
+        console.print(life_tree(life, shows_events=chosen.shows_events, pushed=key))
     for line in summary:
         console.print(escape(terminal_text(line)), style="dim", soft_wrap=True)
     began_ns, lanes = round(1e9 * record.began_at), read_activity(folder) if views else {}
@@ -130,13 +133,16 @@ def _step_spans(folder: Path, versions: Sequence[int | None]) -> list[SpanRow]:
 # --- as trees --------------------------------------------------------------------------------------------------------
 
 
-def life_tree(life: Life, *, shows_events: bool = False) -> Tree:
-    """A life: its stages by their start, below their attempts where there are several."""
+def life_tree(life: Life, *, shows_events: bool = False, pushed: str = "") -> Tree:
+    """A life: its stages by their start, below their attempts where there are several. ``pushed``: the key of its
+    group, where that came finished from outside."""
     fate = life.fate
     length = (f"  {length_text(life.duration_s)}", "cyan")
     head = Text.assemble((fate.name, "bold"), "  ", terminal_text(fate.text), length)
     head.append("" if life.is_traced else "  not traced; the times are the ledger's", style="dim")
     tree = Tree(head)
+    if pushed:
+        tree.add(f"made outside, and pushed as {escape(terminal_text(pushed))}")
     if fate.reason:
         tree.add(Text(terminal_text(fate.reason, max_chars=MAX_REASON), style="red"))
     attempts = {stage.attempt for stage in life.stages if stage.name in OF_ATTEMPT}

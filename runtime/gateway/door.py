@@ -24,9 +24,11 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from penstock.backends.data.pushed.intake import RETRY_AFTER_S
 from penstock.backends.episodes.api import GatewayStatus, SessionAsked, SessionTaken
 from penstock.backends.episodes.http import answer_errors, check_key, json_response
-from penstock.backends.episodes.registry import read_addresses
+from penstock.backends.episodes.pushes import PATH
+from penstock.backends.episodes.registry import read_addresses, read_push_address
 from penstock.backends.episodes.server import MAX_WAIT_S
 from penstock.backends.processes.http_server import BOUNDS, RequestError, application, decoded
 from penstock.messages.names import engine_name
@@ -94,6 +96,8 @@ class FrontDoor:
                 web.get("/v1/models", self._models),
                 web.post("/v1/{call:chat/completions|completions|messages}", self._answer_named),
                 web.route("*", "/sessions/{name}/{rest:.*}", self._answer),
+                web.post(PATH, self._pushed),
+                web.get(PATH, self._pushed),
             ]
         )
         return app
@@ -193,15 +197,24 @@ class FrontDoor:
 
     async def _forward(self, request: web.Request, name: str, rest: str) -> web.StreamResponse:
         address = self._address_of(name)
+        return await self._forward_to(request, f"{address.url}/sessions/{name}/{rest}", address.engine)
+
+    async def _pushed(self, request: web.Request) -> web.StreamResponse:
+        """Finished groups, for whoever takes them."""
+        url = read_push_address(self._run_folder)
+        if url is None:
+            message = "this run takes no finished groups (data.source: pushed), or is not up yet; try again soon"
+            raise RequestError(503, "no_pushes", message, RETRY_AFTER_S)
+        return await self._forward_to(request, f"{url}{PATH}", "whoever takes finished groups")
+
+    async def _forward_to(self, request: web.Request, url: str, who: str) -> web.StreamResponse:
         headers = {key: value for key, value in request.headers.items() if key.lower() not in _HOP_HEADERS}
         try:
-            async with self._engines.request(
-                request.method, f"{address.url}/sessions/{name}/{rest}", data=await request.read(), headers=headers
-            ) as reply:
+            async with self._engines.request(request.method, url, data=await request.read(), headers=headers) as reply:
                 return await _passed_on(request, reply)
         except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError) as error:
             raise RequestError(
-                502, "engine_unreachable", f"{address.engine} does not answer ({error}); it may be replaced just now"
+                502, "engine_unreachable", f"{who} does not answer ({error}); it may be replaced just now"
             ) from None
 
     def _address_of(self, name: str) -> GatewayAddress:

@@ -40,6 +40,7 @@ from penstock.runtime.observability.plots import (
     speed_charts,
     staleness_charts,
 )
+from penstock.runtime.observability.pushed import pushed_facts
 from penstock.runtime.observability.samples import reason_counts, reported_samples
 from penstock.runtime.observability.shares import rounded_shares
 from penstock.runtime.observability.summary import read_summary
@@ -106,7 +107,7 @@ def render_report(run_folder: Path, *, is_running: bool = False) -> str:
         name=summary.scenario if summary else starts[-1].facts.scenario if starts else run_folder.name,
         is_running=is_running,
         summary=summary,
-        facts=fact_rows(run_folder.name, starts, summary, operations),
+        facts=[*fact_rows(run_folder.name, starts, summary, operations), *pushed_facts(run_folder)],
         tiles=tiles(summary, steps),
         learning=marked(learning_charts(steps), operations),
         evaluation=evaluation_charts(evaluations),

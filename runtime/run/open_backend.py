@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from penstock.backends.data.options import PUSHED
 from penstock.backends.engines.options import group_of, options_of
 from penstock.backends.engines.spec import (
     ENGINES,
@@ -44,6 +45,7 @@ from penstock.runtime.scenario.recorded_rules import recorded_settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.backends.data.pushed.reading import PushReader
     from penstock.backends.engines.surroundings import Surroundings
     from penstock.backends.learners.plan import PackedDemonstration
     from penstock.backends.ledger.evaluation_answers import AnswerFiles
@@ -326,6 +328,22 @@ def _own_source(plan: RunPlan, keeps_messages: bool) -> Backend[Any]:
     )
 
 
+def _pushes(plan: RunPlan) -> Backend[Any]:
+    """Of groups that come finished from outside."""
+    from penstock.backends.episodes.pushes import PushBackend
+
+    scenario, model_folder = plan.scenario, Path(plan.model_folder)
+    settings = recorded_settings(scenario)
+    assert settings is not None, "a scenario's rules ask for engines that answer from rows"
+
+    def reader() -> PushReader:
+        from penstock.backends.data.pushed.reading import open_reader
+
+        return open_reader(scenario.data, settings, model_folder, max_context=scenario.model.max_context)
+
+    return PushBackend(Path(plan.run_folder), scenario.episode.host, reader)
+
+
 def _with_evaluation(plan: RunPlan, prompts: Backend[Any], *, keeps_messages: bool) -> Backend[Any]:
     """The same backend, or, where there is an evaluation, one that has its prompts as well."""
     if not plan.scenario.evaluation.datasets:
@@ -362,7 +380,9 @@ def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
             keeps_messages = scenario.episode.kind != "single" or scenario.reward_model is not None
             run_folder = Path(plan.run_folder)
             if scenario.data.source is not None:
-                return _with_evaluation(plan, _own_source(plan, keeps_messages), keeps_messages=keeps_messages)
+                is_pushed = scenario.data.source == PUSHED
+                source = _pushes(plan) if is_pushed else _own_source(plan, keeps_messages)
+                return _with_evaluation(plan, source, keeps_messages=keeps_messages)
             rows = read_dataset(scenario, model_folder, keeps_messages=keeps_messages, run_folder=run_folder)
             prompts = _choosing(plan, DatasetBackend(rows), lambda row: rows.prompt(row, 0))
             prompts = _with_evaluation(plan, prompts, keeps_messages=keeps_messages)

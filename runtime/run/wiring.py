@@ -28,8 +28,9 @@ from penstock.actors.scorer.machine import Scorer
 from penstock.actors.scorer.settings import GRACE_S, ScorerSettings
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.actors.weight_publisher.settings import WeightPublisherSettings
+from penstock.backends.data.options import PUSHED
 from penstock.backends.engines.options import group_of, num_engines, num_slots
-from penstock.backends.engines.spec import capabilities_of, some_can
+from penstock.backends.engines.spec import are_modelled, capabilities_of, some_can
 from penstock.backends.protocol import Capability
 from penstock.backends.rewards.functions_asked import longest_timeout_s, num_workers, scores_groups
 from penstock.backends.rewards.sampling_calls import SAMPLE_TIMEOUT_S
@@ -230,6 +231,7 @@ def _prompt_source(plan: RunPlan, epoch: int) -> PromptSourceSettings:
         samples_per_group=scenario.sampling.samples_per_group,
         max_evaluating=max_evaluating(scenario),
         salvages_responses=scenario.episode.kind == "single",
+        awaits_pushes=scenario.data.source == PUSHED and not are_modelled(scenario.engines),
         recorded_engines=recorded_engines(scenario),
     )
 

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.data.media import media_columns
 from penstock.backends.data.mixture import named_sources
+from penstock.backends.data.options import PUSHED
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.row import retries_problem
 from penstock.backends.data.sources import COMPRESSED_SUFFIXES, parse_source
 from penstock.backends.engines.spec import some_can
 from penstock.backends.protocol import Capability
-from penstock.messages.option_keys import Names
+from penstock.messages.option_keys import Names, is_user_code
 from penstock.runtime.scenario.media_rules import media_rules, training_rules
 from penstock.runtime.scenario.named import MADE_DATA, named_values
+from penstock.runtime.scenario.pushed_rules import pushed_rules
 from penstock.runtime.scenario.row_metadata import metadata_blocks, unnamed
 
 if TYPE_CHECKING:
@@ -51,7 +53,9 @@ def data_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
 def _sources(data: DataOptions) -> Iterator[tuple[KeyPath, str]]:
     if data.source is not None:
         if data.path is not None or data.sources:
-            yield DATA_PATH, "the rows are those of the class that data.source names; remove this, or that"
+            yield DATA_PATH, "the rows are those of data.source; remove this, or that"
+        if data.source != PUSHED and not is_user_code(data.source):
+            yield ("data", "source"), f"must be file.py:Class, or {PUSHED}; found '{data.source}'"
         return
     if data.path is None and not data.sources:
         yield DATA_PATH, "there are no rows; name a file here (rows.jsonl), or several under data.sources"
@@ -137,6 +141,8 @@ def _own_source(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
             ("data", "num_epochs"),
             "a class that makes rows has no end to count from; set run.num_steps, and this to null",
         )
+    if data.source == PUSHED:
+        yield from pushed_rules(s)
     for name, why in (
         ("stream", "nothing is read from a file"),
         (
@@ -150,7 +156,7 @@ def _own_source(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     for name in ("priority", "replay"):
         if getattr(s.prompt_source, name) is not None:
             yield ("prompt_source", name), "which row comes next is for the class of data.source to say; set it to null"
-    if some_can(s.engines, Capability.FROM_ROWS):
+    if data.source != PUSHED and some_can(s.engines, Capability.FROM_ROWS):
         yield (
             ("data", "source"),
             "engines that answer from rows have to know these before the run; name a file in data.path",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.backends.data.options import RecordedOptions
+from penstock.backends.data.options import PUSHED, RecordedOptions
 from penstock.backends.data.recorded_rows import RecordedSettings
 from penstock.backends.engines.spec import all_can, capabilities_of, some_can
 from penstock.backends.learners.objectives.spec import OBJECTIVES, loss_of
-from penstock.backends.learners.objectives.validity import compares_rewards
+from penstock.backends.learners.objectives.validity import compares_rewards, compares_with_drawn
 from penstock.backends.learners.spec import is_modelled
 from penstock.backends.protocol import Capability
 from penstock.runtime.scenario.objective import OBJECTIVE, OBJECTIVE_NAME
@@ -27,13 +27,15 @@ def recorded_settings(scenario: Scenario) -> RecordedSettings | None:
     if not some_can(scenario.engines, Capability.FROM_ROWS):
         return None
     objective = scenario.learner.objective
+    is_pushed = scenario.data.source == PUSHED
+    needs_logprobs = compares_with_drawn(objective) if is_pushed else loss_of(objective).has_ratio
     return RecordedSettings(
         group_size=scenario.sampling.samples_per_group,
         max_response_tokens=scenario.sampling.max_response_tokens,
         are_all_recorded=all_can(scenario.engines, Capability.FROM_ROWS),
         imitates=OBJECTIVES.spec(objective.name).imitates,
         prefers_pairs=loss_of(objective).unit == "pair",
-        ratio_objective=objective.name if loss_of(objective).has_ratio else "",
+        ratio_objective=objective.name if needs_logprobs else "",
     )
 
 
@@ -57,6 +59,8 @@ def recorded_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
 
 def _engines(s: Scenario, settings: RecordedSettings) -> Iterator[tuple[KeyPath, str]]:
     recorded = s.data.recorded
+    if s.data.source == PUSHED and recorded != RecordedOptions():
+        yield ("data", "recorded"), "a pushed group says itself what it holds; remove it"
     if settings.are_all_recorded and recorded.path is not None:
         yield (
             ("data", "recorded", "path"),
@@ -74,7 +78,7 @@ def _engines(s: Scenario, settings: RecordedSettings) -> Iterator[tuple[KeyPath,
         yield ("episode", "kind"), "responses of rows are given as they are, with no conversation; set it to single"
     if s.engines.placement == "colocate" and Capability.FROM_ROWS in capabilities_of(s.engines):
         yield ("engines", "placement"), "engines that answer from rows have no device to share; remove it"
-    if recorded.logprobs_key is None and s.sampling.temperature != 1.0:
+    if recorded.logprobs_key is None and s.sampling.temperature != 1.0 and s.data.source != PUSHED:
         yield (
             ("sampling", "temperature"),
             "the likelihood of a given response is that at temperature 1, and a step has one temperature; set it to 1",
@@ -94,7 +98,7 @@ def _losses(s: Scenario, settings: RecordedSettings) -> Iterator[tuple[KeyPath, 
             f"common; remove it, or train the rows in a run of their own with learner.objective: sft",
         )
     if recorded.loss == "objective" and recorded.loss_key is None:
-        if settings.ratio_objective and recorded.logprobs_key is None:
+        if settings.ratio_objective and recorded.logprobs_key is None and s.data.source != PUSHED:
             yield (
                 OBJECTIVE,
                 f"{objective.name} compares the policy with whatever drew a response, and nobody knows the log-probs "

@@ -242,7 +242,7 @@ def test_a_journal_has_one_process_and_a_damaged_one_is_refused(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("data.path=lines:8",), r"data\.path.*the rows are those of the class that data\.source names"),
+        (("data.path=lines:8",), r"data\.path.*the rows are those of data\.source"),
         (("data.num_epochs=2",), r"data\.num_epochs.*has no end to count from"),
         (("data.stream=true",), r"data\.stream.*nothing is read from a file"),
         (("data.skip_bad_rows=true",), r"data\.skip_bad_rows.*leave bad ones out there"),

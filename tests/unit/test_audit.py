@@ -32,6 +32,7 @@ from penstock.messages.evaluation import GroupEvaluated
 from penstock.messages.flow import GrantSpan, GroupRow
 from penstock.messages.ledger import (
     CheckpointRecorded,
+    GroupRecorded,
     GroupsGranted,
     LedgerEntry,
     PauseRecorded,
@@ -115,6 +116,18 @@ def test_the_report_says_what_became_of_every_sample(tmp_path: Path) -> None:
     assert [(fact.version, fact.place) for fact in report.checkpoints] == [(1, "modelled"), (2, "modelled")]
     assert report.num_payloads == 3  # groups 3 and 4 may be trained again, 8 is open
     assert report.epochs == (1,)
+
+
+def test_groups_that_came_from_outside_are_counted_and_one_that_came_twice_is_found(tmp_path: Path) -> None:
+    for name, keys, found in (("once", ("a", "b"), []), ("twice", ("a", "a"), ["2 groups came from outside under"])):
+        entries, given = make.whole_run(), iter(keys)
+        for place, entry in enumerate(entries):
+            if isinstance(entry, GroupRecorded) and (key := next(given, "")):
+                entries[place] = msgspec.structs.replace(entry, pushed=key)
+        (tmp_path / name).mkdir()
+        report = audit_ledger(ledger_of(entries, tmp_path / name))
+        assert report.num_pushed == 2
+        assert [text[:32] for text in texts(report)] == found
 
 
 def test_tokens_that_the_model_did_not_make_are_missing_from_a_receipt_and_that_is_right(tmp_path: Path) -> None:

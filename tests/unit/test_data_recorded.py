@@ -11,11 +11,14 @@ import pytest
 
 from penstock.backends.checkpoint.make import END_ID, END_TOKEN, SYMBOLS, character_tokenizer
 from penstock.backends.data.dataset import load_dataset
-from penstock.backends.data.options import DataOptions
+from penstock.backends.data.options import PUSHED, DataOptions
 from penstock.backends.data.problems import DataError
+from penstock.backends.data.pushed.forms import PushedGroup
+from penstock.backends.data.pushed.reading import open_reader
 from penstock.backends.data.recorded_rows import RecordedSettings
+from penstock.backends.data.row import BadColumnError
 from penstock.messages.arrays import floats_view, tokens_view
-from penstock.messages.samples import Loss, Reward
+from penstock.messages.samples import Loss, Reward, VersionSpan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,6 +103,24 @@ def test_every_turn_of_the_assistant_is_trained_up_to_its_end_and_nothing_else(t
     assert "".join(tokens) == f"xy{END}+u2+az{END}"
     trained = [token for token, made in zip(tokens, sample.part.loss_mask, strict=True) if made]
     assert trained == ["x", "y", END, "z", END]
+
+
+def test_messages_that_are_pushed_are_trained_as_those_of_rows_with_the_version_that_made_them(folder: Path) -> None:
+    options = DataOptions(source=PUSHED, chat_template=True, label_key=None)
+    settings = RecordedSettings(1, 24, are_all_recorded=True, imitates=False)
+    reader = open_reader(options, settings, folder, max_context=MAX_CONTEXT)
+    turns = [{"role": "assistant", "content": "xy"}, {"role": "user", "content": "2"}]
+    group = {"key": "k", "version": 7, "prompt": [{"role": "user", "content": "1"}]}
+    given = {**group, "samples": [{"messages": [*turns, {"role": "assistant", "content": "z"}]}]}
+    row = reader.row(msgspec.convert(given, PushedGroup), "digest")
+    (sample,) = row.samples
+    tokens = [SYMBOLS[token] for token in tokens_view(sample.part.tokens)]
+    assert (text_of(row.tokens), "".join(tokens)) == ("u1+a", f"xy{END}+u2+az{END}")
+    trained = [token for token, made in zip(tokens, sample.part.loss_mask, strict=True) if made]
+    assert trained == ["x", "y", END, "z", END]
+    assert sample.part.spans == (VersionSpan(7, len(tokens)),)
+    with pytest.raises(BadColumnError, match=r"samples\[0\].messages: they follow"):
+        reader.row(msgspec.convert({**group, "samples": [{"messages": turns}]}, PushedGroup), "digest")
 
 
 def test_single_imitated_rows_fill_the_groups_of_the_run_each_after_its_own_prompt(

@@ -1,4 +1,5 @@
-"""The rows that a user's source has made, with the state in which each draw has left it, in the folder of a run.
+"""The rows that a user's source has made, with the state in which each draw has left it, in the folder of a run. Groups
+that are pushed from outside have one of their own, whose source has no state.
 
 Invariants:
 
@@ -55,13 +56,14 @@ class JournalBusyError(RuntimeError):
 class Journal:
     """See the module."""
 
-    def __init__(self, run_folder: Path) -> None:
-        """
+    def __init__(self, run_folder: Path, folder: str = FOLDER) -> None:
+        """``folder``: its name in that of the run.
+
         Raises:
             JournalBusyError: another process has it, and does not end.
             UserFault: it is damaged.
         """
-        self._folder = run_folder / FOLDER
+        self._folder = run_folder / folder
         self._folder.mkdir(parents=True, exist_ok=True)
         self._file: BinaryIO = (self._folder / ROWS_FILE).open("a+b")
         _lock(self._file, self._folder)

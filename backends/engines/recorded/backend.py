@@ -7,6 +7,7 @@ Invariants:
   have begun to draw at that moment: never older than the ``min_version`` of its group, its age is the time that it
   waits for its batch, and the staleness bound holds for it as for any other. Under ``on_stale: mask`` none of its
   tokens is ever masked for the version that it "began" with, as it begins and ends under one.
+* A response that was pushed from outside says which version of this run made it, and keeps that: it is as old as it is.
 * What nobody knows of a response is said to be unknown: its log-probs are NaN, and its reward is left to the Scorer.
 * Sample ``i`` of a group of ``n`` is answered with response ``i``, a replacement ``i + n`` with the same one.
 * A prefix is not looked at: a response is given whole, so nothing ever stands before it.
@@ -38,15 +39,16 @@ from penstock.messages.samples import Completed, InfraError, Part, Truncated, Ve
 
 if TYPE_CHECKING:
     from penstock.backends.data.dataset import Dataset
+    from penstock.backends.data.pushed.responses import PushedResponses
     from penstock.backends.protocol import Emit, Fail
     from penstock.messages.commands import EngineCommand
     from penstock.messages.samples import Outcome
 
 
 class RecordedEngine:
-    """Carries out an EngineWorker's commands from a dataset in memory."""
+    """Carries out an EngineWorker's commands from a dataset in memory, or from what was pushed."""
 
-    def __init__(self, dataset: Dataset, *, num_slots: int) -> None:
+    def __init__(self, dataset: Dataset | PushedResponses, *, num_slots: int) -> None:
         """``dataset``: read as the PromptSource's, with its responses."""
         self._dataset = dataset
         self._num_slots = num_slots
@@ -102,7 +104,7 @@ class RecordedEngine:
         else:
             sample = samples[command.key.index % len(samples)]
             span = VersionSpan(self._version, sample.part.num_tokens)
-            part = msgspec.structs.replace(sample.part, spans=(span,))
+            part = sample.part if sample.is_dated else msgspec.structs.replace(sample.part, spans=(span,))
             outcome = Truncated(reward=sample.reward) if sample.is_truncated else Completed(reward=sample.reward)
-            self._num_tokens += part.num_tokens
+            self._num_tokens += part.num_tokens - part.num_given_tokens
         self._emit(GenerationEnded(key=command.key, attempt=command.attempt, outcome=outcome, part=part))

@@ -17,6 +17,11 @@ def _open(context: EngineContext) -> Backend[EngineCommand]:
     from penstock.backends.engines.recorded.opening import open_recorded_engine
 
     assert context.recorded is not None, "given to every engine that answers from rows"
+    if context.data.source is not None:
+        from penstock.backends.data.pushed.responses import PushedResponses
+        from penstock.backends.engines.recorded.backend import RecordedEngine
+
+        return RecordedEngine(PushedResponses(context.run_folder), num_slots=context.options.slots)
     return open_recorded_engine(
         context.data,
         context.recorded,

@@ -68,7 +68,7 @@ class TrainSequence(NamedTuple):
     teacher_top: TeacherTop | None = None
     """None where none was asked."""
     is_recorded: bool = False
-    """Its row held it: no weights of this run have made it."""
+    """Its row held it: nobody knows of weights of this run that have made it."""
     is_imitated: bool = False
     """It is trained by likelihood, whatever the objective is."""
     experts: NDArray[np.int16] | None = None
@@ -146,7 +146,7 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int, mask_old_tok
                     sequences.append(
                         sequence._replace(
                             positions=trained + num_before,
-                            is_recorded=group.prompt.is_recorded,
+                            is_recorded=group.prompt.is_recorded and not group.prompt.pushed,
                             first=num_trained,
                             part=index,
                             media=group.prompt.media,

@@ -85,6 +85,14 @@ def is_unbounded(options: ObjectiveOptions, *, num_steps: int = 1) -> bool:
     return num_steps == 1 and not weighs_tokens(options) and options.opsm_delta is None
 
 
+def compares_with_drawn(options: ObjectiveOptions) -> bool:
+    """Whether the loss of a token depends on the log-probs under which it was drawn, so that they have to be known."""
+    needs = options.importance_function is not None or options.opsm_delta is not None or options.behaviour_kl_coef
+    return loss_of(options).has_ratio and (
+        bool(needs) or options.old_logprobs != "recompute" or options.correction != "none"
+    )
+
+
 def objective_problem(options: ObjectiveOptions, *, num_steps: int = 1) -> Problem | None:
     """The first thing that is wrong with these options: the key, and what to do; None where all is well.
 

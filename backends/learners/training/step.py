@@ -133,6 +133,8 @@ class BatchTokens:
         figures = {} if self._kl is None else {"train/kl_reward": mean(self._kl)}
         if self._reverse_kl is not None:
             figures["train/opd_reverse_kl"] = mean(self._reverse_kl)
+        if not self.knows_rollout:
+            figures["train/unknown_logprobs"] = float(self._of_objective(self.rollout).isnan().double().mean())
         values = self.opening.values
         if self.returns is not None and values is not None:
             figures |= {"rollout/values": mean(values), "rollout/returns": mean(self.returns)}

@@ -1,0 +1,1 @@
+"""Groups that come finished from outside while the run goes on (``data.source: pushed``)."""

@@ -1,0 +1,35 @@
+"""Which groups of a run came finished from outside, as its ledger says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.backends.data.options import PUSHED
+from penstock.backends.ledger.sqlite import SqliteReader
+from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.messages.ledger import GroupRecorded
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def pushed_keys(run_folder: Path) -> dict[int, str]:
+    """The key under which each group was pushed, by group.
+
+    Raises:
+        LedgerStoreError: it cannot be read.
+    """
+    if not (run_folder / PUSHED).is_dir():
+        return {}
+    reader = SqliteReader(run_folder / LEDGER_FILE)
+    try:
+        return {entry.group_id: entry.pushed for entry in reader.entries() if isinstance(entry, GroupRecorded)}
+    finally:
+        reader.close()
+
+
+def pushed_facts(run_folder: Path) -> list[tuple[str, str]]:
+    """For the report, by label."""
+    keys = pushed_keys(run_folder)
+    num_pushed = sum(map(bool, keys.values()))
+    return [("pushed", f"{num_pushed:,} of {len(keys):,} groups that came in were made outside")] if keys else []

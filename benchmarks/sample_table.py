@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.backends.ledger.sqlite import SqliteStore
-from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.backends.ledger.tables import COUNTED, LEDGER_FILE, TABLES
 from penstock.benchmarks._progress import in_turn
 from penstock.messages.flow import GrantSpan
 from penstock.messages.ledger import GroupClosed, GroupRecorded, GroupsGranted, RunRecorded, SampleNote, StepRecorded
@@ -141,6 +141,8 @@ def _write(database: sqlite3.Connection, num_groups: int, chance: random.Random)
     entries: list[LedgerEntry] = [
         GroupsGranted(span=GrantSpan(0, num_groups, 0, 0, 9), total=num_groups, max_staleness=2)
     ]
+    samples = next(table for table in TABLES if table.name == "samples")
+    columns = [column.name for column in samples.columns if column not in COUNTED]
     batch: list[int] = []
     version = 1
     for group_id in range(num_groups):
@@ -162,7 +164,7 @@ def _write(database: sqlite3.Connection, num_groups: int, chance: random.Random)
             (group_id, "trained" if is_trained else "closed", version, group_id, group_id + chance.expovariate(0.1)),
         )
         database.executemany(
-            "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            f"INSERT INTO samples ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})",
             _rows(group_id, notes, ended, version if is_trained else None),
         )
         if len(batch) == GROUPS_A_STEP:

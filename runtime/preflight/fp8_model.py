@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.engines.served.expectation import TensorSpec, check_tensors, expect_model, read_table
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.messages.errors import UserFault
 
@@ -20,7 +19,8 @@ def check_fp8_model(model: Path, copy: Path) -> None:
     Raises:
         UserFault: with what to do.
     """
-    from penstock.backends.checkpoint.fp8 import BLOCKS, SCALE, find_blocks, is_for_matrix  # brings torch
+    from penstock.backends.checkpoint.fp8 import BLOCKS, SCALE, find_blocks, is_for_matrix  # both bring torch
+    from penstock.backends.engines.served.expectation import TensorSpec, check_tensors, expect_model, read_table
 
     if (blocks := find_blocks(copy)) != BLOCKS:
         found = "its weights are not quantized" if blocks is None else f"it has blocks of {list(blocks)}"

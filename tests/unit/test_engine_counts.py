@@ -10,6 +10,7 @@ import ledger_entries as make
 import msgspec
 import pytest
 from msgspec.structs import replace
+from older_ledger import make_older
 from test_sglang_experts import PROMPT, generated, opened
 
 from penstock.actors.buffer.books import note_of
@@ -133,10 +134,7 @@ def test_a_ledger_of_before_is_read_and_gets_the_columns_when_it_is_written_on(t
     store.claim(1)
     store.commit(make.whole_run())
     store.close()
-    with sqlite3.connect(path) as database:
-        for column in COUNTED:
-            database.execute(f"ALTER TABLE samples DROP COLUMN {column.name}")
-        database.execute("PRAGMA user_version = 5")
+    make_older(path, 5)
     before = audit_ledger(path)
     with pytest.raises(sqlite3.OperationalError):
         rows(path)

@@ -13,6 +13,7 @@ import actor_driver as drive
 import msgspec
 import pytest
 from buffer_bench import NUM_SAMPLES, Bench, announced, states_of
+from older_ledger import make_older
 from rich.console import Console
 
 from penstock.actors.buffer.machine import Buffer
@@ -434,10 +435,7 @@ def test_a_ledger_from_before_reuse_is_audited_certified_and_written_on(made: Pa
     store.claim(1)
     store.commit(run.entries)
     store.close()
-    database = sqlite3.connect(file, isolation_level=None)
-    database.execute("DROP TABLE reuses")
-    database.execute("PRAGMA user_version = 5")
-    database.close()
+    make_older(file, 5)
     assert audit_ledger(file).findings == ()
     assert "reuses" not in verifier.read_ledger(file)
     store = SqliteStore(file)

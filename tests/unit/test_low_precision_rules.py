@@ -41,7 +41,7 @@ def test_a_draft_that_is_left_alone_and_one_without_weights() -> None:
     load_scenario(SERVED, [EAGLE, DRAFT])
     load_scenario(SERVED, ["engines.sglang.speculative_algorithm=NGRAM", "weights.transport=auto"])
     backup = "engines.sglang.enable_draft_weights_cpu_backup=true"
-    turns = (*SYNC, "engines.placement=colocate", "engines.count=2")
+    turns = (*SYNC, "engines.placement=colocate", "engines.count=2", "weights.transport=tensor")
     load_scenario(SERVED, [EAGLE, DRAFT, backup, *turns, "learner.parallel=fsdp"])
 
 

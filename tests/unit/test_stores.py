@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from older_ledger import make_older
 
 from penstock.backends.contracts.store import (
     Open,
@@ -151,9 +152,7 @@ def test_a_ledger_of_the_form_before_reasons_is_read_as_it_is_and_upgraded_when_
     store.claim(1)
     store.commit([VersionRecorded(version=1)])
     store.close()
-    for statement in ("DROP VIEW reason_counts", "DROP TABLE reasons", "DROP TABLE pauses", "DROP TABLE reuses"):
-        damage(path, statement)
-    damage(path, "PRAGMA user_version = 3")
+    make_older(path, 3)
     with contextlib.closing(SqliteReader(path)) as reader:
         assert list(reader.entries()) == [VersionRecorded(version=1)]
     store = SqliteStore(path)

@@ -76,6 +76,8 @@ class TokenWatch:
                     self._end(entry.row.missing)
                 case StepRecorded():
                     for group_id in entry.group_ids:
+                        if group_id in entry.again:
+                            continue  # its samples came to their end when it was trained for the first time
                         record = self._open.pop(group_id)
                         assert record.payload is not None
                         self._count(TerminalState.TRAINED, "", sum(map(_made, record.payload.samples)))

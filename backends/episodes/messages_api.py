@@ -10,17 +10,25 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import msgspec
 
-from penstock.backends.episodes.api import ChatMessage, ChatRequest, FunctionCall, JsonObject, PenstockFields, ToolCall
+from penstock.backends.episodes.api import (
+    ChatMessage,
+    ChatRequest,
+    FunctionCall,
+    JsonObject,
+    PenstockFields,
+    SamplingFields,
+    ToolCall,
+)
 from penstock.backends.episodes.dialogue import MalformedError
-from penstock.backends.episodes.replies import EpisodeEndedError, penstock_fields
+from penstock.backends.episodes.replies import EpisodeEndedError, event_of, penstock_fields
 from penstock.backends.processes.http_server import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from penstock.backends.episodes.turns import TurnReply, TurnRun
 
@@ -177,10 +185,14 @@ def _text(content: str | list[Block], place: str) -> str:
 
 
 class MessageReplies:
-    """The response to one request."""
+    """The response to one request; as :class:`~penstock.backends.episodes.replies.Replies`."""
 
-    def __init__(self, asked: ChatRequest, run: TurnRun, *, session: str, model: str, ignored: list[str]) -> None:
-        self._asked, self._run, self._session, self._model, self._ignored = asked, run, session, model, ignored
+    error_event: ClassVar[str] = "error"
+
+    def __init__(
+        self, asked: SamplingFields, runs: Sequence[TurnRun], *, session: str, model: str, ignored: list[str]
+    ) -> None:
+        self._asked, self._run, self._session, self._model, self._ignored = asked, runs[0], session, model, ignored
 
     async def whole(self) -> OutMessage:
         """In one piece.
@@ -225,6 +237,11 @@ class MessageReplies:
         stopped = {"stop_reason": end.stop_reason, "stop_sequence": end.stop_sequence}
         yield {"type": "message_delta", "delta": stopped, "usage": end.usage, "penstock": end.penstock}
         yield {"type": "message_stop"}
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """:meth:`stream` as server-sent events, each named by its type."""
+        async for piece in self.stream():
+            yield event_of(piece, str(piece["type"]))
 
     async def _over(self) -> TurnReply:
         reply = await self._run.over()

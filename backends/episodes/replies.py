@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
@@ -41,6 +41,9 @@ class EpisodeEndedError(Exception):
 
 class Replies:
     """The responses to one request."""
+
+    error_event: ClassVar[str] = ""
+    """Name of the event in which a stream says what went wrong."""
 
     def __init__(
         self,
@@ -111,6 +114,12 @@ class Replies:
         if options is not None and options.include_usage:
             yield self._frame(CHUNK if is_chat else TEXT, [], reply, usage=reply.usage)
 
+    async def events(self) -> AsyncIterator[bytes]:
+        """:meth:`stream` as server-sent events, with the last one that the protocol has."""
+        async for piece in self.stream():
+            yield event_of(piece)
+        yield b"data: [DONE]\n\n"
+
     async def _over(self, run: TurnRun) -> TurnReply:
         reply = await run.over()
         if reply is None:
@@ -159,6 +168,11 @@ class Replies:
             offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
             logprobs = CompletionLogprobs(texts, reply.logprobs, offsets)
         return CompletionChoice(text, reply.finish_reason, logprobs, index)
+
+
+def event_of(data: object, name: str = "") -> bytes:
+    """One server-sent event."""
+    return (f"event: {name}\n" if name else "").encode() + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 def penstock_fields(session: str, run: TurnRun, reply: TurnReply, ignored: list[str]) -> PenstockFields:

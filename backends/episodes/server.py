@@ -28,7 +28,7 @@ from penstock.backends.episodes.api import (
 )
 from penstock.backends.episodes.http import answer_errors, check_key, json_response
 from penstock.backends.episodes.messages_api import MessageReplies, MessagesRequest, as_chat
-from penstock.backends.episodes.replies import EpisodeEndedError, Replies
+from penstock.backends.episodes.replies import EpisodeEndedError, Replies, event_of
 from penstock.backends.episodes.sessions import ignored_fields
 from penstock.backends.processes.http_server import BOUNDS, RequestError, application, decoded
 from penstock.messages.base import Metric
@@ -224,32 +224,20 @@ class GatewayServer:
         """As :meth:`_chat`, in Anthropic's protocol."""
         asked = as_chat(decoded(await request.read(), MessagesRequest))
         session = self._session(request)
-        run, ignored = session.chat(asked)[0], ignored_fields(asked, self._rules)
-        replies = MessageReplies(asked, run, session=session.name, model=self._rules.model, ignored=ignored)
-        if not asked.stream:
-            try:
-                return json_response(await replies.whole())
-            except EpisodeEndedError:
-                raise _gone(session) from None
-        response = web.StreamResponse(headers=STREAM_HEADERS)
-        await response.prepare(request)
-        try:
-            async for event in replies.stream():
-                await response.write(f"event: {event['type']}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n")
-        except EpisodeEndedError:
-            body = ErrorReply(ErrorBody(_gone(session).message, "invalid_request_error", "session_gone"))
-            await response.write(b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n")
-        except ConnectionError:
-            pass  # as in _answer
-        return response
+        return await self._answer(request, asked, session, session.chat(asked), MessageReplies)
 
     async def _answer(
-        self, request: web.Request, asked: ChatRequest | CompletionRequest, session: Session, runs: list[TurnRun]
+        self,
+        request: web.Request,
+        asked: ChatRequest | CompletionRequest,
+        session: Session,
+        runs: list[TurnRun],
+        kind: type[Replies | MessageReplies] = Replies,
     ) -> web.StreamResponse:
         ignored = ignored_fields(asked, self._rules)
         if ignored and session.num_turns == 1:
             _LOG.warning("session %s asks for another %s; the scenario's holds", session.name, ", ".join(ignored))
-        replies = Replies(asked, runs, session=session.name, model=self._rules.model, ignored=ignored)
+        replies = kind(asked, runs, session=session.name, model=self._rules.model, ignored=ignored)
         if not asked.stream:
             try:
                 return json_response(await replies.whole())
@@ -258,12 +246,11 @@ class GatewayServer:
         response = web.StreamResponse(headers=STREAM_HEADERS)
         await response.prepare(request)
         try:
-            async for piece in replies.stream():
-                await response.write(b"data: " + msgspec.json.encode(piece) + b"\n\n")
-            await response.write(b"data: [DONE]\n\n")
+            async for event in replies.events():
+                await response.write(event)
         except EpisodeEndedError:
             body = ErrorReply(ErrorBody(_gone(session).message, "invalid_request_error", "session_gone"))
-            await response.write(b"data: " + msgspec.json.encode(body) + b"\n\n")
+            await response.write(event_of(body, replies.error_event))
         except ConnectionError:
             pass  # the turn goes on; the same request again gets its answer
         return response

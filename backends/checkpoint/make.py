@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 import torch
 from transformers import (
@@ -34,6 +34,7 @@ from penstock.backends.checkpoint.characters import (
     character_tokenizer,
 )
 from penstock.backends.checkpoint.make_vision import random_vision_model, write_image_processor
+from penstock.backends.checkpoint.options import SEEING_MODEL, ModelSize
 from penstock.backends.checkpoint.terminal import quiet_transformers
 
 if TYPE_CHECKING:
@@ -54,8 +55,6 @@ __all__ = [
     "character_tokenizer",
     "make_model",
 ]
-
-ModelSize = Literal["xs", "s", "m", "moe_xs", "vlm_xs"]
 
 
 class ExpertShape(NamedTuple):
@@ -100,11 +99,11 @@ def make_model(size: ModelSize, folder: Path, seed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = random_vision_model() if size == "vlm_xs" else _random_model(SHAPES[size])
+        model = random_vision_model() if size == SEEING_MODEL else _random_model(SHAPES[size])
     with quiet_transformers():
         model.save_pretrained(folder)
-    tokenizer = _fast_tokenizer(sees=size == "vlm_xs")
-    if size == "vlm_xs":
+    tokenizer = _fast_tokenizer(sees=size == SEEING_MODEL)
+    if size == SEEING_MODEL:
         tokenizer.chat_template = CHAT_TEMPLATE
         write_image_processor(folder)
     tokenizer.save_pretrained(str(folder))

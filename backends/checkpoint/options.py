@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
 from penstock.messages.base import Options
 from penstock.messages.option_keys import FileKey, ModelKey
+
+ModelSize = Literal["xs", "s", "m", "moe_xs", "vlm_xs"]
+"""Models that can be made."""
+SEEING_MODEL: Final = "vlm_xs"
+"""The one that sees images."""
 
 
 class ModelOptions(Options, frozen=True, kw_only=True):
@@ -20,7 +25,7 @@ class ModelOptions(Options, frozen=True, kw_only=True):
     config: FileKey | None = None
     """A copy of the checkpoint's `config.json`, such as `scenarios/models/qwen3_30b_a3b.json`: from it `--dry-run`
     plans the layout and the memory of a Megatron learner on a machine that does not have the checkpoint."""
-    make: Literal["xs", "s", "m", "moe_xs", "vlm_xs"] | None = None
+    make: ModelSize | None = None
     """A small Qwen3 (`moe_xs`: Qwen3-MoE; `vlm_xs`: Qwen2.5-VL, which sees images) with random weights and a character
     tokenizer, made in the run's folder from the run's seed."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.checkpoint.options import SEEING_MODEL
 from penstock.backends.data.mixture import named_sources
 from penstock.backends.data.problems import DataError, Problems, RowProblem
 from penstock.backends.data.reading import RowReader, TokenLimit
@@ -26,7 +27,6 @@ from penstock.backends.data.tokenizer import FILE_NAME, TextTokenizer
 from penstock.backends.learners.spec import is_modelled
 from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.evaluation_rules import sets_of
-from penstock.runtime.scenario.media_rules import SEEING_MODEL
 from penstock.runtime.scenario.named import MADE_DATA
 from penstock.runtime.scenario.recorded_rules import recorded_settings
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from penstock.backends.checkpoint.hf_config import CONFIG_FILE, DecoderConfig, find_config
+from penstock.backends.checkpoint.options import SEEING_MODEL
 from penstock.backends.learners.megatron.bridge.architecture import architecture_of, decode_architecture
 from penstock.messages.errors import UserFault
 
@@ -68,7 +69,7 @@ def find_architecture(scenario: Scenario) -> Found | None:
         UnreadableModelError: what is here cannot be read, is of no known family, or is not what the copy says.
     """
     model = scenario.model
-    if model.make == "vlm_xs":
+    if model.make == SEEING_MODEL:
         raise UnreadableModelError(MODEL_MAKE, "a model that sees is of no family that the Megatron learner builds")
     if model.make is not None:
         text = msgspec.json.encode(MADE_CONFIGS[model.make])

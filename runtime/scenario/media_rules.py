@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.checkpoint.options import SEEING_MODEL
 from penstock.backends.data.media import media_columns
 from penstock.backends.data.mixture import named_sources
 from penstock.backends.engines.spec import all_can, engines_that, unable
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario.structure import Scenario
 
 KEY: Final[KeyPath] = ("data", "multimodal_keys")
-SEEING_MODEL: Final = "vlm_xs"
-"""Of the models of ``model.make``, the one that sees."""
 
 
 def has_images(s: Scenario) -> bool:
@@ -65,7 +64,7 @@ def training_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
             )
         return
     learner = s.learner
-    seeing = " or ".join(name for name in LEARNERS.builtin if LEARNERS.spec(name).sees_images)
+    seeing = " or ".join(LEARNERS.having(lambda spec: spec.sees_images))
     for found, path, remedy in (
         (
             not LEARNERS.spec(learner.backend).sees_images,

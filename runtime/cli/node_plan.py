@@ -8,7 +8,8 @@ from penstock.backends.engines.served.sglang.environment import num_cuda_gpus
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER
 from penstock.runtime.cli.tables import aligned
-from penstock.runtime.run.placement import NodeGpus, Placement, needs_of, num_gpus_asked, place
+from penstock.runtime.run.gpu_needs import NodeGpus
+from penstock.runtime.run.placement import Placement, needs_of, num_gpus_asked, place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 from penstock.backends.engines.served.sglang.environment import num_cuda_gpus
 from penstock.messages.errors import UserFault
 from penstock.runtime.preflight.machine import machine_checks
-from penstock.runtime.run.placement import NodeGpus, needs_of, place
+from penstock.runtime.run.gpu_needs import NodeGpus
+from penstock.runtime.run.placement import needs_of, place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

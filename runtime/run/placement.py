@@ -31,7 +31,7 @@ from penstock.backends.learners.spec import LEARNERS, is_modelled
 from penstock.backends.protocol import Capability
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER, engine_name, is_engine, reward_model_name, teacher_name
-from penstock.runtime.run.learner_size import learner_size
+from penstock.runtime.run.gpu_needs import Need, NodeGpus, Wish, learner_size
 from penstock.runtime.run.placement_refusal import few, refusal_of
 
 if TYPE_CHECKING:
@@ -43,27 +43,6 @@ if TYPE_CHECKING:
 
 FROM_RAY: Final = ("auto", "cuda")
 """Devices that Ray assigns. ``cuda:1`` is the user's own choice, ``cpu`` needs none."""
-
-
-class NodeGpus(NamedTuple):
-    """One node of the cluster."""
-
-    node_id: str
-    num_gpus: int
-    """GPUs of the node that nobody else has taken."""
-
-
-class Need(NamedTuple):
-    """Actors that are alike, and the GPUs that each of them asks for."""
-
-    names: tuple[str, ...]
-    size: EngineSize
-    key: str
-    """Of the block of the scenario that they come from."""
-    may_share: bool
-    """Whether several may be put on one GPU where there are not enough: true of what runs inside our own process."""
-    is_optional: bool
-    """Whether they run without where the cluster has no GPU at all."""
 
 
 class Block(NamedTuple):
@@ -235,14 +214,6 @@ def _under(engines: Sequence[tuple[str, EngineSize]], num_ranks: int) -> list[tu
             break
         found.append((name, size))
     return found
-
-
-class Wish(NamedTuple):
-    """A block that has no place yet."""
-
-    members: tuple[str, ...]
-    size: EngineSize
-    engine_gpus: tuple[int, ...] = ()
 
 
 def _together(needs: Sequence[Need]) -> Wish:

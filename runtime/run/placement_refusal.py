@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.engines.spec import EngineSize
 from penstock.messages.names import LEARNER
-from penstock.runtime.run.learner_size import learner_size
+from penstock.runtime.run.gpu_needs import learner_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.runtime.run.placement import Need, NodeGpus, Wish
+    from penstock.runtime.run.gpu_needs import Need, NodeGpus, Wish
     from penstock.runtime.scenario import Scenario
 
 

@@ -163,7 +163,11 @@ def test_a_sample_is_opened_at_once_though_the_table_took_long(browser: Browser,
         tab = Tab(browser, serving)
         page, held = tab.page, list[Any]()
         page.clock.install()
-        page.route("**/api/samples/choices*", lambda route: held.append(route))
+
+        def hold(route: Any) -> None:  # noqa: ANN401 - of Playwright, which may not be installed
+            held.append(route)
+
+        page.route("**/api/samples/choices*", hold)
         page.evaluate("hash => { location.hash = hash }", "#/samples")
         expect(page.locator("progress[aria-label='index of samples']")).not_to_be_visible()
         while not held:

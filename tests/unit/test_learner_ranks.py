@@ -11,8 +11,9 @@ from penstock.backends.learners.worker_group.backend import WorkerGroupBackend
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER
 from penstock.runtime.cli.dry_run import placement_text
+from penstock.runtime.run.gpu_needs import NodeGpus
 from penstock.runtime.run.open_backend import open_backend
-from penstock.runtime.run.placement import Block, NodeGpus, place
+from penstock.runtime.run.placement import Block, place
 from penstock.runtime.run.plan import RunPlan
 from penstock.runtime.scenario import Scenario, broken_rule
 from penstock.runtime.scenario.resolve import resolve

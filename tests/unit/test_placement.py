@@ -11,9 +11,9 @@ from penstock.backends.engines.served.sglang.size import engine_size
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER, engine_name
 from penstock.runtime.cli.dry_run import placement_text
+from penstock.runtime.run.gpu_needs import NodeGpus
 from penstock.runtime.run.placement import (
     Block,
-    NodeGpus,
     Placement,
     colocated,
     has_nodes_of_its_own,

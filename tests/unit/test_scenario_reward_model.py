@@ -18,7 +18,8 @@ from penstock.runtime.cli.placement import placement
 from penstock.runtime.observability.facts import devices_of
 from penstock.runtime.preflight.checkpoints import check_reward_model
 from penstock.runtime.preflight.gpu_memory import fixed_models
-from penstock.runtime.run.placement import NodeGpus, place
+from penstock.runtime.run.gpu_needs import NodeGpus
+from penstock.runtime.run.placement import place
 from penstock.runtime.run.wiring import actor_names
 from penstock.runtime.scenario import Scenario, load_scenario
 from penstock.runtime.scenario.modelled import load_modelled

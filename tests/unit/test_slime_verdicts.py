@@ -11,7 +11,8 @@ import yaml
 from typer.testing import CliRunner
 
 from penstock.runtime.cli.app import app
-from penstock.runtime.run.placement import NodeGpus, place
+from penstock.runtime.run.gpu_needs import NodeGpus
+from penstock.runtime.run.placement import place
 from penstock.runtime.scenario import load_scenario
 from penstock.runtime.slime.convert import SECTIONS, to_scenario
 from penstock.runtime.slime.effective import KNOWN

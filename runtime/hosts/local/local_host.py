@@ -35,7 +35,7 @@ from penstock.runtime.hosts.processes import descendants as processes
 from penstock.runtime.hosts.processes.boot import VISIBLE_DEVICES, ProcessEnd
 from penstock.runtime.hosts.processes.ports import EndedProcess
 from penstock.runtime.hosts.processes.prepare_process import PreparationProcess
-from penstock.runtime.run.placement import NodeGpus
+from penstock.runtime.run.gpu_needs import NodeGpus
 
 if TYPE_CHECKING:
     from penstock.runtime.hosts.processes.boot import Boot

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from penstock.runtime.hosts.processes.control import ProcessStarted
     from penstock.runtime.hosts.processes.job import DriverJob
     from penstock.runtime.hosts.processes.prepare_process import PreparationProcess
-    from penstock.runtime.run.placement import NodeGpus, Placement
+    from penstock.runtime.run.gpu_needs import NodeGpus
+    from penstock.runtime.run.placement import Placement
 
 FIRST_EPOCH: Final = 1
 

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
     from penstock.runtime.hosts.processes.control import ProcessStarted
     from penstock.runtime.hosts.processes.job import DriverJob
-    from penstock.runtime.run.placement import NodeGpus, Placement
+    from penstock.runtime.run.gpu_needs import NodeGpus
+    from penstock.runtime.run.placement import Placement
 
 NUM_CPUS: Final = 2
 """Decides only how many workers Ray starts in advance, since every actor asks for none. More of them delay its own

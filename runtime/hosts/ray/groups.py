@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.hosts.processes.boot import VISIBLE_DEVICES
-from penstock.runtime.run.placement import NodeGpus
+from penstock.runtime.run.gpu_needs import NodeGpus
 
 if TYPE_CHECKING:
     from penstock.runtime.run.placement import Block, Placement

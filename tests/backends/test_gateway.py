@@ -51,16 +51,9 @@ if TYPE_CHECKING:
 EPISODE = StopReason.EPISODE
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    cases.make_model(folder)
-    return folder
-
-
 @pytest.fixture
-def open_bench(model: Path, tmp_path: Path) -> Iterator[BenchFactory]:
-    factory = BenchFactory(model, tmp_path)
+def open_bench(gateway_model: Path, tmp_path: Path) -> Iterator[BenchFactory]:
+    factory = BenchFactory(gateway_model, tmp_path)
     yield factory
     for bench in factory.benches:
         bench.close()
@@ -99,11 +92,11 @@ def specials(bench: GatewayBench) -> set[int | None]:
     return {bench.tokenizer.token_id(token) for token in cases.SPECIAL}
 
 
-def rendered(model: Path) -> str:
+def rendered(gateway_model: Path) -> str:
     """The whole conversation as transformers renders it, up to the end token of the last turn."""
     from transformers import AutoTokenizer
 
-    tokenizer = cast("Any", AutoTokenizer.from_pretrained(str(model)))
+    tokenizer = cast("Any", AutoTokenizer.from_pretrained(str(gateway_model)))
     call = {"id": "c", "type": "function", "function": {"name": "multiply", "arguments": {"a": 6, "b": 7}}}
     messages = [
         *ASKED,
@@ -528,18 +521,18 @@ def test_models_and_status_are_served(bench: GatewayBench) -> None:
     assert (status["engine"], status["num_open"], status["num_taken"]) == ("engine/0", 0, 1)
 
 
-def test_the_address_is_in_the_runs_folder_while_the_gateway_is_there(model: Path, tmp_path: Path) -> None:
-    factory = BenchFactory(model, tmp_path)
+def test_the_address_is_in_the_runs_folder_while_the_gateway_is_there(gateway_model: Path, tmp_path: Path) -> None:
+    factory = BenchFactory(gateway_model, tmp_path)
     bench = factory()
     assert [(address.engine, address.url) for address in read_addresses(bench.folder)] == [("engine/0", bench.url)]
     bench.close()
     assert read_addresses(bench.folder) == []
 
 
-def test_an_address_that_is_not_this_machines_is_refused(model: Path, tmp_path: Path) -> None:
+def test_an_address_that_is_not_this_machines_is_refused(gateway_model: Path, tmp_path: Path) -> None:
     settings = GatewaySettings(
-        engine="engine/0", epoch=0, run_folder=str(tmp_path), model_folder=str(model), model="tiny", max_context=64,
-        options=EpisodeOptions(kind="gateway", host="192.0.2.1"), sampling=SamplingOptions(),
+        engine="engine/0", epoch=0, run_folder=str(tmp_path), model_folder=str(gateway_model), model="tiny",
+        max_context=64, options=EpisodeOptions(kind="gateway", host="192.0.2.1"), sampling=SamplingOptions(),
         data=DataOptions(path="x.jsonl"),
     )  # fmt: skip
     gateway = GatewayEpisodes(settings)

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import gateway_cases as cases
 import httpx2 as httpx
 import msgspec
 import openai
@@ -66,16 +65,9 @@ def open_door(run_folder: Path, key: str) -> Generator[Door]:
     loop.close()
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    cases.make_model(folder)
-    return folder
-
-
 @pytest.fixture
-def factory(model: Path, tmp_path: Path) -> Iterator[BenchFactory]:
-    factory = BenchFactory(model, tmp_path)
+def factory(gateway_model: Path, tmp_path: Path) -> Iterator[BenchFactory]:
+    factory = BenchFactory(gateway_model, tmp_path)
     yield factory
     for bench in factory.benches:
         bench.close()

@@ -22,16 +22,9 @@ TOOL = {"name": "multiply", "description": FUNCTION["description"], "input_schem
 ASKED = {"role": "user", "content": cases.QUESTION}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    cases.make_model(folder)
-    return folder
-
-
 @pytest.fixture
-def bench(model: Path, tmp_path: Path) -> Iterator[GatewayBench]:
-    factory = BenchFactory(model, tmp_path)
+def bench(gateway_model: Path, tmp_path: Path) -> Iterator[GatewayBench]:
+    factory = BenchFactory(gateway_model, tmp_path)
     yield factory()
     for bench in factory.benches:
         bench.close()

@@ -473,8 +473,8 @@ def test_a_function_that_never_loads_fails_the_backend(
         (
             "xyz",
             "there are lines, random, math, deepscaler, dapo, gpqa, f1, ifbench, reasoning_gym, boxed_math, "
-            "boxed_gpqa, boxed_f1, boxed_ifbench, boxed_reasoning_gym, length_penalty, remote, judge, code, "
-            "and file.py:function",
+            "boxed_gpqa, boxed_f1, boxed_ifbench, boxed_reasoning_gym, length_penalty, remote, judge, reward_model, "
+            "code, and file.py:function",
         ),
         ("nowhere.py:score", "there is no file"),
         ("nowhere.py:", "expected file.py:name"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from engine_cases import (
     Case,
+    drawn,
     largest_error,
     logprobs_of,
     make_case,
@@ -98,7 +99,7 @@ def test_company_does_not_change_a_response(
         assert together.keys() == alone.keys()
         for tag, end in together.items():
             _assert_same(end, alone[tag])
-            assert not is_exact or end == alone[tag]
+            assert not is_exact or drawn(end) == drawn(alone[tag])
 
 
 def test_responses_have_the_logprobs_of_transformers(
@@ -176,7 +177,7 @@ def test_a_continued_response_is_the_uninterrupted_one(
     is_exact = _rows_are_independent()
     for tag, end in run_all(open_engine(case, num_slots=num_slots), continued).items():
         _assert_same(end, alone[tag])
-        assert not is_exact or end == alone[tag]
+        assert not is_exact or drawn(end) == drawn(alone[tag])
 
 
 def _cut(part: Part, length: int) -> Part:
@@ -234,7 +235,7 @@ def test_an_abort_gives_what_there_is_and_touches_no_other(case: Case) -> None:
     assert running is not None
     assert queued is not None
     assert running.reason == queued.reason == EndReason.ABORTED
-    assert running.part == _cut(alone[1].part, 7)
+    assert drawn(running).part == _cut(alone[1].part, 7)
     assert queued.part == Part()
     assert engine.abort(1) is None
     rest = run_all(engine, [])

@@ -179,7 +179,7 @@ class Generator(ABC):
 
     async def _abort_quietly(self, rid: str) -> None:
         with suppress(CallError):
-            await self.abort(rid)
+            await self.abort(rid, ABORT_TIMEOUT_S)
 
     async def _tried(self, call: GenerateCall, body: bytes, on_chunk: Callable[[Chunk], None]) -> Generated:
         """As often as is safe and there is time for."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from penstock.messages.base import Metric
+    from penstock.messages.books import BooksSnapshot
     from penstock.messages.commands import AnyCommand
     from penstock.messages.membership import HeldLease
     from penstock.messages.waits import Wait
@@ -44,4 +45,13 @@ class Machine(Protocol[EventT]):
     @property
     def state(self) -> str:
         """One word for people: what the actor does now."""
+        ...
+
+
+@runtime_checkable
+class Snapshotting(Protocol):
+    """A machine that need not be built from every entry of its ledger."""
+
+    def snapshot(self) -> BooksSnapshot | None:
+        """Of what its entries so far come to; None where there can be none."""
         ...

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from penstock.messages.base import Entry, Value
 from penstock.messages.engine_counts import EngineCounts
 from penstock.messages.evaluation import EvaluationOpened, GroupEvaluated
@@ -83,6 +85,10 @@ class GroupRecorded(Entry, frozen=True, kw_only=True):
     """The Filter had turned it away for this cause, and it was kept because too little was left to train on."""
     pushed: str = ""
     """It came finished from outside, under this key."""
+
+    def without_payload(self) -> GroupRecorded:
+        """What the log has of it."""
+        return msgspec.structs.replace(self, payload=None)
 
     @property
     def oldest_version(self) -> int | None:

@@ -68,6 +68,12 @@ class SettledGroups:
         sequence = self._trained.count + self._evaluated.count
         return SettledState(sequence, self._trained.floor, tuple(above), self._evaluated.floor)
 
+    def restore(self, state: SettledState) -> None:
+        """As this was told."""
+        self._trained.floor, self._evaluated.floor = state.floor, state.evaluation_floor
+        self._evaluated.above = {evaluation_place(group_id) for group_id in state.above if is_evaluation(group_id)}
+        self._trained.above = {group_id for group_id in state.above if not is_evaluation(group_id)}
+
     def validate(self) -> None:
         """Assert the invariants."""
         self._trained.validate()
@@ -174,6 +180,17 @@ class Accounts:
             generated_tokens=self._generated_tokens,
             in_system_tokens=self.in_system_tokens,
         )
+
+    def restore(self, balance: Balance, *, num_open_groups: int, num_in_evaluation: int) -> None:
+        """As this balance was."""
+        self._issued = balance.issued
+        self._ended = {
+            (TerminalState(each.state), each.cause): [each.num_samples, each.num_tokens, each.num_given_tokens]
+            for each in balance.ended
+        }
+        self._generated_tokens = balance.generated_tokens or 0
+        self.in_system_tokens = balance.in_system_tokens
+        self.num_open_groups, self.num_in_evaluation = num_open_groups, num_in_evaluation
 
     def _close_with(self, ended: Iterable[SampleEnd], indices: list[int]) -> None:
         for end in ended:

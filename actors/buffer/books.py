@@ -174,9 +174,9 @@ class Books:
             case PauseRecorded():
                 self.is_paused = entry.is_paused
             case PolicyRecorded():
-                self._switch(entry)
+                self.switch(entry)
             case RunRecorded():
-                self._identify(entry)
+                self.identify(entry)
             case BatchesFixed():
                 self.goal = Replay(entry.batches)
                 self.used.max_uses = max((batch.max_uses for batch in entry.batches), default=1)
@@ -193,7 +193,8 @@ class Books:
         if isinstance(entry, self.goal.progress):
             self.rejections.num_since_progress = 0
 
-    def _switch(self, entry: PolicyRecorded) -> None:
+    def switch(self, entry: PolicyRecorded) -> None:
+        """New grants follow this policy."""
         self.policy_recorded = entry
         self.policy = builtin_policy(
             entry.policy,
@@ -202,9 +203,14 @@ class Books:
             on_stale=entry.on_stale,
         )
 
-    def _identify(self, entry: RunRecorded) -> None:
+    def identify(self, entry: RunRecorded | None) -> None:
+        """The ledger says that it is of this run.
+
+        Raises:
+            UserFault: this is another one.
+        """
         expected = self.settings.identity
-        if expected is not None and expected != entry:
+        if entry is not None and expected is not None and expected != entry:
             names = [name for name in entry.__struct_fields__ if getattr(entry, name) != getattr(expected, name)]
             found = ", ".join(f"{name} {getattr(expected, name)} (was {getattr(entry, name)})" for name in names)
             raise UserFault(

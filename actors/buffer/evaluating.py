@@ -26,6 +26,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.messages.base import Value
+from penstock.messages.books import KeptEvaluations
 from penstock.messages.evaluation import (
     EvaluatedDataset,
     EvaluatedRow,
@@ -184,6 +185,24 @@ class Evaluations:
             is_pinned=evaluation.is_pinned,
             datasets=datasets,
         )
+
+    def kept(self) -> KeptEvaluations:
+        """What a snapshot has of it."""
+        return KeptEvaluations(
+            due=self.due,
+            open=self.open,
+            number=self.number,
+            finished=self.finished,
+            newest_version=self._newest_version,
+            next_place=self._next_place,
+            rows=tuple(self._rows.values()),
+        )
+
+    def restore(self, kept: KeptEvaluations) -> None:
+        """As it was then."""
+        self.due, self.open, self.number, self.finished = kept.due, kept.open, kept.number, kept.finished
+        self._newest_version, self._next_place = kept.newest_version, kept.next_place
+        self._rows = {row.group_id: row for row in kept.rows}
 
     # --- entries ----------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from penstock.messages.books import KeptFailures
 from penstock.messages.reasons import ReasonCount, reason_kind
 
 if TYPE_CHECKING:
@@ -89,6 +90,22 @@ class Failures:
             ReasonCount(cause=cause, kind=kind, example=self._examples[cause, kind], num_samples=number)
             for (cause, kind), number in ranked[:limit]
         )
+
+    def kept(self) -> KeptFailures:
+        """What a snapshot has of it."""
+        return KeptFailures(
+            num_samples=self.num_samples,
+            has_scored=self.has_scored,
+            counts=self.counts(len(self._counts)),
+            noted=tuple((group_id, tuple(sorted(indices))) for group_id, indices in self._open.items()),
+        )
+
+    def restore(self, kept: KeptFailures) -> None:
+        """As it was then."""
+        self.num_samples, self.has_scored = kept.num_samples, kept.has_scored
+        self._counts = Counter({(each.cause, each.kind): each.num_samples for each in kept.counts})
+        self._examples = {(each.cause, each.kind): each.example for each in kept.counts}
+        self._open = {group_id: set(indices) for group_id, indices in kept.noted}
 
     def told(self) -> str:
         """The most frequent reason as a sentence; empty where nothing has failed."""

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from itertools import chain, count, islice
 from typing import TYPE_CHECKING
 
+from penstock.messages.books import KeptGrants
 from penstock.messages.flow import GrantSpan
 
 if TYPE_CHECKING:
@@ -84,6 +85,23 @@ class Grants:
             self._spans.popleft()
         return tuple(self._spans)
 
+    def kept(self, floor: int) -> KeptGrants:
+        """What a snapshot has of it, where every group below ``floor`` is settled. Changes nothing."""
+        spans = (_above(span, floor) for span in self._spans)
+        return KeptGrants(
+            total=self.total,
+            next_ordinal=self._next_ordinal,
+            again=tuple(self._again),
+            num_requeued=tuple(sorted(self._num_requeued.items())),
+            spans=tuple(span for span in spans if span.num_groups > 0),
+        )
+
+    def restore(self, kept: KeptGrants) -> None:
+        """As it was then."""
+        self.total, self._next_ordinal = kept.total, kept.next_ordinal
+        self._again, self._spans = deque(kept.again), deque(kept.spans)
+        self._num_requeued = Counter(dict(kept.num_requeued))
+
     def _append(self, spans: list[GrantSpan] | deque[GrantSpan], span: GrantSpan) -> None:
         if spans:
             last = spans[-1]
@@ -95,6 +113,13 @@ class Grants:
                 )
                 return
         spans.append(span)
+
+
+def _above(span: GrantSpan, floor: int) -> GrantSpan:
+    skipped = max(0, floor - span.first_group)
+    return GrantSpan(
+        span.first_group + skipped, span.num_groups - skipped, span.first_ordinal + skipped, *_versions(span)
+    )
 
 
 def _versions(span: GrantSpan) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.messages.base import Metric
+from penstock.messages.books import KeptPlaces, KeptRejections
 from penstock.messages.flow import DemandGranted, GroupRow, RowOutcome
 from penstock.messages.samples import TerminalState
 
@@ -56,6 +57,16 @@ class Rejections:
         """A group was admitted."""
         if entry.kept_cause:
             self._kept[entry.kept_cause] += 1
+
+    def kept(self) -> KeptRejections:
+        """What a snapshot has of it."""
+        rejected, kept = tuple(sorted(self._rejected.items())), tuple(sorted(self._kept.items()))
+        return KeptRejections(num_since_progress=self.num_since_progress, rejected=rejected, kept=kept)
+
+    def restore(self, kept: KeptRejections) -> None:
+        """As it was then."""
+        self.num_since_progress = kept.num_since_progress
+        self._rejected, self._kept = Counter(dict(kept.rejected)), Counter(dict(kept.kept))
 
     def metrics(self) -> tuple[Metric, ...]:
         """Totals of the run, in groups; of the most frequent causes first."""
@@ -167,6 +178,18 @@ class RowHistory:
         """This prompt will not be granted again."""
         self._again.pop(ordinal, None)
         self._again_by_place.discard(ordinal)
+
+    def kept(self) -> KeptPlaces:
+        """What a snapshot has of it, where nobody chooses rows."""
+        assert not self.is_recording
+        assert not len(self)
+        again = tuple(sorted(self._again_by_place))
+        return KeptPlaces(num_came_in=self._num_by_place, num_granted=self._num_granted, again=again)
+
+    def restore(self, kept: KeptPlaces) -> None:
+        """As it was then."""
+        self._num_by_place, self._num_granted = kept.num_came_in, kept.num_granted
+        self._again_by_place = set(kept.again)
 
     def outcomes(self, first: int) -> tuple[RowOutcome, ...]:
         """A stretch of the list, of a bounded size."""

@@ -46,6 +46,7 @@ from penstock.actors.buffer.pacing import AutoTarget
 from penstock.actors.buffer.phases import Phase
 from penstock.actors.buffer.report import trained_report
 from penstock.actors.buffer.run_state import RunState
+from penstock.actors.buffer.snapshots import resume, snapshot_of
 from penstock.actors.buffer.waiting import buffer_waits
 from penstock.messages.base import Metric
 from penstock.messages.commands import FetchBatch
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 
     from penstock.actors.buffer.policies import StalenessPolicy
     from penstock.actors.buffer.settings import BufferSettings
+    from penstock.messages.books import BooksSnapshot, KeptBooks
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import BufferEvent
     from penstock.messages.ledger import BatchLeased, LedgerEntry
@@ -90,6 +92,7 @@ class Buffer:
         records: Iterable[LedgerEntry] = (),
         *,
         row_of: Callable[[int], tuple[int, int]] | None = None,
+        kept: KeptBooks | None = None,
     ) -> None:
         """
         Args:
@@ -97,14 +100,14 @@ class Buffer:
             policy: that of the scenario; a recorded change of policy takes its place.
             records: the ledger of the run so far, oldest first.
             row_of: row and epoch of a place in the stream of prompts, where rows are chosen.
+            kept: what the same ledger has of the books; ``records`` are read where that cannot be used.
 
         Raises:
             UserFault: the ledger is that of another run.
         """
         self.settings = settings
         self.books = Books(settings, policy, row_of)
-        for entry in records:
-            self.books.apply(entry)
+        self._why_folded = resume(self.books, records, kept)
         self.books.check_evaluation()
         self.target = AutoTarget.of(settings.pacing)
         self.learner = LearnerSide(self.books)
@@ -133,6 +136,10 @@ class Buffer:
     def policy(self) -> StalenessPolicy:
         """Which new grants follow."""
         return self.books.policy
+
+    def snapshot(self) -> BooksSnapshot | None:
+        """Of the books, as far as they follow from what is recorded; None where there can be none."""
+        return snapshot_of(self.books) if self.run.phase in (Phase.FILLING, Phase.RUNNING) else None
 
     def leases(self) -> tuple[HeldLease, ...]:
         """What came in since settlements were last told."""
@@ -181,6 +188,8 @@ class Buffer:
         return self._keeper.taken()
 
     def _on_started(self) -> None:
+        if self._why_folded:
+            self._keeper.notice(f"the Buffer has read its whole ledger to make its books: {self._why_folded}")
         self._operator.remind()
         if self.books.identity is None and self.settings.identity is not None:
             self._keeper.note(self.settings.identity)

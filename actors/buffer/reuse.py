@@ -44,6 +44,9 @@ class UsedGroups:
         self.max_uses = max_uses
         self._groups: dict[int, UsedGroup] = {}
 
+    def __len__(self) -> int:
+        return len(self._groups)
+
     def trained(self, version: int, groups: Iterable[TrackedGroup]) -> None:
         """These groups were trained for the first time, and made this version."""
         for tracked in groups if self.max_uses > 1 else ():

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.backends.ledger.kept_books import decoded, encoded, with_payloads
 from penstock.backends.ledger.protocol import PayloadGoneError, StaleEpochError
+from penstock.messages.books import KeptBooks
 from penstock.messages.ledger import GroupClosed, GroupRecorded, PayloadsReleased, StepRecorded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from penstock.messages.books import BooksSnapshot
     from penstock.messages.ledger import LedgerEntry
     from penstock.messages.samples import Group
 
@@ -28,6 +32,10 @@ class MemoryLedger:
         self.trained: dict[int, dict[int, Group]] = {}
         """Payloads of trained groups, by the version that they made first, and by group."""
         self.receipts: dict[int, StepRecorded] = {}
+        self.snapshot_every = 0
+        """Entries; 0: no snapshot is kept."""
+        self.snapshot: tuple[int, bytes] = (0, b"")
+        """The number of entries that it covers, and its bytes."""
 
 
 class MemoryStore:
@@ -45,7 +53,16 @@ class MemoryStore:
             )
         self._ledger.epoch = self._epoch = epoch
 
-    def commit(self, entries: Sequence[LedgerEntry]) -> None:
+    def kept_books(self) -> KeptBooks:
+        """See :class:`~penstock.backends.ledger.protocol.LedgerStore`."""
+        sequence, body = self._ledger.snapshot
+        found = decoded(sequence, body).snapshot if sequence else None
+        snapshot = None if found is None else with_payloads(found, self._filled)
+        return KeptBooks(snapshot, itertools.islice(self.entries(), sequence, None))
+
+    def commit(
+        self, entries: Sequence[LedgerEntry], snapshot: Callable[[], BooksSnapshot | None] | None = None
+    ) -> None:
         """See :class:`~penstock.backends.ledger.protocol.LedgerStore`."""
         ledger = self._ledger
         if self._epoch is None:
@@ -56,15 +73,15 @@ class MemoryStore:
             assert not isinstance(entry, GroupRecorded) or entry.payload is not None, "written without its payload"
         for entry in entries:
             ledger.entries.append(self._keep(entry))
+        number = len(ledger.entries)
+        is_due = ledger.snapshot_every and number - ledger.snapshot[0] >= ledger.snapshot_every
+        if snapshot is not None and is_due and (books := snapshot()) is not None:
+            ledger.snapshot = (number, encoded(books))
 
     def entries(self) -> Iterator[LedgerEntry]:
         """See :class:`~penstock.backends.ledger.protocol.LedgerReader`."""
-        opened = self._ledger.open
         for entry in tuple(self._ledger.entries):
-            if isinstance(entry, GroupRecorded) and entry.group_id in opened:
-                yield msgspec.structs.replace(entry, payload=opened[entry.group_id])
-            else:
-                yield entry
+            yield self._filled(entry) if isinstance(entry, GroupRecorded) else entry
 
     def payloads(self, group_ids: Sequence[int]) -> tuple[Group, ...]:
         """See :class:`~penstock.backends.ledger.protocol.LedgerReader`."""
@@ -90,7 +107,7 @@ class MemoryStore:
             case GroupRecorded():
                 assert entry.payload is not None
                 ledger.open[entry.group_id] = entry.payload
-                return msgspec.structs.replace(entry, payload=None)
+                return entry.without_payload()
             case GroupClosed():
                 ledger.open.pop(entry.group_id, None)
             case StepRecorded():
@@ -106,6 +123,9 @@ class MemoryStore:
             case _:
                 pass
         return entry
+
+    def _filled(self, entry: GroupRecorded) -> GroupRecorded:
+        return msgspec.structs.replace(entry, payload=self._ledger.open.get(entry.group_id))
 
     def _payload(self, group_id: int) -> Group:
         if (group := self._ledger.open.get(group_id)) is not None:

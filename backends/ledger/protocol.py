@@ -15,8 +15,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from penstock.messages.books import BooksSnapshot, KeptBooks
     from penstock.messages.ledger import LedgerEntry, StepRecorded
     from penstock.messages.samples import Group
 
@@ -78,8 +79,22 @@ class LedgerStore(LedgerReader, Protocol):
         """
         ...
 
-    def commit(self, entries: Sequence[LedgerEntry]) -> None:
+    def kept_books(self) -> KeptBooks:
+        """The newest snapshot of the Buffer's books, and the entries since; see ``entries`` for their payloads.
+
+        Raises:
+            LedgerStoreError: the ledger cannot be read; raised while iterating too.
+        """
+        ...
+
+    def commit(
+        self, entries: Sequence[LedgerEntry], snapshot: Callable[[], BooksSnapshot | None] | None = None
+    ) -> None:
         """Append these entries, all or none; they are durable on return.
+
+        Args:
+            entries: oldest first.
+            snapshot: of the books that these entries lead to; called where it is time for one to be kept with them.
 
         Raises:
             StaleEpochError: this handle is not the newest claimant.

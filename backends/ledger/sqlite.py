@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.ledger.kept_books import SNAPSHOT_EVERY, read_snapshot, with_payloads, write_snapshot
 from penstock.backends.ledger.projection import Projection
 from penstock.backends.ledger.protocol import LedgerStoreError, PayloadGoneError, StaleEpochError
 from penstock.backends.ledger.tables import (
@@ -32,11 +33,14 @@ from penstock.backends.ledger.tables import (
     schema_statements,
     upgrade_statements,
 )
+from penstock.messages.books import KeptBooks
 from penstock.messages.ledger import GroupRecorded, LedgerEntry, StepRecorded
 from penstock.messages.samples import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
+
+    from penstock.messages.books import BooksSnapshot
 
 BUSY_TIMEOUT_S: Final = 10.0
 PAGE_BYTES: Final = 16384
@@ -66,9 +70,9 @@ class SqliteReader:
             self._database = open_read_only(path)
         self._check()
 
-    def entries(self) -> Iterator[LedgerEntry]:
-        """See :class:`~penstock.backends.ledger.protocol.LedgerReader`."""
-        last = 0
+    def entries(self, after: int = 0) -> Iterator[LedgerEntry]:
+        """See :class:`~penstock.backends.ledger.protocol.LedgerReader`; ``after``: the number of an entry."""
+        last = after
         while page := self._page(last):
             last = page[-1][0]
             for _, entry in page:
@@ -127,8 +131,9 @@ class SqliteReader:
             ) from error
 
     def _with_payload(self, entry: LedgerEntry) -> LedgerEntry:
-        if not isinstance(entry, GroupRecorded):
-            return entry
+        return self._filled(entry) if isinstance(entry, GroupRecorded) else entry
+
+    def _filled(self, entry: GroupRecorded) -> GroupRecorded:
         group_id = entry.group_id
         row = self._database.execute("SELECT state FROM groups WHERE group_id = ?", (group_id,)).fetchone()
         if row is not None and row[0] in (TRAINED, CLOSED):
@@ -195,6 +200,8 @@ class SqliteStore(SqliteReader):
             self._database.close()
             raise
         self._projection = Projection(self._database)
+        self._kept_through = 0
+        """The last entry that the snapshot covers."""
 
     def claim(self, epoch: int) -> None:
         """See :class:`~penstock.backends.ledger.protocol.LedgerStore`."""
@@ -207,7 +214,17 @@ class SqliteStore(SqliteReader):
             self._database.execute("INSERT INTO claims VALUES (?, ?)", (epoch, time.time()))
         self._epoch = epoch
 
-    def commit(self, entries: Sequence[LedgerEntry]) -> None:
+    def kept_books(self) -> KeptBooks:
+        """See :class:`~penstock.backends.ledger.protocol.LedgerStore`."""
+        with self._named("read"), self._transaction("BEGIN"):
+            found = read_snapshot(self._database)
+            snapshot = None if found.snapshot is None else with_payloads(found.snapshot, self._filled)
+        self._kept_through = found.sequence
+        return KeptBooks(snapshot, self.entries(found.sequence), found.problem)
+
+    def commit(
+        self, entries: Sequence[LedgerEntry], snapshot: Callable[[], BooksSnapshot | None] | None = None
+    ) -> None:
         """See :class:`~penstock.backends.ledger.protocol.LedgerStore`."""
         if self._epoch is None:
             raise StaleEpochError(f"{self._path}: the ledger was not claimed by this handle")
@@ -221,6 +238,8 @@ class SqliteStore(SqliteReader):
             self._database.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", rows)
             for sequence, entry in numbered:
                 self._projection.apply(sequence, entry, now_s)
+            if snapshot is not None and last + len(entries) - self._kept_through >= SNAPSHOT_EVERY:
+                self._keep(last + len(entries), snapshot())
 
     def reader(self) -> SqliteReader:
         """See :class:`~penstock.backends.ledger.protocol.LedgerStore`."""
@@ -232,6 +251,11 @@ class SqliteStore(SqliteReader):
         """Let go of the file."""
         self._epoch = None
         super().close()
+
+    def _keep(self, sequence: int, snapshot: BooksSnapshot | None) -> None:
+        if snapshot is not None:
+            write_snapshot(self._database, sequence, snapshot)
+            self._kept_through = sequence
 
     def _prepare(self, max_pages: int | None) -> None:
         execute = self._database.execute
@@ -294,7 +318,7 @@ def _entry_json(body: bytes) -> str:
 
 def _body(entry: LedgerEntry) -> bytes:
     if isinstance(entry, GroupRecorded):
-        entry = msgspec.structs.replace(entry, payload=None)
+        entry = entry.without_payload()
     return _ENCODER.encode(entry)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 SCHEMA_VERSION: Final = 6
-TABLES_SINCE: Final = {"reasons": 4, "reason_counts": 4, "pauses": 5, "reuses": 6}
+TABLES_SINCE: Final = {"reasons": 4, "reason_counts": 4, "pauses": 5, "reuses": 6, "snapshot": 6}
 """Tables and views that the first form did not have, with the form that brought each."""
 COUNTED_SINCE: Final = 6
 """The form that brought what engines count of samples."""
@@ -263,6 +263,17 @@ TABLES: Final = (
             Column("sequence", "INTEGER PRIMARY KEY", "Of its entry."),
             Column("is_paused", "INTEGER NOT NULL", "1: nothing more is granted for training; 0: it is again."),
             Column("recorded_at", "REAL NOT NULL", "When it was written down."),
+        ),
+    ),
+    Table(
+        "snapshot",
+        "At most one row: what the first entries come to, so that a new Buffer need not read the whole log. A cache.",
+        (
+            Column("only", "INTEGER PRIMARY KEY CHECK (only = 0)", "Always 0."),
+            Column("form", "INTEGER NOT NULL", "`SNAPSHOT_FORM` in messages/books.py; of another form it is not read."),
+            Column("sequence", "INTEGER NOT NULL", "The last entry that it covers."),
+            Column("digest", "BLOB NOT NULL", "SHA-256 of `sequence` as 8 bytes and `body`."),
+            Column("body", "BLOB NOT NULL", "As msgpack, without payloads."),
         ),
     ),
 )

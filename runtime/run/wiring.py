@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from penstock.actors.buffer.policies import StalenessPolicy
     from penstock.actors.machine import Machine
     from penstock.messages.base import Event
+    from penstock.messages.books import KeptBooks
     from penstock.messages.ledger import LedgerEntry
     from penstock.runtime.scenario import Scenario
 
@@ -133,8 +134,11 @@ def hears(name: str) -> frozenset[type[Event]]:
 # --- machines -----------------------------------------------------------------------------------------------------
 
 
-def build_machine(name: str, plan: RunPlan, *, epoch: int = 0, records: Iterable[LedgerEntry] = ()) -> Machine[Any]:
-    """The actor of this name, in its first state; the Buffer in that which the ledger's records give.
+def build_machine(
+    name: str, plan: RunPlan, *, epoch: int = 0, records: Iterable[LedgerEntry] = (), kept: KeptBooks | None = None
+) -> Machine[Any]:
+    """The actor of this name, in its first state; the Buffer in that which the ledger's records give, read as far as
+    ``kept`` does not say what they come to.
 
     Raises:
         UserFault: the records are those of another run.
@@ -166,7 +170,7 @@ def build_machine(name: str, plan: RunPlan, *, epoch: int = 0, records: Iterable
             return Filter(_filter(plan))
         case Role.BUFFER:
             row_of = _order(plan).row_of if plan.chooses_rows else None
-            return Buffer(_buffer(plan), staleness_policy(plan.scenario), records, row_of=row_of)
+            return Buffer(_buffer(plan), staleness_policy(plan.scenario), records, row_of=row_of, kept=kept)
         case Role.LEARNER:
             options = plan.scenario.learner
             return Learner(

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.ledger.protocol import LedgerStore
     from penstock.backends.protocol import Emit, Fail, Timers
+    from penstock.messages.books import KeptBooks
     from penstock.messages.commands import AnyCommand
     from penstock.messages.ledger import LedgerEntry
     from penstock.messages.membership import HeldLease
@@ -288,7 +289,9 @@ UNIONS: dict[Role, Any] = {
 }
 
 
-def build_machine(name: str, plan: RunPlan, *, epoch: int, records: Iterable[LedgerEntry] = ()) -> EchoMachine:
+def build_machine(
+    name: str, plan: RunPlan, *, epoch: int, records: Iterable[LedgerEntry] = (), kept: KeptBooks | None = None
+) -> EchoMachine:
     if plan.user_error == name:
         raise UserFault(plan.story)
     if name == ENGINE:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.backends.processes.remote_ranks import RemoteRanks
     from penstock.backends.protocol import Backend, Timers
     from penstock.messages.base import Event
+    from penstock.messages.books import KeptBooks
     from penstock.messages.ledger import LedgerEntry
 
 
@@ -38,8 +39,10 @@ class Wiring(Protocol):
         *,
         epoch: int,
         records: Iterable[LedgerEntry] = (),
+        kept: KeptBooks | None = None,
     ) -> Machine[Any]:
-        """The actor of this name. The Buffer gets the ledger's entries and goes on where they end."""
+        """The actor of this name. The Buffer gets the ledger's entries and goes on where they end; ``kept`` is what
+        spares it the most of them."""
         ...
 
     def open_backend(

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 import msgspec
 import zmq
 
+from penstock.actors.machine import Snapshotting
 from penstock.backends.ledger.sqlite import open_ledger
 from penstock.backends.simulated.timers import ThreadTimers
 from penstock.messages.base import Metric
@@ -153,7 +154,10 @@ class ActorLoop:
             self._machine = wiring.build_machine(boot.name, plan, epoch=boot.epoch)
         else:
             self._store.claim(boot.epoch)  # from here on nobody else adds to what is read next
-            self._machine = wiring.build_machine(boot.name, plan, epoch=boot.epoch, records=self._store.entries())
+            store = self._store
+            self._machine = wiring.build_machine(
+                boot.name, plan, epoch=boot.epoch, records=store.entries(), kept=store.kept_books()
+            )
         self._backend: Backend[Any] | None = wiring.open_backend(
             boot.name, plan, epoch=boot.epoch, timers=self._timers, store=self._store, host=links.host,
             remote_ranks=remote_ranks if is_engine(boot.name) or boot.name == LEARNER else None,
@@ -349,7 +353,7 @@ class ActorLoop:
 
     def commit(self, entries: Sequence[LedgerEntry]) -> None:
         assert self._store is not None, "only the Buffer keeps records"
-        self._store.commit(entries)
+        self._store.commit(entries, self._machine.snapshot if isinstance(self._machine, Snapshotting) else None)
 
     def transmit(self, to: str, envelopes: list[Envelope]) -> None:
         if not self._links.send(to, encode_pack(envelopes)):

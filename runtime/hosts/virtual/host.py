@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from penstock.actors.machine import Snapshotting
 from penstock.backends.ledger.memory import MemoryLedger, MemoryStore
 from penstock.messages.commands import ReplaceActor
 from penstock.messages.names import BUFFER, SUPERVISOR
@@ -172,7 +173,8 @@ class VirtualHost:
     def commit(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
         """See :class:`penstock.runtime.hosts.virtual.process.Surroundings`."""
         if process.store is not None:
-            process.store.commit(entries)
+            machine = process.shell.machine
+            process.store.commit(entries, machine.snapshot if isinstance(machine, Snapshotting) else None)
         if self._digest is not None:
             self._digest.record(entries)
         for watcher in self._watchers:

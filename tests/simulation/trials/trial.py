@@ -371,7 +371,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             drive, plan = epoch // EPOCHS_PER_DRIVE, first_plan
             if drive and self.row_choices:  # what the ledger has of rows stays as it is for as long as it matters
                 plan = msgspec.structs.replace(self.in_drive(drive).plan, has_recorded_rows=has_recorded_rows())
-            machine = build_machine(name, plan, epoch=epoch, records=() if store is None else store.entries())
+            records, kept = ((), None) if store is None else (store.entries(), store.kept_books())
+            machine = build_machine(name, plan, epoch=epoch, records=records, kept=kept)
             if isinstance(machine, Buffer) and self.rank != "policy" and machine.books.policy_recorded is None:
                 machine.books.policy = self._ranked_policy()
             backend = self._backend(name, plan, epoch, timers, store)

@@ -19,6 +19,7 @@ import msgspec
 from penstock.backends.ledger.audit_books import AuditBooks
 from penstock.backends.ledger.audited_evaluations import AuditedEvaluation, EvaluatedSampleRow, digest_of
 from penstock.backends.ledger.audited_group import AuditedGroup, Finding, digest
+from penstock.backends.ledger.audited_snapshot import AuditedSnapshot
 from penstock.backends.ledger.sqlite import SqliteReader
 from penstock.backends.ledger.tables import LEASED, TABLES_SINCE, TRAINED
 from penstock.messages.samples import Group, evaluation_group_id, group_name
@@ -136,9 +137,11 @@ class _Auditor(SqliteReader):
         self._found: list[Finding] = []
         """Beside those of the books."""
         self._num_given = 0
+        self._snapshot: AuditedSnapshot | None = None
 
     def report(self) -> AuditReport:
         with self._named("read"):
+            self._open_snapshot()
             while self._catch_up():
                 pass
             if self._books.num_entries and self._books.run is None:
@@ -158,7 +161,17 @@ class _Auditor(SqliteReader):
         rows = self._database.execute(query, (self._books.sequence, ENTRIES_A_PAGE)).fetchall()
         for sequence, epoch, kind, body in rows:
             self._books.apply(sequence, epoch, self._entry(sequence, kind, body))
+            for text in () if self._snapshot is None else self._snapshot.findings(self._books):
+                self._find(text)
         return len(rows)
+
+    def _open_snapshot(self) -> None:
+        (form,) = self._database.execute("PRAGMA user_version").fetchone()
+        if form >= TABLES_SINCE["snapshot"]:
+            with self._transaction("BEGIN"):
+                self._snapshot = AuditedSnapshot(self._database)
+            if self._snapshot.problem:
+                self._find(self._snapshot.problem)
 
     # --- tables -----------------------------------------------------------------------------------------------
 

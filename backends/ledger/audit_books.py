@@ -83,7 +83,8 @@ class AuditBooks:
         self.evaluations = AuditedEvaluations(self._find)
         self._last_drive = -1
         """In which the last batch was leased; −1: none was the last yet."""
-        self._next_ordinal = 0
+        self.next_ordinal = 0
+        """The first prompt that was never granted."""
         self._requeued: Counter[int] = Counter()
         self._drawn: set[int] = set()
         """Groups whose row is recorded, as long as they are granted and nothing more."""
@@ -206,11 +207,11 @@ class AuditBooks:
     def _take_prompt(self, group_id: int, ordinal: int) -> None:
         if self._requeued[ordinal]:
             self._requeued[ordinal] -= 1
-        elif ordinal == self._next_ordinal:
-            self._next_ordinal += 1
+        elif ordinal == self.next_ordinal:
+            self.next_ordinal += 1
         else:
-            self._find(f"group {group_id} is granted for prompt {ordinal}: prompt {self._next_ordinal} is next")
-            self._next_ordinal = max(self._next_ordinal, ordinal + 1)
+            self._find(f"group {group_id} is granted for prompt {ordinal}: prompt {self.next_ordinal} is next")
+            self.next_ordinal = max(self.next_ordinal, ordinal + 1)
 
     def _draw(self, entry: RowsRecorded) -> None:
         for row in entry.rows:

@@ -231,7 +231,7 @@ class TestWhereTheSnapshotCannotBeUsed:
         assert isinstance(old, Buffer)
         settings = msgspec.structs.replace(old.settings, **changed)
         buffer = Buffer(settings, old.policy, MemoryStore(run.host.ledger).entries(), kept=kept)
-        commands = buffer.handle(Started())
+        commands = buffer.handle(Started(epoch=1))
         notices = [c.event.text for c in commands if isinstance(c, Send) and isinstance(c.event, NoticeGiven)]
         whole = Buffer(settings, old.policy, MemoryStore(run.host.ledger).entries())
         assert facts(buffer.books) == facts(whole.books)

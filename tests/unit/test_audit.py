@@ -21,6 +21,8 @@ from trials.draws import draw_trial
 from trials.fuzz import TrialRun
 from typer.testing import CliRunner
 
+from penstock.actors.buffer.machine import Buffer
+from penstock.backends.ledger import sqlite
 from penstock.backends.ledger.audit import AuditReport, audit_ledger
 from penstock.backends.ledger.audit_books import AuditBooks
 from penstock.backends.ledger.memory import MemoryStore
@@ -189,7 +191,9 @@ class Copyist:
         if process.epoch != self._epoch:
             self._store.claim(process.epoch)
             self._epoch = process.epoch
-        self._store.commit(entries)
+        machine = process.shell.machine
+        assert isinstance(machine, Buffer)
+        self._store.commit(entries, machine.snapshot)
 
     def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None: ...
     def heard(self, process: Process, event: Event) -> None: ...
@@ -198,8 +202,11 @@ class Copyist:
 
 
 @pytest.mark.parametrize("policy", ["sync", "one_step_off", "fully_async"])
-def test_runs_with_faults_are_clean_and_the_same_in_both_stores(policy: str, tmp_path: Path) -> None:
+def test_runs_with_faults_are_clean_and_the_same_in_both_stores(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed in range(12):
+        monkeypatch.setattr(sqlite, "SNAPSHOT_EVERY", 1 + 7 * seed)
         path = tmp_path / f"{seed}.sqlite"
         store = SqliteStore(path)
         trial = TrialRun(draw_trial(policy, seed), with_digest=False)

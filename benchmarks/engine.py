@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 ModelSize = Literal["xs", "s", "m"]
 
+QUICK: Final = ("--batches", "8", "--repetitions", "1")
 REQUIRED_EQUAL: Final = 2.0
 REQUIRED_LONG_TAILED: Final = 5.0
 SAMPLES_PER_GROUP: Final = 8

@@ -33,6 +33,7 @@ from penstock.runtime.observability.summary import trained_tokens
 from penstock.runtime.scenario.load import scenario_from
 from penstock.runtime.scenario.source import Place, Source
 
+QUICK: Final = ("--seeds", "1")
 VIRTUAL: Final = {
     "run": {"name": "evaluation", "num_steps": 70},
     "model": {"max_context": 8192},

@@ -22,6 +22,7 @@ from penstock.benchmarks._runs import FinishedRun, run
 from penstock.messages.names import LEARNER
 from penstock.messages.weights import PublishFailed
 
+QUICK: Final = ("sync", "fully_async", "--seeds", "0", "--steps", "4")
 SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "sync": (),
     "one_step_off": (),

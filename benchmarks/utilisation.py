@@ -29,6 +29,7 @@ from penstock.messages.training import Activity
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+QUICK: Final = ("--repetitions", "1", "--steps", "10")
 POLICIES: Final = ("sync", "one_step_off", "fully_async")
 SCENARIO: Final = """\
 run: {name: utilisation, num_steps: 30}

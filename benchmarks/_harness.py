@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import itertools
 import os
 import resource
 import shlex
 import statistics
+import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,6 +88,14 @@ def interleaved(arms: Mapping[str, Callable[[], T]], repetitions: int, *, warm_u
         if number >= 0:
             found[name].append(turn)
     return found
+
+
+def in_folders(arms: Mapping[str, Callable[[Path], T]], repetitions: int) -> Turns[T]:
+    """Arms that are whole runs, each time in a new folder; their processes start anew, so nothing is warmed up."""
+    with tempfile.TemporaryDirectory() as parent:
+        folders = map(Path(parent).joinpath, map(str, itertools.count()))
+        acts = {name: (lambda arm=arm: arm(next(folders))) for name, arm in arms.items()}
+        return interleaved(acts, repetitions, warm_up=0)
 
 
 def _said(part: tuple[int, str]) -> str:

@@ -85,24 +85,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return {claim.verdict for claim in self.claims}
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure beside the same one of an earlier result."""
-
-    name: str
-    unit: str
-    before: Estimate
-    after: Estimate
-
-    @property
-    def text(self) -> str:
-        verdict = differs(self.before, self.after)
-        ratio = self.after.median / self.before.median if self.before.median else float("nan")
-        said = f"{ratio:.3g}×, {verdict}"
-        if verdict.startswith("no difference"):
-            said += f" (one of {shown_from(self.before, self.after):.0%} would show)"
-        return said
-
-
 def history_of(benchmark: str, folder: Path) -> list[Result]:
     """Its results, oldest first.
 
@@ -139,14 +121,12 @@ def is_alike(one: Result, other: Result) -> bool:
     )
 
 
-def changes(before: Result, after: Result) -> list[Change]:
-    """Figure by figure, of those that both have."""
-    earlier = {(figure.name, figure.unit): figure.estimate for figure in before.figures}
-    return [
-        Change(name=now.name, unit=now.unit, before=earlier[now.name, now.unit], after=now.estimate)
-        for now in after.figures
-        if (now.name, now.unit) in earlier
-    ]
+def change_text(before: Estimate, after: Estimate) -> str:
+    """How a figure has changed between two results, if that can be told."""
+    verdict = differs(before, after)
+    ratio = f"{after.median / before.median:.3g}×, " if before.median else ""
+    would = f" (one of {shown_from(before, after):.0%} would show)" if verdict.startswith("no difference") else ""
+    return f"{ratio}{verdict}{would}"
 
 
 class Part(NamedTuple):
@@ -177,8 +157,11 @@ def _parts(result: Result, before: Result | None) -> Iterator[Part]:
         ]
         yield Part("claims", ("claim", "median", "interval", "wanted", "verdict"), claims)
     if before is not None:
+        earlier = {(f.name, f.unit): f.estimate for f in before.figures}
         changed = [
-            (c.name, c.unit, _number(c.before.median), _number(c.after.median), c.text) for c in changes(before, result)
+            (f.name, f.unit, _number(was.median), _number(f.estimate.median), change_text(was, f.estimate))
+            for f in result.figures
+            if (was := earlier.get((f.name, f.unit))) is not None
         ]
         yield Part(f"since {before.at}", ("what", "unit", "before", "now", "change"), changed)
 

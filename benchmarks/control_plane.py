@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import itertools
 import re
-import tempfile
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -31,7 +29,7 @@ from penstock.benchmarks._harness import (
     Turns,
     claim,
     figures,
-    interleaved,
+    in_folders,
     pairs,
     plain_figure,
 )
@@ -42,6 +40,7 @@ from penstock.runtime.run.plan import log_name
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+    from pathlib import Path
 
     from penstock.benchmarks._results import Figure
 
@@ -142,17 +141,14 @@ def variants_of(ledger: str) -> tuple[Variant, ...]:
 
 
 def turns_of(variants: Sequence[Variant], *, repetitions: int, num_steps: int) -> Turns[Rate]:
-    """Runs of every variant in turn; their processes start anew each time, so there is nothing to warm up."""
-    numbers = itertools.count()
-    with tempfile.TemporaryDirectory() as parent:
+    """Runs of every variant in turn."""
 
-        def rate(variant: Variant) -> Rate:
-            overrides = (f"run.num_steps={num_steps}", *variant.overrides)
-            environment = {MEMORY_VARIABLE: ":memory:"} if variant.in_memory else {}
-            return rate_of(run(SCENARIO, overrides, Path(parent) / f"{next(numbers)}", environment=environment))
+    def rate(variant: Variant, folder: Path) -> Rate:
+        overrides = (f"run.num_steps={num_steps}", *variant.overrides)
+        environment = {MEMORY_VARIABLE: ":memory:"} if variant.in_memory else {}
+        return rate_of(run(SCENARIO, overrides, folder, environment=environment))
 
-        arms = {variant.name: partial(rate, variant) for variant in variants}
-        return interleaved(arms, repetitions, warm_up=0)
+    return in_folders({variant.name: partial(rate, variant) for variant in variants}, repetitions)
 
 
 def measure(given: argparse.Namespace) -> Measured:

@@ -16,23 +16,22 @@ import asyncio
 import itertools
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import aiohttp
 import psutil
 
-from penstock.benchmarks._harness import Benchmark, Measured, claim, figures, interleaved, pairs, plain_figure
+from penstock.benchmarks._harness import Benchmark, Measured, claim, figures, in_folders, pairs, plain_figure
 from penstock.benchmarks._runs import run
 from penstock.benchmarks.control_plane import SCENARIO, rate_of
 from penstock.runtime.launch.runs import RECORD_NAME
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
 QUICK: Final = ("--repetitions", "1", "--steps", "100")
 MOST_COST: Final = 0.02
@@ -102,23 +101,20 @@ class Watched(NamedTuple):
 
 
 def measure(given: argparse.Namespace) -> Measured:
-    """Both in turn; nothing needs to be warmed up for a run."""
+    """Both in turn."""
     overrides = (f"run.num_steps={given.steps}", "runtime.host=local")
-    numbers = itertools.count()
-    with tempfile.TemporaryDirectory() as parent:
 
-        def watched(*, is_open: bool) -> Watched:
-            folder = Path(parent) / f"{next(numbers)}"
-            page = Page(folder) if is_open else None
-            if page is not None:
-                page.start()
-            finished = run(SCENARIO, overrides, folder)
-            if page is not None:
-                page.end()
-            return Watched(rate_of(finished).groups_per_s, page)
+    def watched(folder: Path, *, is_open: bool) -> Watched:
+        page = Page(folder) if is_open else None
+        if page is not None:
+            page.start()
+        finished = run(SCENARIO, overrides, folder)
+        if page is not None:
+            page.end()
+        return Watched(rate_of(finished).groups_per_s, page)
 
-        arms = {"without": partial(watched, is_open=False), "with": partial(watched, is_open=True)}
-        turns = interleaved(arms, given.repetitions, warm_up=0)
+    arms = {"without": partial(watched, is_open=False), "with": partial(watched, is_open=True)}
+    turns = in_folders(arms, given.repetitions)
     rates = figures(turns, "groups/s", lambda each: each.groups_per_s)
     pages = [turn.value.page for turn in turns["with"] if turn.value.page is not None]
     of_pages = [

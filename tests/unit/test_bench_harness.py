@@ -24,7 +24,7 @@ from penstock.benchmarks._harness import (
     interleaved,
     pairs,
 )
-from penstock.benchmarks._results import Result, changes, history_of, is_alike, last_alike, markdown, page
+from penstock.benchmarks._results import Result, change_text, history_of, is_alike, last_alike, markdown, page
 from penstock.benchmarks._statistics import differs, estimate, judge
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli import bench_all, benches
@@ -130,9 +130,10 @@ def test_a_result_is_kept_shown_and_compared_with_the_last_of_its_kind(
     assert bench(tmp_path, noisy(105, 0.01, 7, 2), at_least=200) == MISSED
     first, second, third, _ = history_of("test_bench_harness", tmp_path)
     assert last_alike(third, [first, second]) == second
-    assert changes(first, second)[0].text.endswith("×, more")
-    assert changes(second, first)[0].text.endswith("×, less")
-    assert "no difference that can be told from noise (one of" in changes(second, third)[0].text
+    one, two, noise = (result.figures[0].estimate for result in (first, second, third))
+    assert change_text(one, two).endswith("×, more")
+    assert change_text(two, one).endswith("×, less")
+    assert "no difference that can be told from noise (one of" in change_text(two, noise)
 
 
 def test_only_what_can_be_compared_is(tmp_path: Path) -> None:

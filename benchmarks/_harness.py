@@ -94,8 +94,11 @@ def in_folders(arms: Mapping[str, Callable[[Path], T]], repetitions: int) -> Tur
     """Arms that are whole runs, each time in a new folder; their processes start anew, so nothing is warmed up."""
     with tempfile.TemporaryDirectory() as parent:
         folders = map(Path(parent).joinpath, map(str, itertools.count()))
-        acts = {name: (lambda arm=arm: arm(next(folders))) for name, arm in arms.items()}
-        return interleaved(acts, repetitions, warm_up=0)
+
+        def act(arm: Callable[[Path], T]) -> Callable[[], T]:
+            return lambda: arm(next(folders))
+
+        return interleaved({name: act(arm) for name, arm in arms.items()}, repetitions, warm_up=0)
 
 
 def _said(part: tuple[int, str]) -> str:

@@ -24,7 +24,7 @@ from penstock.benchmarks._harness import MISSED, NOT_TOLD
 from penstock.benchmarks._progress import in_turn, wait_for
 from penstock.benchmarks._results import Result, page
 from penstock.runtime.cli.benches import Benchmark, registered
-from penstock.runtime.safe_text import terminal_text
+from penstock.runtime.safe_text import terminal_lines, terminal_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,4 +145,4 @@ def _relay(name: str, stderr: IO[bytes], said: deque[str]) -> None:
         for raw in stderr:
             if line := terminal_text(raw.decode(errors="replace").rstrip()):
                 said.append(line)
-                print(f"{name}: {line}", file=sys.stderr, flush=True)
+                sys.stderr.write(terminal_lines(f"{name}: {line}\n"))

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from penstock import benchmarks
 from penstock.backends.processes.process_facts import facts_of
 from penstock.benchmarks import _progress
 from penstock.benchmarks._harness import (
@@ -191,12 +192,17 @@ BODIES = {
 }
 
 
+def planted(name: str) -> list[str]:
+    """What runs a planted benchmark."""
+    return [sys.executable, "-c", BODIES[name]]
+
+
 def run_all(names: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, deadline_s: float) -> tuple[int, str]:
     """Exit code, and what was printed, with these benchmarks planted in place of all others."""
     for name in names:
         (folder / f"{name}.py").write_text(FAKE)
-    monkeypatch.setattr(benches.benchmarks, "__path__", [str(folder)])
-    monkeypatch.setattr(bench_all, "command_of", lambda name: [sys.executable, "-c", BODIES[name]])
+    monkeypatch.setattr(benchmarks, "__path__", [str(folder)])
+    monkeypatch.setattr(bench_all, "command_of", planted)
     monkeypatch.setattr(_progress, "STILL_S", 0.1)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     out = io.StringIO()

@@ -15,7 +15,8 @@ import msgspec
 
 from penstock.messages.training import Activity, ActivitySpan, Balance, StepReported
 from penstock.runtime.observability.activity import LaneTiler
-from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows, write_all
+from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows
+from penstock.runtime.observability.segments import SegmentFile, files_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -192,16 +193,17 @@ class EventLog:
     Two logs have the same digest exactly when they hold the same events in the same order. For one thread.
     """
 
-    def __init__(self, path: Path | None = None, *, events_per_write: int = EVENTS_PER_WRITE) -> None:
+    def __init__(
+        self, path: Path | None = None, *, events_per_write: int = EVENTS_PER_WRITE, segment_bytes: int = 0
+    ) -> None:
         """
         Args:
             path: the file, written anew; None keeps the digest only.
             events_per_write: how many events are collected before they are hashed and written.
+            segment_bytes: from what size on the file is closed and the next one begun; 0: never.
         """
         self.num_events = 0
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = None if path is None else path.open("wb", buffering=0)
+        self._file = None if path is None else SegmentFile(path, max_bytes=segment_bytes, anew=True)
         self._events_per_write = events_per_write
         self._due_s = MAX_DELAY_S
         self._rows: list[tuple[float, str, int, str, str]] = []
@@ -229,7 +231,7 @@ class EventLog:
         data = self._encoder.encode_lines(rows)
         self._hash.update(data)
         if self._file is not None:
-            write_all(self._file, data)
+            self._file.write(data)
 
     def digest(self) -> str:
         """BLAKE2b over every line so far, 32 hexadecimal digits."""
@@ -286,9 +288,8 @@ def read_run_events(run_folder: Path) -> list[EventRow]:
     Raises:
         UserFault: a log is damaged.
     """
-    paths = sorted((run_folder / EVENTS_FOLDER).glob("*.jsonl"))
-    if (run_folder / EVENTS_FILE).exists():
-        paths.append(run_folder / EVENTS_FILE)
+    paths = files_in(run_folder / EVENTS_FOLDER)
+    paths += [each for each in files_in(run_folder) if each.name == EVENTS_FILE]
     rows = [row for path in paths for row in read_events(path)]
     return sorted(rows, key=lambda row: row.at_s)
 

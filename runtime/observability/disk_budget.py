@@ -1,0 +1,184 @@
+"""Keeps what a run writes of events and spans within ``observability.max_disk_gb``.
+
+Invariants:
+
+* Closed segments are compressed, and removed, the oldest of all writers first, while all that counts is above the budget
+  less what the writers may add until the next look: the newest lines are always there.
+* ``removed.json`` says up to when something is missing before the first byte of it goes (:mod:`.removed`).
+* Counted and never removed: logs of processes, which have bounds of their own, and the time accounting, whose sums are
+  the run's. The ledger, checkpoints and what was asked for (samples, dumps, profiles, trackers) do not count.
+* A disk that is full or gone ends nothing here: the next look tries again. The thread looks every second, and ends with
+  :meth:`DiskKeeper.close`, which waits for one look at most.
+"""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import os
+import re
+import shutil
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from penstock.messages.errors import UserFault
+from penstock.runtime.observability.nvml import GPU_FILE
+from penstock.runtime.observability.removed import Removed, read_removed, write_removed
+from penstock.runtime.observability.segments import COMPRESSED, SEGMENT, SUFFIX, close_file, files_in
+from penstock.runtime.observability.traces import TRACES_FOLDER
+from penstock.runtime.observability.trackers import ACTIVITY_FILE, EVENTS_FILE, EVENTS_FOLDER
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOGS_FOLDER: Final = "logs"
+LOOK_EVERY_S: Final = 1.0
+CLOSE_S: Final = 10.0
+DEAD_AFTER_S: Final = 60.0
+"""The file of an incarnation that was replaced is closed when nothing was written for so long."""
+RESERVE: Final = 1 / 8
+"""Share of the budget for what writers have open and add between two looks."""
+COMPRESSION_LEVEL: Final = 1
+PARTIAL: Final = ".partial"
+_INCARNATION: Final = re.compile(r"(?P<actor>.+)-(?P<epoch>\d+)\.jsonl")
+
+_log: Final = logging.getLogger(__name__)
+
+
+class DiskKeeper:
+    """Keeps one run within its budget. The files are written by others, in this process or not."""
+
+    def __init__(self, run_folder: Path, max_disk_gb: float | None) -> None:
+        """
+        Args:
+            run_folder: of the run.
+            max_disk_gb: None: there is nothing to do.
+        """
+        self._folder = run_folder
+        self._folders = (run_folder / EVENTS_FOLDER, run_folder / TRACES_FOLDER)
+        self._max_disk_gb = max_disk_gb
+        self._told: set[str] = set()
+        self._news: list[str] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Look every second, on a thread."""
+        if self._max_disk_gb is None:
+            return
+        self._thread = threading.Thread(target=self._run, name="disk-keeper", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look a last time."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+
+    def take_news(self) -> list[str]:
+        """What a person should know, each once. From any thread."""
+        news, self._news = self._news, []
+        return news
+
+    def look(self) -> None:
+        """Compress what is closed, and remove what is too much. A file that cannot be dealt with now is left for later."""
+        if self._max_disk_gb is None:
+            return
+        try:
+            for folder in self._folders:
+                _close_dead(folder)
+            for segment in self._segments():
+                _compress(segment)
+            self._remove(self._max_disk_gb)
+        except (OSError, UserFault) as error:
+            _log.warning("events and spans are not kept within observability.max_disk_gb now: %s", error)
+
+    def _run(self) -> None:
+        while not self._stop.wait(LOOK_EVERY_S):
+            self.look()
+        self.look()
+
+    def _segments(self) -> list[Path]:
+        name = EVENTS_FILE.removesuffix(SUFFIX)
+        found = [*self._folder.glob(f"{name}.*"), *(each for folder in self._folders for each in folder.glob("*"))]
+        return [each for each in found if SEGMENT.fullmatch(each.name)]
+
+    def _remove(self, max_disk_gb: float) -> None:
+        allowed = max_disk_gb * 1e9
+        segments = sorted((stat.st_mtime, stat.st_size, file) for file in self._segments() if (stat := _stat(file)))
+        total = sum(size for _, size, _ in segments) + self._others()
+        victims: list[tuple[float, int, Path]] = []
+        for each in segments:
+            if total <= allowed * (1 - RESERVE):
+                break
+            victims.append(each)
+            total -= each[1]
+        if total > allowed:
+            self._tell("logs and time accounting alone take more than observability.max_disk_gb; they are left alone")
+        if not victims:
+            return
+        self._record(victims, max_disk_gb)
+        for _, _, file in victims:
+            file.unlink(missing_ok=True)
+
+    def _others(self) -> int:
+        """Bytes of all that counts and is no closed segment."""
+        files = [each for folder in (*self._folders, self._folder / LOGS_FOLDER) for each in folder.glob("*")]
+        files += [self._folder / name for name in (EVENTS_FILE, ACTIVITY_FILE, GPU_FILE)]
+        stats = (_stat(file) for file in files if not SEGMENT.fullmatch(file.name))
+        return sum(stat.st_size for stat in stats if stat is not None)
+
+    def _record(self, victims: list[tuple[float, int, Path]], max_disk_gb: float) -> None:
+        """Before they go: a kill in between may say too much, and never too little."""
+        before = read_removed(self._folder) or Removed(max_disk_gb=max_disk_gb)
+        spans = [at for at, _, file in victims if file.parent.name == TRACES_FOLDER]
+        events = [at for at, _, file in victims if file.parent.name != TRACES_FOLDER]
+        removed = Removed(
+            max_disk_gb=max_disk_gb,
+            events_until=max([before.events_until, *events]),
+            spans_until=max([before.spans_until, *spans]),
+        )
+        write_removed(self._folder, removed)
+        self._tell(f"the oldest events and spans are removed from now on: observability.max_disk_gb is {max_disk_gb:g}")
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._news.append(text)
+
+
+def _close_dead(folder: Path) -> None:
+    """Close the files of incarnations that were replaced a while ago."""
+    matches = ((_INCARNATION.fullmatch(file.name), file) for file in files_in(folder))
+    found = [(match["actor"], int(match["epoch"]), file) for match, file in matches if match is not None]
+    newest = {actor: epoch for actor, epoch, _ in sorted(found)}
+    for actor, epoch, file in found:
+        stat = _stat(file)
+        if epoch < newest[actor] and stat is not None and stat.st_mtime < time.time() - DEAD_AFTER_S:
+            close_file(file)
+
+
+def _compress(segment: Path) -> None:
+    """Compress a segment, if it is not, or end what a kill has left half done of that. Its time stays that of its last
+    line."""
+    if segment.name.endswith(COMPRESSED):
+        return
+    packed = segment.with_name(segment.name + COMPRESSED)
+    if not packed.exists():
+        partial, stat = packed.with_name(packed.name + PARTIAL), segment.stat()
+        with segment.open("rb") as source, partial.open("wb") as file:
+            with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=COMPRESSION_LEVEL, mtime=0) as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+            file.flush()
+            os.fsync(file.fileno())
+        os.utime(partial, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        partial.replace(packed)
+    segment.unlink()
+
+
+def _stat(file: Path) -> os.stat_result | None:
+    with suppress(FileNotFoundError):
+        return file.stat()
+    return None

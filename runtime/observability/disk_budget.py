@@ -2,8 +2,8 @@
 
 Invariants:
 
-* Closed segments are compressed, and removed, the oldest of all writers first, while all that counts is above the budget
-  less what the writers may add until the next look: the newest lines are always there.
+* Closed segments are compressed, and removed, the oldest of all writers first, while all that counts is above the
+  budget less what the writers may add until the next look: the newest lines are always there.
 * ``removed.json`` says up to when something is missing before the first byte of it goes (:mod:`.removed`).
 * Counted and never removed: logs of processes, which have bounds of their own, and the time accounting, whose sums are
   the run's. The ledger, checkpoints and what was asked for (samples, dumps, profiles, trackers) do not count.
@@ -83,7 +83,7 @@ class DiskKeeper:
         return news
 
     def look(self) -> None:
-        """Compress what is closed, and remove what is too much. A file that cannot be dealt with now is left for later."""
+        """Compress what is closed, and remove what is too much. What cannot be done now is left for later."""
         if self._max_disk_gb is None:
             return
         try:
@@ -107,20 +107,20 @@ class DiskKeeper:
 
     def _remove(self, max_disk_gb: float) -> None:
         allowed = max_disk_gb * 1e9
-        segments = sorted((stat.st_mtime, stat.st_size, file) for file in self._segments() if (stat := _stat(file)))
-        total = sum(size for _, size, _ in segments) + self._others()
-        victims: list[tuple[float, int, Path]] = []
+        segments = sorted((stat.st_mtime, file, stat.st_size) for file in self._segments() if (stat := _stat(file)))
+        total = sum(size for _, _, size in segments) + self._others()
+        victims: list[tuple[float, Path, int]] = []
         for each in segments:
             if total <= allowed * (1 - RESERVE):
                 break
             victims.append(each)
-            total -= each[1]
+            total -= each[2]
         if total > allowed:
             self._tell("logs and time accounting alone take more than observability.max_disk_gb; they are left alone")
         if not victims:
             return
         self._record(victims, max_disk_gb)
-        for _, _, file in victims:
+        for _, file, _ in victims:
             file.unlink(missing_ok=True)
 
     def _others(self) -> int:
@@ -130,11 +130,11 @@ class DiskKeeper:
         stats = (_stat(file) for file in files if not SEGMENT.fullmatch(file.name))
         return sum(stat.st_size for stat in stats if stat is not None)
 
-    def _record(self, victims: list[tuple[float, int, Path]], max_disk_gb: float) -> None:
+    def _record(self, victims: list[tuple[float, Path, int]], max_disk_gb: float) -> None:
         """Before they go: a kill in between may say too much, and never too little."""
         before = read_removed(self._folder) or Removed(max_disk_gb=max_disk_gb)
-        spans = [at for at, _, file in victims if file.parent.name == TRACES_FOLDER]
-        events = [at for at, _, file in victims if file.parent.name != TRACES_FOLDER]
+        spans = [at for at, file, _ in victims if file.parent.name == TRACES_FOLDER]
+        events = [at for at, file, _ in victims if file.parent.name != TRACES_FOLDER]
         removed = Removed(
             max_disk_gb=max_disk_gb,
             events_until=max([before.events_until, *events]),

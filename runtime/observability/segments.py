@@ -2,9 +2,9 @@
 
 Invariants:
 
-* The lines of ``NAME.jsonl`` are those of its segments ``NAME.000001.jsonl``, ``NAME.000002.jsonl`` and so on, each plain
-  or as ``.jsonl.gz``, and then of the file itself. A segment never changes but from plain to compressed, and ends with a
-  line end, unless it is the last that a killed process wrote.
+* The lines of ``NAME.jsonl`` are those of its segments ``NAME.000001.jsonl``, ``NAME.000002.jsonl`` and so on, each
+  plain or as ``.jsonl.gz``, and then of the file itself. A segment never changes but from plain to compressed, and ends
+  with a line end, unless it is the last that a killed process wrote.
 * Closing a segment is one rename. Compressed it is written beside, renamed, and then the plain one removed, so a kill
   between any two steps leaves every line where a reader finds it, once: where both are there they hold the same.
 * Only the oldest segments are ever removed, and ``removed.json`` says so first (:mod:`.disk_budget`).

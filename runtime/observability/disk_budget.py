@@ -14,13 +14,13 @@ Invariants:
 from __future__ import annotations
 
 import gzip
-import logging
 import os
 import re
 import shutil
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.messages.errors import UserFault
@@ -42,9 +42,8 @@ RESERVE: Final = 1 / 8
 """Share of the budget for what writers have open and add between two looks."""
 COMPRESSION_LEVEL: Final = 1
 PARTIAL: Final = ".partial"
+_KEPT: Final = ACTIVITY_FILE.removesuffix(SUFFIX)
 _INCARNATION: Final = re.compile(r"(?P<actor>.+)-(?P<epoch>\d+)\.jsonl")
-
-_log: Final = logging.getLogger(__name__)
 
 
 class DiskKeeper:
@@ -86,55 +85,52 @@ class DiskKeeper:
         """Compress what is closed, and remove what is too much. What cannot be done now is left for later."""
         if self._max_disk_gb is None:
             return
-        try:
-            for folder in self._folders:
-                _close_dead(folder)
-            for segment in self._segments():
-                _compress(segment)
-            self._remove(self._max_disk_gb)
-        except (OSError, UserFault) as error:
-            _log.warning("events and spans are not kept within observability.max_disk_gb now: %s", error)
+        for step in (self._compress, partial(self._remove, self._max_disk_gb)):
+            try:
+                step()
+            except (OSError, UserFault) as error:  # the disk may be full: then at least what is too much goes
+                self._tell(f"events and spans may take more than observability.max_disk_gb: {error}")
 
     def _run(self) -> None:
         while not self._stop.wait(LOOK_EVERY_S):
             self.look()
         self.look()
 
-    def _segments(self) -> list[Path]:
-        name = EVENTS_FILE.removesuffix(SUFFIX)
-        found = [*self._folder.glob(f"{name}.*"), *(each for folder in self._folders for each in folder.glob("*"))]
-        return [each for each in found if SEGMENT.fullmatch(each.name)]
+    def _counted(self) -> list[tuple[float, Path, int]]:
+        """All files that count: the time of the last line, name and bytes, by their time."""
+        found = [each for folder in (*self._folders, self._folder / LOGS_FOLDER) for each in folder.glob("*")]
+        names = (EVENTS_FILE, ACTIVITY_FILE, GPU_FILE)
+        found += [each for name in names for each in self._folder.glob(f"{name.removesuffix(SUFFIX)}.*")]
+        stats = ((file, _stat(file)) for file in found)
+        return sorted((stat.st_mtime, file, stat.st_size) for file, stat in stats if stat is not None)
+
+    def _compress(self) -> None:
+        for folder in self._folders:
+            _close_dead(folder)
+        for _, file, _ in self._counted():
+            _compress(file)
 
     def _remove(self, max_disk_gb: float) -> None:
-        allowed = max_disk_gb * 1e9
-        segments = sorted((stat.st_mtime, file, stat.st_size) for file in self._segments() if (stat := _stat(file)))
-        total = sum(size for _, _, size in segments) + self._others()
-        victims: list[tuple[float, Path, int]] = []
-        for each in segments:
-            if total <= allowed * (1 - RESERVE):
-                break
-            victims.append(each)
-            total -= each[2]
+        files, allowed = self._counted(), max_disk_gb * 1e9
+        total = sum(size for _, _, size in files)
+        victims: list[tuple[float, Path]] = []
+        for at, file, size in files:
+            is_kept = not SEGMENT.fullmatch(file.name) or file.name.startswith(_KEPT)
+            if total > allowed * (1 - RESERVE) and not is_kept:
+                victims.append((at, file))
+                total -= size
         if total > allowed:
             self._tell("logs and time accounting alone take more than observability.max_disk_gb; they are left alone")
-        if not victims:
-            return
-        self._record(victims, max_disk_gb)
-        for _, file, _ in victims:
+        if victims:
+            self._record(victims, max_disk_gb)
+        for _, file in victims:
             file.unlink(missing_ok=True)
 
-    def _others(self) -> int:
-        """Bytes of all that counts and is no closed segment."""
-        files = [each for folder in (*self._folders, self._folder / LOGS_FOLDER) for each in folder.glob("*")]
-        files += [self._folder / name for name in (EVENTS_FILE, ACTIVITY_FILE, GPU_FILE)]
-        stats = (_stat(file) for file in files if not SEGMENT.fullmatch(file.name))
-        return sum(stat.st_size for stat in stats if stat is not None)
-
-    def _record(self, victims: list[tuple[float, Path, int]], max_disk_gb: float) -> None:
+    def _record(self, victims: list[tuple[float, Path]], max_disk_gb: float) -> None:
         """Before they go: a kill in between may say too much, and never too little."""
         before = read_removed(self._folder) or Removed(max_disk_gb=max_disk_gb)
-        spans = [at for at, file, _ in victims if file.parent.name == TRACES_FOLDER]
-        events = [at for at, file, _ in victims if file.parent.name != TRACES_FOLDER]
+        spans = [at for at, file in victims if file.parent.name == TRACES_FOLDER]
+        events = [at for at, file in victims if file.parent.name != TRACES_FOLDER]
         removed = Removed(
             max_disk_gb=max_disk_gb,
             events_until=max([before.events_until, *events]),
@@ -163,18 +159,18 @@ def _close_dead(folder: Path) -> None:
 def _compress(segment: Path) -> None:
     """Compress a segment, if it is not, or end what a kill has left half done of that. Its time stays that of its last
     line."""
-    if segment.name.endswith(COMPRESSED):
+    if segment.name.endswith(COMPRESSED) or not SEGMENT.fullmatch(segment.name):
         return
     packed = segment.with_name(segment.name + COMPRESSED)
     if not packed.exists():
-        partial, stat = packed.with_name(packed.name + PARTIAL), segment.stat()
-        with segment.open("rb") as source, partial.open("wb") as file:
+        unfinished, stat = packed.with_name(packed.name + PARTIAL), segment.stat()
+        with segment.open("rb") as source, unfinished.open("wb") as file:
             with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=COMPRESSION_LEVEL, mtime=0) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
             file.flush()
             os.fsync(file.fileno())
-        os.utime(partial, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        partial.replace(packed)
+        os.utime(unfinished, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        unfinished.replace(packed)
     segment.unlink()
 
 

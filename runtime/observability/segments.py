@@ -114,7 +114,7 @@ def whole_lines(path: Path) -> Iterator[Line]:
         FileNotFoundError: there is neither the file nor a segment of it.
         UserFault: a compressed segment is damaged.
     """
-    for file, stream in _opened(path):
+    for _, file, stream in opened(path):
         try:
             with stream:
                 for number, line in enumerate(stream, start=1):
@@ -124,35 +124,52 @@ def whole_lines(path: Path) -> Iterator[Line]:
             raise UserFault(f"{file}: damaged: {error}") from error
 
 
-def _opened(path: Path) -> Iterator[tuple[Path, Stream]]:
-    """Segments and file, each opened when it is its turn: a writer may close more of them meanwhile."""
-    done = 0
+def opened(path: Path, after: int = 0) -> Iterator[tuple[int | None, Path, Stream]]:
+    """Segments and file, each opened when it is its turn: a writer may close more of them meanwhile.
+
+    Args:
+        path: of the file.
+        after: only segments of higher numbers.
+
+    Returns:
+        The segment's number, None for the file itself; its name; open, to be closed by the caller.
+
+    Raises:
+        FileNotFoundError: there is neither the file nor a segment of it.
+    """
+    done = after
     while True:
         for number in (each for each in _numbers(path) if each > done):
             done = number
-            yield from _open_segment(segment_path(path, number))
+            yield from _open_segment(path, number)
         try:
             file = path.open("rb")
         except FileNotFoundError:
             if not done:
                 raise
             file = None  # its writer was killed between two segments
-        if max(_numbers(path), default=0) <= done:
+        if not newer_segments(path, done):
             break
         if file is not None:
             file.close()
     if file is not None:
-        yield path, file
+        yield None, path, file
 
 
-def _open_segment(plain: Path) -> list[tuple[Path, Stream]]:
+def _open_segment(path: Path, number: int) -> list[tuple[int | None, Path, Stream]]:
     """The segment, plain or compressed; nothing where it was removed meanwhile."""
+    plain = segment_path(path, number)
     with suppress(FileNotFoundError):
-        return [(plain, plain.open("rb"))]
+        return [(number, plain, plain.open("rb"))]
     packed = plain.with_name(plain.name + COMPRESSED)
     with suppress(FileNotFoundError):
-        return [(packed, gzip.open(packed, "rb"))]
+        return [(number, packed, gzip.open(packed, "rb"))]
     return []
+
+
+def newer_segments(path: Path, after: int) -> bool:
+    """Whether a segment of a higher number was closed."""
+    return max(_numbers(path), default=0) > after
 
 
 def _listed(folder: Path) -> list[str]:

@@ -7,6 +7,7 @@ on.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -129,13 +130,14 @@ class MetricsLog:
 class ActivityLog:
     """Writes ``activity.jsonl`` from what the actors that have a lane report."""
 
-    def __init__(self, run_folder: Path, *, resumes: bool = False) -> None:
+    def __init__(self, run_folder: Path, *, resumes: bool = False, segment_bytes: int = 0) -> None:
         """
         Args:
             run_folder: where the file is.
             resumes: go on with the lanes that are in the file.
+            segment_bytes: from what size on the file is closed and the next one begun; 0: never.
         """
-        self._lines = JsonLinesWriter(run_folder / ACTIVITY_FILE, lines_per_write=64)
+        self._lines = JsonLinesWriter(run_folder / ACTIVITY_FILE, lines_per_write=64, segment_bytes=segment_bytes)
         self._lanes: dict[str, tuple[LaneTiler, int]] = {}
         for actor, rows in read_activity(run_folder).items() if resumes else ():
             last = rows[-1]
@@ -270,10 +272,10 @@ def read_activity(run_folder: Path) -> dict[str, list[ActivityRow]]:
     Raises:
         UserFault: the file is damaged.
     """
-    path = run_folder / ACTIVITY_FILE
     lanes: dict[str, list[ActivityRow]] = {}
-    for row in read_rows(path, ActivityRow) if path.exists() else ():
-        lanes.setdefault(row.actor, []).append(row)
+    with suppress(FileNotFoundError):
+        for row in read_rows(run_folder / ACTIVITY_FILE, ActivityRow):
+            lanes.setdefault(row.actor, []).append(row)
     return lanes
 
 

@@ -16,12 +16,21 @@ from penstock.messages.errors import UserFault
 from penstock.runtime.cli.trace import Chosen, show_trace
 from penstock.runtime.hosts.virtual.simulate import Simulation
 from penstock.runtime.observability.disk_budget import DEAD_AFTER_S, DiskKeeper
+from penstock.runtime.observability.following import LineFollower
 from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows
 from penstock.runtime.observability.removed import EVENTS, REMOVED_FILE, SPANS, all_removed, removed_text
 from penstock.runtime.observability.report import render_report
 from penstock.runtime.observability.segments import files_in, segment_path, whole_lines
 from penstock.runtime.observability.traces import TRACES_FOLDER, each_span
-from penstock.runtime.observability.trackers import EVENTS_FILE, EVENTS_FOLDER, EventLog, read_events, read_run_events
+from penstock.runtime.observability.trackers import (
+    ACTIVITY_FILE,
+    EVENTS_FILE,
+    EVENTS_FOLDER,
+    EventLog,
+    read_activity,
+    read_events,
+    read_run_events,
+)
 from penstock.runtime.scenario import disk_rules, load_scenario
 from penstock.runtime.terminal import TerminalConsole
 
@@ -32,7 +41,7 @@ if TYPE_CHECKING:
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 NUM_ROWS = 60
-BUDGET_BYTES = 150_000
+BUDGET_BYTES = 80_000
 ROOM_GB = 1.0
 """For all that is written here."""
 
@@ -158,6 +167,38 @@ def test_the_file_of_an_incarnation_that_was_replaced_is_closed_after_a_while(tm
     assert not events_file(tmp_path, 1).exists()
     assert events_file(tmp_path, 2).exists()
     assert [numbers_in(each) for each in files_in(tmp_path / EVENTS_FOLDER)] == [[0, 1, 2]] * 2
+
+
+def test_followers_go_on_over_segments_that_are_closed_compressed_and_removed(tmp_path: Path) -> None:
+    path = tmp_path / ACTIVITY_FILE
+    follower, late = LineFollower(path), LineFollower(path)
+    keeper, read = DiskKeeper(tmp_path, ROOM_GB), list[bytes]()
+    assert follower.more() == []
+    for begin in range(0, 50, 5):
+        write_rows(path, range(begin, begin + 5), segment_bytes=40)
+        if begin % 2:
+            keeper.look()
+        assert not follower.has_shrunk()
+        read += follower.more()
+        read += follower.more()
+    assert read == [b'{"number":%d}' % number for number in range(50)] == late.more()
+    path.write_text("")
+    assert LineFollower(path).more() == read
+    write_rows(path, range(50, 51), segment_bytes=0)
+    assert follower.more() == [b'{"number":50}']
+    path.write_text("")
+    assert follower.has_shrunk()
+
+
+def test_a_follower_of_which_segments_were_removed_goes_on_with_what_is_there(tmp_path: Path) -> None:
+    path = events_file(tmp_path)
+    write_rows(path, range(3), segment_bytes=0)
+    follower = LineFollower(path)
+    assert len(follower.more()) == 3
+    write_rows(path, range(3, NUM_ROWS))
+    DiskKeeper(tmp_path, 1e-9).look()
+    write_rows(path, range(NUM_ROWS, NUM_ROWS + 1), segment_bytes=0)
+    assert follower.more()[-1] == b'{"number":%d}' % NUM_ROWS
 
 
 # --- kills -------------------------------------------------------------------------------------------------------
@@ -303,7 +344,7 @@ def test_a_run_on_the_virtual_host_stays_within_its_budget(tmp_path: Path) -> No
     folders = {}
     for name, budget in (("all", None), ("some", BUDGET_BYTES / 1e9)):
         folders[name] = tmp_path / name
-        one = scenario("run.num_steps=15")
+        one = scenario("run.num_steps=8")
         options = msgspec.structs.replace(one.observability, max_disk_gb=budget)
         simulation = Simulation(msgspec.structs.replace(one, observability=options), run_folder=folders[name])
         assert simulation.run().completed
@@ -314,3 +355,5 @@ def test_a_run_on_the_virtual_host_stays_within_its_budget(tmp_path: Path) -> No
     assert rest == whole[-len(rest) :]
     assert "the oldest events, up to" in (folders["some"] / "report.html").read_text()
     assert all_removed(folders["all"]) == []
+    assert read_activity(folders["some"]) == read_activity(folders["all"])
+    assert not any(folders["all"].glob("*.0*"))

@@ -160,6 +160,7 @@ class Session:
             trackers=trackers,
             started_at=started_at,
             resumes=self._job.first_epoch > FIRST_EPOCH,
+            segment_bytes=segment_bytes(scenario),
         )
 
     # --- the run ----------------------------------------------------------------------------------------------

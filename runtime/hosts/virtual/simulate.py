@@ -28,6 +28,7 @@ from penstock.runtime.observability.disk_budget import DiskKeeper
 from penstock.runtime.observability.facts import command_line, facts_of
 from penstock.runtime.observability.figures import RunFigures
 from penstock.runtime.observability.recorder import RunRecorder
+from penstock.runtime.observability.removed import all_removed
 from penstock.runtime.observability.report import SCENARIO_FILE
 from penstock.runtime.observability.texts import duration_text
 from penstock.runtime.observability.trackers import EVENTS_FILE, EventLog
@@ -72,7 +73,8 @@ def simulate_scenario(scenario: Scenario, *, seed: int, console: Console, run_fo
     result, ending = simulated(scenario, seed=seed, console=console, run_folder=run_folder)
     console.print(result_table(result))
     if run_folder is not None:
-        console.print(f"report, metrics and event log: {escape(str(run_folder))}", highlight=False, soft_wrap=True)
+        for text in (*all_removed(run_folder), f"report, metrics and event log: {run_folder}"):
+            console.print(escape(text), highlight=False, soft_wrap=True)
     if not ending.completed:
         console.print(f"[red]not completed:[/] {escape(ending.story)}", highlight=False, soft_wrap=True)
     return 0 if ending.completed else 1
@@ -242,8 +244,9 @@ def _open_folder(
             raise UserFault(f"{folder}: not empty; name a folder that is, or one that is not there yet")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / SCENARIO_FILE).write_text(dump_scenario(scenario), encoding="utf-8")
-        recorder = RunRecorder(folder, facts_of(scenario, command=command_line()))
+        size = segment_bytes(scenario)
+        recorder = RunRecorder(folder, facts_of(scenario, command=command_line()), segment_bytes=size)
         keeper = DiskKeeper(folder, scenario.observability.max_disk_gb)
-        return recorder, EventLog(folder / EVENTS_FILE, segment_bytes=segment_bytes(scenario)), keeper
+        return recorder, EventLog(folder / EVENTS_FILE, segment_bytes=size), keeper
     except OSError as error:
         raise UserFault(f"{folder}: cannot be written: {error.strerror}") from error

@@ -7,8 +7,8 @@ Invariants:
 * ``removed.json`` says up to when something is missing before the first byte of it goes (:mod:`.removed`).
 * Counted and never removed: logs of processes, which have bounds of their own, and the time accounting, whose sums are
   the run's. The ledger, checkpoints and what was asked for (samples, dumps, profiles, trackers) do not count.
-* A disk that is full or gone ends nothing here: the next look tries again. The thread looks every second, and ends with
-  :meth:`DiskKeeper.close`, which waits for one look at most.
+* A disk that is full or gone ends nothing here: the next look tries again. The thread ends with :meth:`DiskKeeper.close`,
+  which waits :data:`CLOSE_S` for its last look.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.messages.errors import UserFault
 from penstock.runtime.observability.nvml import GPU_FILE
 from penstock.runtime.observability.removed import Removed, read_removed, write_removed
-from penstock.runtime.observability.segments import COMPRESSED, SEGMENT, SUFFIX, close_file, files_in
+from penstock.runtime.observability.segments import COMPRESSED, SEGMENT, SUFFIX, close_file, files_in, plain_segments
 from penstock.runtime.observability.traces import TRACES_FOLDER
 from penstock.runtime.observability.trackers import ACTIVITY_FILE, EVENTS_FILE, EVENTS_FOLDER
 
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOGS_FOLDER: Final = "logs"
-LOOK_EVERY_S: Final = 1.0
+LOOK_EVERY_S: Final = 0.5
+LOOKS_PER_ROUND: Final = 100
+"""Of so many looks one goes over all files; the others over those that were closed since."""
 CLOSE_S: Final = 10.0
 DEAD_AFTER_S: Final = 60.0
 """The file of an incarnation that was replaced is closed when nothing was written for so long."""
@@ -58,13 +60,14 @@ class DiskKeeper:
         self._folder = run_folder
         self._folders = (run_folder / EVENTS_FOLDER, run_folder / TRACES_FOLDER)
         self._max_disk_gb = max_disk_gb
+        self._num_looks = 0
         self._told: set[str] = set()
         self._news: list[str] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Look every second, on a thread."""
+        """Look again and again, on a thread."""
         if self._max_disk_gb is None:
             return
         self._thread = threading.Thread(target=self._run, name="disk-keeper", daemon=True)
@@ -85,7 +88,12 @@ class DiskKeeper:
         """Compress what is closed, and remove what is too much. What cannot be done now is left for later."""
         if self._max_disk_gb is None:
             return
-        for step in (self._compress, partial(self._remove, self._max_disk_gb)):
+        is_round = self._num_looks % LOOKS_PER_ROUND == 0
+        self._num_looks += 1
+        closed = [file for folder in (self._folder, *self._folders) for file in plain_segments(folder)]
+        if not closed and not is_round:
+            return
+        for step in (partial(self._compress, closed, is_round), partial(self._remove, self._max_disk_gb)):
             try:
                 step()
             except (OSError, UserFault) as error:  # the disk may be full: then at least what is too much goes
@@ -104,10 +112,10 @@ class DiskKeeper:
         stats = ((file, _stat(file)) for file in found)
         return sorted((stat.st_mtime, file, stat.st_size) for file, stat in stats if stat is not None)
 
-    def _compress(self) -> None:
-        for folder in self._folders:
+    def _compress(self, closed: list[Path], is_round: bool) -> None:
+        for folder in self._folders if is_round else ():
             _close_dead(folder)
-        for _, file, _ in self._counted():
+        for file in closed:
             _compress(file)
 
     def _remove(self, max_disk_gb: float) -> None:
@@ -157,10 +165,7 @@ def _close_dead(folder: Path) -> None:
 
 
 def _compress(segment: Path) -> None:
-    """Compress a segment, if it is not, or end what a kill has left half done of that. Its time stays that of its last
-    line."""
-    if segment.name.endswith(COMPRESSED) or not SEGMENT.fullmatch(segment.name):
-        return
+    """Compress a segment, or end what a kill has left half done of that. Its time stays that of its last line."""
     packed = segment.with_name(segment.name + COMPRESSED)
     if not packed.exists():
         unfinished, stat = packed.with_name(packed.name + PARTIAL), segment.stat()

@@ -107,6 +107,12 @@ def files_in(folder: Path) -> list[Path]:
     return sorted({folder / f"{_name_of(each)}{SUFFIX}" for each in _listed(folder) if _name_of(each)})
 
 
+def plain_segments(folder: Path) -> list[Path]:
+    """Segments that are not compressed, the oldest of each file first."""
+    names = (each for each in _listed(folder) if each.endswith(SUFFIX) and SEGMENT.fullmatch(each))
+    return [folder / name for name in sorted(names)]
+
+
 def whole_lines(path: Path) -> Iterator[Line]:
     """The lines of a file with all its segments, in order; a line without its end is passed over, as it may be torn.
 

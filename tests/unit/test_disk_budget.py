@@ -14,6 +14,7 @@ from tests.unit.sample_runs import small_run
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.trace import Chosen, show_trace
+from penstock.runtime.dashboard.sample_page import SampleQuery, answer_life
 from penstock.runtime.hosts.virtual.simulate import Simulation
 from penstock.runtime.observability.disk_budget import DEAD_AFTER_S, DiskKeeper
 from penstock.runtime.observability.following import LineFollower
@@ -21,7 +22,7 @@ from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows
 from penstock.runtime.observability.removed import EVENTS, REMOVED_FILE, SPANS, all_removed, removed_text
 from penstock.runtime.observability.report import render_report
 from penstock.runtime.observability.segments import files_in, segment_path, whole_lines
-from penstock.runtime.observability.traces import TRACES_FOLDER, each_span
+from penstock.runtime.observability.traces import TRACES_FOLDER, each_span, read_step, read_trace
 from penstock.runtime.observability.trackers import (
     ACTIVITY_FILE,
     EVENTS_FILE,
@@ -157,13 +158,12 @@ def test_a_damaged_compressed_segment_is_an_error_that_names_it(tmp_path: Path) 
 def test_the_file_of_an_incarnation_that_was_replaced_is_closed_after_a_while(tmp_path: Path) -> None:
     for epoch in (1, 2):
         write_rows(events_file(tmp_path, epoch), range(3), segment_bytes=0)
-    keeper = DiskKeeper(tmp_path, ROOM_GB)
-    keeper.look()
+    DiskKeeper(tmp_path, ROOM_GB).look()
     assert events_file(tmp_path, 1).exists()
     for epoch in (1, 2):
         at = events_file(tmp_path, epoch).stat().st_mtime - DEAD_AFTER_S - 1
         os.utime(events_file(tmp_path, epoch), (at, at))
-    keeper.look()
+    DiskKeeper(tmp_path, ROOM_GB).look()
     assert not events_file(tmp_path, 1).exists()
     assert events_file(tmp_path, 2).exists()
     assert [numbers_in(each) for each in files_in(tmp_path / EVENTS_FOLDER)] == [[0, 1, 2]] * 2
@@ -316,6 +316,11 @@ def test_every_reader_says_what_is_missing(thinned: Path) -> None:
     with pytest.raises(UserFault, match="no trace of step 99; the oldest spans, up to"):
         show_trace(thinned, console, Chosen(step=99), [])
     assert said in render_report(thinned)
+    assert said in answer_life(thinned, SampleQuery(sample="0/0")).missing
+    with pytest.raises(UserFault, match="no trace of sample 0/0 .*; or it is gone: the oldest spans, up to"):
+        read_trace(thinned, 0, 0)
+    with pytest.raises(UserFault, match="no trace of step 1 .*; or it is gone: the oldest spans, up to"):
+        read_step(thinned, 1)
 
 
 def test_a_damaged_word_of_what_is_missing_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ Invariants:
 * ``removed.json`` says up to when something is missing before the first byte of it goes (:mod:`.removed`).
 * Counted and never removed: logs of processes, which have bounds of their own, and the time accounting, whose sums are
   the run's. The ledger, checkpoints and what was asked for (samples, dumps, profiles, trackers) do not count.
-* A disk that is full or gone ends nothing here: the next look tries again. The thread ends with :meth:`DiskKeeper.close`,
-  which waits :data:`CLOSE_S` for its last look.
+* A disk that is full or gone ends nothing here: the next look tries again. The thread ends with
+  :meth:`DiskKeeper.close`, which waits :data:`CLOSE_S` for its last look.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from tests.unit.sample_runs import small_run
+from sample_runs import small_run
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.trace import Chosen, show_trace
@@ -317,9 +317,9 @@ def test_every_reader_says_what_is_missing(thinned: Path) -> None:
         show_trace(thinned, console, Chosen(step=99), [])
     assert said in render_report(thinned)
     assert said in answer_life(thinned, SampleQuery(sample="0/0")).missing
-    with pytest.raises(UserFault, match="no trace of sample 0/0 .*; or it is gone: the oldest spans, up to"):
+    with pytest.raises(UserFault, match=r"no trace of sample 0/0 .*; or it is gone: the oldest spans, up to"):
         read_trace(thinned, 0, 0)
-    with pytest.raises(UserFault, match="no trace of step 1 .*; or it is gone: the oldest spans, up to"):
+    with pytest.raises(UserFault, match=r"no trace of step 1 .*; or it is gone: the oldest spans, up to"):
         read_step(thinned, 1)
 
 

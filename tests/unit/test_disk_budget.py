@@ -36,8 +36,6 @@ from penstock.runtime.scenario import disk_rules, load_scenario
 from penstock.runtime.terminal import TerminalConsole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from penstock.runtime.scenario import Scenario
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -295,7 +293,7 @@ def test_logs_count_and_are_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def thinned(tmp_path: Path) -> Iterator[Path]:
+def thinned(tmp_path: Path) -> Path:
     """A small run whose spans are removed."""
     folder = small_run(tmp_path / "small")
     for file in files_in(folder / TRACES_FOLDER):
@@ -346,7 +344,7 @@ def test_a_budget_that_is_too_small_is_refused_with_the_least_that_works() -> No
 
 
 def test_a_run_on_the_virtual_host_stays_within_its_budget(tmp_path: Path) -> None:
-    folders = {}
+    folders: dict[str, Path] = {}
     for name, budget in (("all", None), ("some", BUDGET_BYTES / 1e9)):
         folders[name] = tmp_path / name
         one = scenario("run.num_steps=8")

@@ -230,7 +230,7 @@ class Session:
 
     def _tell_disk(self) -> None:
         for text in self._keeper.take_news():
-            self.on_notice("disk", text)
+            self.on_notice("run folder", text)
 
     def _finish(self, outcome: Outcome) -> None:
         self._tell_disk()

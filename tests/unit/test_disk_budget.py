@@ -6,7 +6,7 @@ import gzip
 import io
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
@@ -36,6 +36,8 @@ from penstock.runtime.scenario import disk_rules, load_scenario
 from penstock.runtime.terminal import TerminalConsole
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.runtime.scenario import Scenario
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -221,7 +223,7 @@ def test_a_kill_between_two_steps_of_compressing_loses_nothing(
 def test_a_kill_of_the_writer_between_two_segments_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, real = events_file(tmp_path), Path.open
+    path, real = events_file(tmp_path), cast("Callable[..., Any]", Path.open)
     write_rows(path, range(3))
 
     def dies(self: Path, *args: Any, **options: Any) -> Any:  # noqa: ANN401

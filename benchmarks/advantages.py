@@ -1,25 +1,22 @@
-"""GAE of a batch of long responses: the learner's scan against the recurrence token by token, in one run.
+"""GAE of a batch of long responses: the learner's scan against the recurrence token by token.
 
-Both in float64 on one thread, interleaved, medians of the CPU seconds; the recurrence goes through the positions of a
+Both in float64 on one thread, in turn, CPU time; the recurrence goes through the positions of a
 padded table with all samples side by side. That the two agree is checked first.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
-import statistics
 import time
 from typing import TYPE_CHECKING, Final
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from penstock.backends.learners.objectives.advantages import generalized_token_advantages
-from penstock.benchmarks._progress import in_turn
+from penstock.benchmarks._harness import Benchmark, Measured, claim, figures, interleaved, pairs
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
     from torch import Tensor
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
 DISCOUNT: Final = 0.999
 TRACE: Final = 0.95
 TOLERANCE: Final = 1e-12
+QUICK: Final = ("--lengths", "512", "4096")
 
 
 def plain(rewards: Tensor, values: Tensor) -> Tensor:
@@ -41,8 +39,8 @@ def plain(rewards: Tensor, values: Tensor) -> Tensor:
     return advantages
 
 
-def measure(longest: int, num_samples: int, repetitions: int) -> tuple[int, float, float]:
-    """Tokens of the batch; CPU seconds of the recurrence and of the scan.
+def arms_of(longest: int, num_samples: int) -> tuple[int, dict[str, Callable[[], float]]]:
+    """Tokens of the batch; what gives the CPU milliseconds of the recurrence and of the scan.
 
     Raises:
         RuntimeError: they disagree.
@@ -60,37 +58,37 @@ def measure(longest: int, num_samples: int, repetitions: int) -> tuple[int, floa
 
     if not torch.allclose(plain(rewards, values)[mask], scan(), rtol=TOLERANCE, atol=TOLERANCE):
         raise RuntimeError("the scan and the recurrence disagree")
-    times: dict[str, list[float]] = {"plain": [], "scan": []}
-    for _ in range(repetitions):
-        times["plain"].append(_timed(lambda: plain(rewards, values)))
-        times["scan"].append(_timed(scan))
-    return int(sizes.sum()), statistics.median(times["plain"]), statistics.median(times["scan"])
+    return int(sizes.sum()), {
+        "recurrence": lambda: _timed_ms(lambda: plain(rewards, values)),
+        "scan": lambda: _timed_ms(scan),
+    }
 
 
-def _timed(act: Callable[[], object]) -> float:
+def _timed_ms(act: Callable[[], object]) -> float:
     began_s = time.thread_time()
     act()
-    return time.thread_time() - began_s
+    return 1e3 * (time.thread_time() - began_s)
+
+
+def measure(given: argparse.Namespace) -> Measured:
+    """Both, for each length in turn."""
+    torch.set_num_threads(1)
+    measured = Measured([], [])
+    for longest in given.lengths:
+        num_tokens, arms = arms_of(longest, given.samples)
+        case = f"{given.samples} responses of up to {longest:,}, {num_tokens:,} tokens"
+        found = figures(interleaved(arms, given.repetitions), "CPU ms", float, f"{{}}, {case}")
+        measured.figures.extend(found)
+        measured.claims.append(claim(f"recurrence ÷ scan, {case}", pairs(*found), at_least=1))
+    return measured
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the table; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="penstock bench advantages", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 4096, 32768], help="of the longest response")
-    parser.add_argument("--samples", type=int, default=32)
-    parser.add_argument("--repetitions", type=int, default=5)
-    given = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    table = Table("longest", "tokens", "recurrence ms", "scan ms", "ratio", title=f"GAE of {given.samples} responses")
-    for column in table.columns:
-        column.justify = "right"
-    for longest in in_turn(given.lengths, "responses of up to {:,} tokens".format):
-        num_tokens, plain_s, scan_s = measure(longest, given.samples, given.repetitions)
-        table.add_row(
-            f"{longest:,}", f"{num_tokens:,}", f"{plain_s * 1e3:.1f}", f"{scan_s * 1e3:.1f}", f"{plain_s / scan_s:.1f}×"
-        )
-    Console().print(table)
-    return 0
+    """Measure and judge; returns the exit code."""
+    benchmark = Benchmark(__file__, __doc__, repetitions=5)
+    benchmark.option("--lengths", type=int, nargs="+", default=[512, 4096, 32768], help="of the longest response")
+    benchmark.option("--samples", type=int, default=32)
+    return benchmark.run(argv, measure)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Weights = dict[str, torch.Tensor]
+QUICK: Final = ()
 MODELS: Final[tuple[ModelSize, ...]] = ("s", "moe_xs")
 SHARPNESS: Final = (1.0, 3.0)
 LEARNING_RATES: Final = (1e-6, 1e-3)

@@ -5,58 +5,39 @@ How it is measured:
 * The run of ``penstock bench control_plane``, whose actors have nothing to do but to pass groups on as fast as they
   can, in turn without a dashboard and with one: the server as ``penstock run --dashboard`` starts it, and a page that
   listens and asks for *Flow*, *Devices* and *Learning* in turn, once a second.
-* The cost is 1 − rate with it ÷ rate without, the median over pairs of runs, one after the other. It needs a quiet
+* The cost is 1 − rate with it ÷ rate without, over pairs of runs, one after the other. It needs a quiet
   machine; the CPU time of the server holds on a busy one too. What the browser draws is its own: the page that asks
   here throws the answers away, and its CPU time is told apart.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
-import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import aiohttp
-import msgspec
 import psutil
-from rich.console import Console
 
-from penstock.benchmarks._progress import repeated
+from penstock.benchmarks._harness import Benchmark, Measured, claim, figures, in_folders, pairs, plain_figure
 from penstock.benchmarks._runs import run
 from penstock.benchmarks.control_plane import SCENARIO, rate_of
 from penstock.runtime.launch.runs import RECORD_NAME
 
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+QUICK: Final = ("--repetitions", "1", "--steps", "100")
 MOST_COST: Final = 0.02
 VIEWS: Final = ("flow", "devices", "learning")
 LOOK_S: Final = 0.1
 EACH_S: Final = 1.0
-
-
-class DashboardCostReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians over the pairs."""
-
-    cost: float
-    """1 − rate with a dashboard ÷ rate without."""
-    all_costs: list[float]
-    groups_per_s: dict[str, float]
-    start_cpu_s: float
-    """CPU time of the server until it said where its page is."""
-    cpu_s_per_minute: float
-    """CPU time of the server from then on, for each minute of the run."""
-    page_cpu_s_per_minute: float
-    """Likewise of what asks in the browser's place."""
-    num_answers: float
-    slowest_s: float
-    """The answer that took longest."""
-    most_cost: float = MOST_COST
 
 
 class Page(threading.Thread):
@@ -112,54 +93,47 @@ class Page(threading.Thread):
         self.join(60)
 
 
-def measure(*, repetitions: int, num_steps: int) -> DashboardCostReport:
-    """Run both in turn."""
-    rates: dict[str, list[float]] = {"without": [], "with": []}
-    pages: list[Page] = []
-    overrides = (f"run.num_steps={num_steps}", "runtime.host=local")
-    with tempfile.TemporaryDirectory() as parent:
-        for repetition, name in repeated(repetitions, rates):
-            folder = Path(parent) / f"{repetition}-{name}"
-            page = Page(folder)
-            if name == "with":
-                pages.append(page)
-                page.start()
-            finished = run(SCENARIO, overrides, folder)
-            if name == "with":
-                page.end()
-            rates[name].append(rate_of(finished).groups_per_s)
-    costs = [1 - there / without for without, there in zip(rates["without"], rates["with"], strict=True)]
-    return DashboardCostReport(
-        cost=statistics.median(costs),
-        all_costs=costs,
-        groups_per_s={name: statistics.median(found) for name, found in rates.items()},
-        start_cpu_s=statistics.median(page.start_cpu_s for page in pages),
-        cpu_s_per_minute=statistics.median(page.cpu_s_per_minute for page in pages),
-        page_cpu_s_per_minute=statistics.median(page.page_cpu_s_per_minute for page in pages),
-        num_answers=statistics.median(page.num_answers for page in pages),
-        slowest_s=max(page.slowest_s for page in pages),
-    )
+class Watched(NamedTuple):
+    """One run, and the page that looked at it."""
+
+    groups_per_s: float
+    page: Page | None
+
+
+def measure(given: argparse.Namespace) -> Measured:
+    """Both in turn."""
+    overrides = (f"run.num_steps={given.steps}", "runtime.host=local")
+
+    def watched(folder: Path, *, is_open: bool) -> Watched:
+        page = Page(folder) if is_open else None
+        if page is not None:
+            page.start()
+        finished = run(SCENARIO, overrides, folder)
+        if page is not None:
+            page.end()
+        return Watched(rate_of(finished).groups_per_s, page)
+
+    arms = {"without": partial(watched, is_open=False), "with": partial(watched, is_open=True)}
+    turns = in_folders(arms, given.repetitions)
+    rates = figures(turns, "groups/s", lambda each: each.groups_per_s)
+    pages = [turn.value.page for turn in turns["with"] if turn.value.page is not None]
+    of_pages = [
+        plain_figure("the server until it said where its page is", "CPU s", [page.start_cpu_s for page in pages]),
+        plain_figure("the server from then on", "CPU s a minute", [page.cpu_s_per_minute for page in pages]),
+        plain_figure("what asks in the browser's place", "CPU s a minute", [p.page_cpu_s_per_minute for p in pages]),
+        plain_figure("answers", "a run", [page.num_answers for page in pages]),
+        plain_figure("the answer that took longest", "s", [page.slowest_s for page in pages]),
+    ]
+    losses = [1 - ratio for ratio in pairs(rates[1], rates[0])]
+    claims = [claim("share of groups/s that a dashboard costs", losses, at_most=MOST_COST)]
+    return Measured(rates + of_pages, claims, ("what the browser draws",))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print, write JSON; 1 when it costs more than it may."""
-    parser = argparse.ArgumentParser(prog="penstock bench dashboard_cost", description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--output", type=Path, default=None, help="write the report here as JSON")
-    options = parser.parse_args(argv)
-    report = measure(repetitions=options.repetitions, num_steps=options.steps)
-    if options.output is not None:
-        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-    rates = ", ".join(f"{name} {rate:.0f}" for name, rate in report.groups_per_s.items())
-    pairs = ", ".join(f"{100 * cost:.1f}" for cost in report.all_costs)
-    Console().print(
-        f"a dashboard costs {100 * report.cost:.1f} % (pairs: {pairs}); "
-        f"groups/s: {rates}; the server used {report.start_cpu_s:.2f} s of CPU to start and "
-        f"{report.cpu_s_per_minute:.2f} s a minute, what asked it {report.page_cpu_s_per_minute:.2f} s a minute; "
-        f"{report.num_answers:.0f} answers, the slowest after {report.slowest_s:.2f} s"
-    )
-    return 0 if report.cost <= report.most_cost else 1
+    """Measure and judge; 1 when it costs more than it may."""
+    benchmark = Benchmark(__file__, __doc__, repetitions=5)
+    benchmark.option("--steps", type=int, default=600)
+    return benchmark.run(argv, measure)
 
 
 if __name__ == "__main__":

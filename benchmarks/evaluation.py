@@ -8,23 +8,20 @@ How it is measured:
   with evaluation lacks of the other's: 0 means that evaluation took from training what its own tokens take and no more.
   Where the learner binds, evaluation can be free, and the cost is below 0.
 * On the virtual clock the arms are exact: the same seed gives the same figures on every machine. With ``--real`` the
-  quickstart's task is trained with the embedded engine and learner, arms in turn; medians over the repetitions. The
+  quickstart's task is trained with the embedded engine and learner, arms in turn. The
   last evaluation is over before the last step.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import tempfile
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
-from penstock.benchmarks._progress import repeated
+from penstock.benchmarks._harness import Benchmark, Measured, in_folders, plain_figure
+from penstock.benchmarks._progress import in_turn
 from penstock.benchmarks._runs import FinishedRun, run
 from penstock.messages.samples import TerminalState
 from penstock.runtime.hosts.virtual.simulate import Simulation
@@ -33,6 +30,13 @@ from penstock.runtime.observability.summary import trained_tokens
 from penstock.runtime.scenario.load import scenario_from
 from penstock.runtime.scenario.source import Place, Source
 
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from penstock.benchmarks._results import Figure
+
+QUICK: Final = ("--seeds", "1")
 VIRTUAL: Final = {
     "run": {"name": "evaluation", "num_steps": 70},
     "model": {"max_context": 8192},
@@ -148,14 +152,15 @@ def _virtual_arm(binds: str, seed: int, num_steps: int, *, evaluates: bool) -> A
     )
 
 
-def real_cost(*, repetitions: int, num_steps: int) -> Cost:
-    """With the embedded engine and learner; arms in turn, medians."""
-    arms: dict[str, list[Arm]] = {WITHOUT: [], EVALUATING: []}
-    with tempfile.TemporaryDirectory() as parent:
-        for repetition, name in repeated(repetitions, arms):
-            overrides = (f"run.num_steps={num_steps}", *(REAL_EVALUATION if name == EVALUATING else ()))
-            arms[name].append(_real_arm(run(REAL, overrides, Path(parent) / f"{repetition}-{name}")))
-    return Cost(without=_median(arms[WITHOUT]), evaluating=_median(arms[EVALUATING]))
+def real_costs(*, repetitions: int, num_steps: int) -> list[Cost]:
+    """With the embedded engine and learner; arms in turn."""
+
+    def arm(given: Sequence[str], folder: Path) -> Arm:
+        return _real_arm(run(REAL, (f"run.num_steps={num_steps}", *given), folder))
+
+    turns = in_folders({WITHOUT: partial(arm, ()), EVALUATING: partial(arm, REAL_EVALUATION)}, repetitions)
+    both = zip(turns[WITHOUT], turns[EVALUATING], strict=True)
+    return [Cost(without=without.value, evaluating=evaluating.value) for without, evaluating in both]
 
 
 def _real_arm(finished: FinishedRun) -> Arm:
@@ -172,50 +177,32 @@ def _real_arm(finished: FinishedRun) -> Arm:
     )
 
 
-def _median(arms: list[Arm]) -> Arm:
-    fields = {name: statistics.median(getattr(arm, name) for arm in arms) for name in Arm.__struct_fields__}
-    return Arm(
-        wall_s=fields["wall_s"],
-        trained_tokens=int(fields["trained_tokens"]),
-        evaluated_tokens=int(fields["evaluated_tokens"]),
-        num_evaluations=int(fields["num_evaluations"]),
-    )
-
-
-def _print(costs: dict[str, Cost], console: Console) -> None:
-    table = Table(title="evaluation every 20 steps on two datasets, fully_async")
-    for heading in ("arm", "evaluations", "evaluated tokens", "training slower by", "beyond its tokens"):
-        table.add_column(heading, justify="left" if heading == "arm" else "right", no_wrap=heading == "arm")
-    for name, cost in costs.items():
-        table.add_row(
-            name,
-            str(cost.evaluating.num_evaluations),
-            f"{cost.evaluated_share:.1%}",
-            f"{cost.slowdown:.1%}",
-            f"{cost.beyond_tokens:.1%}",
-        )
-    console.print(table)
+def measure(given: argparse.Namespace) -> Measured:
+    """Every arm of the virtual clock with each seed, and the real ones where they are asked for."""
+    costs = {
+        f"virtual, {binds} bind": [virtual_cost(binds, seed=seed) for seed in range(given.seeds)]
+        for binds in in_turn(BINDS)
+    }
+    if given.real:
+        costs["real"] = real_costs(repetitions=given.repetitions, num_steps=given.steps)
+    found: list[Figure] = []
+    for name, made in costs.items():
+        found += [
+            plain_figure(f"{name}: evaluations", "a run", [cost.evaluating.num_evaluations for cost in made]),
+            plain_figure(f"{name}: evaluated", "share of useful tokens", [cost.evaluated_share for cost in made]),
+            plain_figure(f"{name}: training slower by", "share", [cost.slowdown for cost in made]),
+            plain_figure(f"{name}: beyond its tokens", "share", [cost.beyond_tokens for cost in made]),
+        ]
+    return Measured(found, [], () if given.real else ("the embedded engine and learner, which --real adds",))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print, write JSON."""
-    parser = argparse.ArgumentParser(prog="penstock bench evaluation", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3, help="of the virtual clock")
-    parser.add_argument("--real", action="store_true", help="also with the embedded engine and learner")
-    parser.add_argument("--repetitions", type=int, default=3, help="of the real arms")
-    parser.add_argument("--steps", type=int, default=70, help="of the real arms")
-    parser.add_argument("--output", type=Path, default=None, help="write the report here as JSON")
-    options = parser.parse_args(argv)
-    costs = {
-        f"virtual, {binds} bind, seed {seed}": virtual_cost(binds, seed=seed)
-        for seed, binds in repeated(options.seeds, BINDS)
-    }
-    if options.real:
-        costs["real"] = real_cost(repetitions=options.repetitions, num_steps=options.steps)
-    _print(costs, Console())
-    if options.output is not None:
-        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(costs)))
-    return 0
+    """Measure and print."""
+    benchmark = Benchmark(__file__, __doc__, repetitions=5)
+    benchmark.option("--seeds", type=int, default=3, help="of the virtual clock")
+    benchmark.option("--real", action="store_true", help="also with the embedded engine and learner")
+    benchmark.option("--steps", type=int, default=70, help="of the real arms")
+    return benchmark.run(argv, measure)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,10 @@ from penstock.benchmarks._progress import in_turn
 from penstock.benchmarks._runs import FinishedRun, run
 from penstock.messages.names import LEARNER
 from penstock.messages.weights import PublishFailed
+from penstock.runtime.observability.segments import files_in, whole_lines
+from penstock.runtime.observability.trackers import EVENTS_FOLDER
 
+QUICK: Final = ("sync", "fully_async", "--seeds", "0", "--steps", "4")
 SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "sync": (),
     "one_step_off": (),
@@ -33,7 +36,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
 }
 """With what shortens them further."""
 SHORTENED: Final = ("runtime.host=local", "filter.drop_zero_spread=false", "observability.report=false")
-FAILED_PUBLISH: Final = f'"{PublishFailed.__name__}"'
+FAILED_PUBLISH: Final = f'"{PublishFailed.__name__}"'.encode()
 
 
 class Heard(NamedTuple):
@@ -55,7 +58,7 @@ class Heard(NamedTuple):
 
 def heard_in(finished: FinishedRun) -> Heard:
     """Read it from the run's folder."""
-    journals = (finished.folder / "events").glob("learner-*.jsonl")
+    journals = [each for each in files_in(finished.folder / EVENTS_FOLDER) if each.name.startswith("learner-")]
 
     def values(name: str) -> list[float]:
         return [value for step in finished.steps if (value := step.metrics.get(name)) is not None]
@@ -63,7 +66,7 @@ def heard_in(finished: FinishedRun) -> Heard:
     return Heard(
         num_compared=len(values(FRESH_DIFFERENCE)),
         num_alarms=int(sum(values(ALARM))),
-        num_failed_publishes=sum(FAILED_PUBLISH in line for file in journals for line in file.read_text().splitlines()),
+        num_failed_publishes=sum(FAILED_PUBLISH in line.data for file in journals for line in whole_lines(file)),
         largest_nats=max(values(FRESH_DIFFERENCE), default=0.0),
         largest_mixed_nats=max(values(MIXED_DIFFERENCE), default=0.0),
         warnings=tuple(text for text in finished.summary.warnings if text.startswith(f"{LEARNER}:")),

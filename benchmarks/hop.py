@@ -7,33 +7,35 @@ How it is measured:
   packing and typed decoding cost is the same for all of them; it stands apart.
 * The driver sends, another process receives; ``WINDOW`` messages are on their way at most, for every arm alike.
 * Counted is the CPU time of every process that takes part, all threads, user and system, as the kernel accounts it. So
-  other load on the machine does not count. Arms are interleaved; the medians over the repetitions are compared.
+  other load on the machine does not count. Arms take turns.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from penstock.backends.processes.curve import make_keys
+from penstock.benchmarks._harness import Benchmark, Measured, claim, figures, interleaved, pairs
 from penstock.benchmarks._hop import CALLEE, Callee, Taker, ZmqReceiver, message
-from penstock.benchmarks._progress import repeated
 from penstock.messages.inboxes import BufferWire
 from penstock.messages.wire import InboxDecoder, encode_pack
 from penstock.runtime.hosts.processes.control import Address
 from penstock.runtime.hosts.processes.links import Links
 from penstock.runtime.hosts.ray.cluster import RayCluster, make_temp_folder, prepare_environment
 
+if TYPE_CHECKING:
+    import argparse
+
+QUICK: Final = ("--messages", "3000")
 WINDOW: Final = 32
+CODED: Final = 2000
 ACK_TIMEOUT_MS: Final = 30_000
 RAY_CALL: Final = "Ray actor call"
 RAY_QUEUE: Final = "ray.util.queue"
@@ -55,17 +57,6 @@ TARGETS: Final = (
     Target(ZMQ_PLAIN, RAY_QUEUE, 40.0),
     Target(ZMQ_CURVE, RAY_QUEUE, 20.0),
 )
-
-
-class HopReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured."""
-
-    message_bytes: int
-    median_us: dict[str, float]
-    """CPU time of a message, by arm."""
-    all_us: dict[str, list[float]]
-    codec_us: float
-    """CPU time of packing and decoding the message once."""
 
 
 class Arm(Protocol):
@@ -170,84 +161,54 @@ def cost_us(arm: Arm, num_messages: int) -> float:
     return 1e6 * (sum(cpu_s(pid) for pid in arm.pids) - before_s) / num_messages
 
 
-def codec_us(num_messages: int) -> float:
+def codec_us() -> float:
     """CPU time of packing a message and decoding it against the union of the Buffer's inbox, in microseconds."""
     envelope = message()
     decoder: InboxDecoder[Any] = InboxDecoder(BufferWire)
     before_s = time.process_time()
-    for _ in range(num_messages):
+    for _ in range(CODED):
         decoder.decode(encode_pack([envelope]))
-    return 1e6 * (time.process_time() - before_s) / num_messages
+    return 1e6 * (time.process_time() - before_s) / CODED
 
 
-def measure(*, repetitions: int, num_messages: int) -> HopReport:
-    """Every arm in turn, several times.
-
-    Args:
-        repetitions: of each arm.
-        num_messages: of ZMQ; a Ray call carries a tenth of them and the queue a thirtieth, which take as long.
-    """
+def measure(given: argparse.Namespace) -> Measured:
+    """Every arm in turn. A Ray call carries a tenth of the messages of ZMQ and the queue a thirtieth: as long."""
     prepare_environment(None)
     cluster = RayCluster(address=None, temp_folder=make_temp_folder())
     try:
         import ray
 
         arms: dict[str, tuple[Arm, int]] = {
-            ZMQ_PLAIN: (ZmqArm(ray, encrypt=False), num_messages),
-            ZMQ_CURVE: (ZmqArm(ray, encrypt=True), num_messages),
-            RAY_CALL: (RayCallArm(ray), max(100, num_messages // 10)),
-            RAY_QUEUE: (RayQueueArm(ray), max(100, num_messages // 30)),
+            ZMQ_PLAIN: (ZmqArm(ray, encrypt=False), given.messages),
+            ZMQ_CURVE: (ZmqArm(ray, encrypt=True), given.messages),
+            RAY_CALL: (RayCallArm(ray), max(100, given.messages // 10)),
+            RAY_QUEUE: (RayQueueArm(ray), max(100, given.messages // 30)),
         }
-        for arm, _ in arms.values():
-            arm.carry(WINDOW)
-        found: dict[str, list[float]] = {name: [] for name in arms}
-        for _, name in repeated(repetitions, arms):
-            arm, count = arms[name]
-            found[name].append(cost_us(arm, count - count % WINDOW))
+        carried = {name: partial(cost_us, arm, count - count % WINDOW) for name, (arm, count) in arms.items()}
+        found = figures(
+            interleaved(carried, given.repetitions), f"CPU µs a message of {message_bytes():,} bytes", float
+        )
     finally:
         cluster.stop(is_orderly=True)
-    return HopReport(
-        message_bytes=len(encode_pack([message()])),
-        median_us={name: statistics.median(costs) for name, costs in found.items()},
-        all_us=found,
-        codec_us=codec_us(num_messages),
-    )
+    by_name = {figure.name: figure for figure in found}
+    claims = [
+        claim(f"{each.than} ÷ {each.arm}", pairs(by_name[each.than], by_name[each.arm]), at_least=each.ratio)
+        for each in TARGETS
+    ]
+    coded = interleaved({"packing and decoding, whatever carries it": codec_us}, given.repetitions)
+    return Measured(found + figures(coded, "CPU µs a message", float), claims)
 
 
-def _print(report: HopReport, console: Console) -> bool:
-    table = Table(title=f"one hop with {report.message_bytes:,} bytes")
-    table.add_column("")
-    for heading in ("CPU µs, median", "least", "most"):
-        table.add_column(heading, justify="right")
-    for name, median in report.median_us.items():
-        costs = report.all_us[name]
-        table.add_row(name, f"{median:,.0f}", f"{min(costs):,.0f}", f"{max(costs):,.0f}")
-    console.print(table)
-    console.print(f"packing and decoding the message: {report.codec_us:.1f} µs, with whatever carries it")
-    is_met = True
-    for target in TARGETS:
-        ratio = report.median_us[target.than] / report.median_us[target.arm]
-        is_met &= ratio >= target.ratio
-        verdict = "[green]met[/]" if ratio >= target.ratio else "[red]missed[/]"
-        console.print(f"{target.arm} against {target.than}: {ratio:.1f}×, wanted {target.ratio:.0f}× {verdict}")
-    return is_met
+def message_bytes() -> int:
+    """Of one message, packed."""
+    return len(encode_pack([message()]))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print, write JSON; 1 when a ratio is below what is wanted."""
-    parser = argparse.ArgumentParser(prog="penstock bench hop", description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--messages", type=int, default=12_000, help="ZMQ messages in one repetition")
-    parser.add_argument("--output", type=Path, default=None, help="write the report here as JSON")
-    options = parser.parse_args(argv)
-    began_s = time.monotonic()
-    report = measure(repetitions=options.repetitions, num_messages=options.messages)
-    console = Console()
-    is_met = _print(report, console)
-    if options.output is not None:
-        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-    console.print(f"[dim]{time.monotonic() - began_s:.0f} s[/]")
-    return 0 if is_met else 1
+    """Measure and judge; 1 when a ratio is below what is wanted."""
+    benchmark = Benchmark(__file__, __doc__, repetitions=5)
+    benchmark.option("--messages", type=int, default=12_000, help="ZMQ messages in one repetition")
+    return benchmark.run(argv, measure)
 
 
 if __name__ == "__main__":

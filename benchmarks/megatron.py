@@ -16,6 +16,7 @@ micro-batches laid out, takes megatron-core's own cross-entropy of every token t
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import multiprocessing
 import os
 import statistics
@@ -29,6 +30,7 @@ from rich.table import Table
 
 from penstock.benchmarks._progress import in_turn
 from penstock.benchmarks.ranks import make_batch
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.messages.samples import Group
 
+QUICK: Final = ("--model", "xs", "--steps", "6")
 TIMEOUT_S: Final = 900.0
 WARM_UP_STEPS: Final = 2
 LEARNING_RATE: Final = 1e-5
@@ -323,6 +326,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--groups", type=int, default=8, help="of 8 samples, in a batch")
     parser.add_argument("--max-tokens", type=int, default=1024, help="of a micro-batch")
     given = parser.parse_args(arguments)
+    if importlib.util.find_spec("megatron") is None:
+        raise UserFault('megatron-core is not installed; pip install -e ".[megatron]"')
     os.environ.update(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
     with tempfile.TemporaryDirectory() as folder:
         if given.folder is None:

@@ -32,6 +32,7 @@ from penstock.messages.base import Value
 from penstock.messages.commands import FetchPrompts, PromptRequest
 from penstock.messages.local import LocalEvent, PromptsFetched
 
+QUICK: Final = ("--prompts", "500")
 MAX_CONTEXT: Final = 8192
 GROUPS_PER_REQUEST: Final = 32
 GROWTH: Final = 4

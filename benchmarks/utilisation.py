@@ -6,29 +6,27 @@ How it is measured:
   anything that shows, and a sample's seed depends on its group and index only: so all arms sample the same tokens.
 * Times are of the steps after the first fifth. The busy seconds of engine and learner a step are Tg and Tt; the bound
   beside each arm is that of :func:`bounds` for its policy with the Tg and Tt of the synchronous arm.
-* The arms take turns; medians over the repetitions. Where there is a GPU its NVML utilisation stands beside.
+* The arms take turns.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import tempfile
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
-from penstock.benchmarks._progress import repeated
+from penstock.benchmarks._harness import Benchmark, Measured, figures, in_folders, pairs, plain_figure
 from penstock.benchmarks._runs import FinishedRun, run
 from penstock.messages.names import LEARNER, is_engine
 from penstock.messages.training import Activity
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
+    from pathlib import Path
 
+QUICK: Final = ("--repetitions", "1", "--steps", "10")
 POLICIES: Final = ("sync", "one_step_off", "fully_async")
 SCENARIO: Final = """\
 run: {name: utilisation, num_steps: 30}
@@ -53,24 +51,6 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     engine_occupied_s: float
     """Busy seconds weighted by the share of slots in use."""
     learner_busy_s: float
-    num_trained_tokens: int
-
-    @property
-    def engine_busy(self) -> float:
-        return self.engine_busy_s / self.step_s
-
-    @property
-    def learner_busy(self) -> float:
-        return self.learner_busy_s / self.step_s
-
-
-class UtilisationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians over the repetitions, by policy."""
-
-    arms: dict[str, Arm]
-    bound_s: dict[str, float]
-    """What theory allows at best, seconds a step."""
-    all_step_s: dict[str, list[float]]
 
 
 def arm_of(finished: FinishedRun) -> Arm:
@@ -92,7 +72,6 @@ def arm_of(finished: FinishedRun) -> Arm:
         engine_busy_s=busy(is_engine),
         engine_occupied_s=busy(is_engine, weighted=True),
         learner_busy_s=busy(LEARNER.__eq__),
-        num_trained_tokens=sum(sum(step.response_lengths) for step in steps),
     )
 
 
@@ -107,57 +86,32 @@ def bounds(sync: Arm) -> dict[str, float]:
     }
 
 
-def measure(*, repetitions: int, num_steps: int) -> UtilisationReport:
-    """Run the policies in turn."""
-    arms: dict[str, list[Arm]] = {policy: [] for policy in POLICIES}
-    with tempfile.TemporaryDirectory() as parent:
-        for repetition, policy in repeated(repetitions, POLICIES):
-            overrides = (f"staleness.policy={policy}", f"run.num_steps={num_steps}")
-            arms[policy].append(arm_of(run(SCENARIO, overrides, Path(parent) / f"{repetition}-{policy}")))
-    medians = {policy: _median(found) for policy, found in arms.items()}
-    return UtilisationReport(
-        arms=medians,
-        bound_s=bounds(medians["sync"]),
-        all_step_s={policy: [arm.step_s for arm in found] for policy, found in arms.items()},
-    )
+def measure(given: argparse.Namespace) -> Measured:
+    """The policies in turn; each share and ratio is of runs that were made one after the other."""
 
+    def arm(policy: str, folder: Path) -> Arm:
+        return arm_of(run(SCENARIO, (f"staleness.policy={policy}", f"run.num_steps={given.steps}"), folder))
 
-def _median(arms: list[Arm]) -> Arm:
-    fields = {name: statistics.median(getattr(arm, name) for arm in arms) for name in Arm.__struct_fields__}
-    return msgspec.convert(fields | {"num_trained_tokens": int(fields["num_trained_tokens"])}, Arm)
-
-
-def _print(report: UtilisationReport, console: Console) -> None:
-    table = Table(title="one engine, one learner, the same sampled tokens")
-    for heading in ("policy", "step s", "bound s", "reached", "engine busy", "learner busy", "speed-up"):
-        table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=heading == "policy")
-    slowest = report.arms["sync"].step_s
-    for policy, arm in report.arms.items():
-        bound = report.bound_s[policy]
-        table.add_row(
-            policy,
-            f"{arm.step_s:.3f}",
-            f"{bound:.3f}",
-            f"{bound / arm.step_s:.0%}",
-            f"{arm.engine_busy:.0%}",
-            f"{arm.learner_busy:.0%}",
-            f"{slowest / arm.step_s:.2f}×",
-        )
-    console.print(table)
+    turns = in_folders({policy: partial(arm, policy) for policy in POLICIES}, given.repetitions)
+    bound_s = [bounds(turn.value) for turn in turns["sync"]]
+    steps = figures(turns, "s a step", lambda arm: arm.step_s)
+    found = [
+        *steps,
+        *figures(turns, "share of the step", lambda arm: arm.engine_busy_s / arm.step_s, "{}: engine busy"),
+        *figures(turns, "share of the step", lambda arm: arm.learner_busy_s / arm.step_s, "{}: learner busy"),
+    ]
+    for policy, step in zip(POLICIES, steps, strict=True):
+        reached = [bound[policy] / step_s for bound, step_s in zip(bound_s, step.values, strict=True)]
+        found.append(plain_figure(f"{policy}: bound ÷ step", "share", reached))
+        found.append(plain_figure(f"{policy}: step of sync ÷ step", "×", pairs(steps[0], step)))
+    return Measured(found, [], ("a synchronous arm tuned to use everything in both phases", "use of GPUs (NVML)"))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print, write JSON."""
-    parser = argparse.ArgumentParser(prog="penstock bench utilisation", description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--output", type=Path, default=None, help="write the report here as JSON")
-    options = parser.parse_args(argv)
-    report = measure(repetitions=options.repetitions, num_steps=options.steps)
-    _print(report, Console())
-    if options.output is not None:
-        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-    return 0
+    """Measure and print."""
+    benchmark = Benchmark(__file__, __doc__, repetitions=5)
+    benchmark.option("--steps", type=int, default=30)
+    return benchmark.run(argv, measure)
 
 
 if __name__ == "__main__":

@@ -2,30 +2,32 @@
 sent to each further node once.
 
 One process plays both ends, so that every part is seen apart. Counted is CPU time, so that other load on the machine
-does not count; the medians of the repetitions are printed.
+does not count.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
-import statistics
 import time
 from itertools import pairwise
-from typing import Final, NamedTuple
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.backends.learners.worker_group.channel import Channel, Parcel
 from penstock.backends.learners.worker_group.node_line import LinesToNodes, line_to_launcher
 from penstock.backends.learners.worker_group.node_words import NodeCame, ToRanks, decode_order, encode_node_word
 from penstock.backends.learners.worker_group.words import Order, decode_launcher_word, encode_word
-from penstock.benchmarks._progress import in_turn
+from penstock.benchmarks._harness import Benchmark, Measured, figures, interleaved
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES
 from penstock.messages.commands import Train
 from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
 
+if TYPE_CHECKING:
+    import argparse
+
+    from penstock.benchmarks._results import Figure
+
+QUICK: Final = ("--groups", "8")
 PROMPT_TOKENS: Final = 500
 LINE_WAIT_S: Final = 60.0
 
@@ -104,21 +106,24 @@ def measure_line(order: Order) -> float:
     return spent_s
 
 
+def measured_of(given: argparse.Namespace) -> Measured:
+    """The batch on its way, again and again."""
+    order = order_of(given.groups, given.samples, given.tokens)
+    size = f"{len(encode_word(order)) / 1e6:.1f} MB"
+    passages = interleaved({"passage": lambda: measure(order)}, given.repetitions)
+    lines = interleaved({"each further node, both ends": lambda: measure_line(order)}, given.repetitions)
+    unit = f"CPU ms a batch of {size}"
+    parts = {"encode, once": 0, "write, once": 1, "send, each rank": 2, "map and decode, each rank": 3}
+    found: list[Figure] = []
+    for what, at in parts.items():
+        found += figures(passages, unit, lambda passage, at=at: 1e3 * passage[at], what)  # type: ignore[misc]
+    return Measured(found + figures(lines, unit, lambda spent_s: 1e3 * spent_s), [])
+
+
 def main(arguments: list[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="penstock bench worker_group", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--groups", type=int, default=32)
-    parser.add_argument("--samples", type=int, default=8, help="of each group")
-    parser.add_argument("--tokens", type=int, default=8000, help="of each sample")
-    parser.add_argument("--repetitions", type=int, default=7)
-    given = parser.parse_args(arguments)
-    order = order_of(given.groups, given.samples, given.tokens)
-    passages = [measure(order) for _ in in_turn(range(given.repetitions), lambda number: f"repetition {number + 1}")]
-    encode_ms, write_ms, send_ms, read_ms = (1e3 * statistics.median(part) for part in zip(*passages, strict=True))
-    console = Console()
-    console.print(f"{len(encode_word(order)) / 1e6:.1f} MB, {given.groups} × {given.samples} samples of {given.tokens}")
-    console.print(f"once:      encode {encode_ms:.1f} ms, write {write_ms:.1f} ms")
-    console.print(f"each rank: send {send_ms:.2f} ms, map and decode {read_ms:.1f} ms")
-    travels = [measure_line(order) for _ in range(given.repetitions)]
-    console.print(f"each further node: {1e3 * statistics.median(travels):.1f} ms at both ends together")
-    return 0
+    benchmark = Benchmark(__file__, __doc__, repetitions=7)
+    benchmark.option("--groups", type=int, default=32)
+    benchmark.option("--samples", type=int, default=8, help="of each group")
+    benchmark.option("--tokens", type=int, default=8000, help="of each sample")
+    return benchmark.run(arguments, measured_of)

@@ -26,6 +26,8 @@ from penstock.messages.training import Balance
 from penstock.runtime.chaos.throughput import Throughput, window_of
 from penstock.runtime.observability.figures import EMPTY_BALANCE
 from penstock.runtime.observability.jsonl import read_rows
+from penstock.runtime.observability.removed import EVENTS, removed_text
+from penstock.runtime.observability.segments import files_in
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.trackers import EVENTS_FOLDER, EventRow, read_steps
 
@@ -210,6 +212,8 @@ def _problems(
         yield from (f"audit: {finding.text}" for finding in audit_ledger(folder / LEDGER_FILE).findings)
     except LedgerStoreError as error:
         yield f"audit: {error}"
+    if removed := removed_text(folder, EVENTS):
+        yield f"what the engines did is not known in full: {removed}"
     if twice:
         yield f"{twice} groups were trained under more than one version"
     if again:
@@ -236,19 +240,21 @@ class _EventLogs:
         self._folder = folder
 
     def of_engines(self) -> list[EventRow]:
-        paths = sorted((self._folder / EVENTS_FOLDER).glob("engine-*.jsonl"))
-        return [row for path in paths for row in read_rows(path, EventRow)]
+        return [row for path in self._files("engine") for row in read_rows(path, EventRow)]
 
     def works_from_s(self, name: str, after_s: float) -> float | None:
         """When the first incarnation of this name that was started after a moment did something, as far as it did."""
         found: list[float] = []
-        for path in (self._folder / EVENTS_FOLDER).glob(f"{name.replace('/', '-')}-*.jsonl"):
+        for path in self._files(name.replace("/", "-")):
             rows = list(read_rows(path, EventRow))
             if not rows or rows[0].at_s < after_s:
                 continue
             does = (row.at_s for row in rows if row.event == "GenerationAdvanced" or not is_engine(name))
             found += [at_s for at_s in [next(does, None)] if at_s is not None]
         return min(found, default=None)
+
+    def _files(self, prefix: str) -> list[Path]:
+        return [each for each in files_in(self._folder / EVENTS_FOLDER) if each.name.startswith(f"{prefix}-")]
 
 
 def _ended(balance: Balance | None, state: TerminalState) -> int:

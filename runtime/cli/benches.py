@@ -7,7 +7,7 @@ import difflib
 import importlib
 import pkgutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock import benchmarks
 from penstock.messages.errors import UserFault
@@ -17,18 +17,48 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+HARNESS: Final = "penstock.benchmarks._harness"
+
+
+class Benchmark(NamedTuple):
+    """What is known of a benchmark before it is imported."""
+
+    doc: str
+    """The first line of its docstring."""
+    quick: tuple[str, ...] | None
+    """Its ``QUICK``: arguments with which it takes a minute or so; None: there are none."""
+    is_on_harness: bool
+    """Whether it makes a result, and takes the harness's options."""
+
+
+def registered() -> dict[str, Benchmark]:
+    """Every benchmark by its name; nothing is imported for it."""
+    found: dict[str, Benchmark] = {}
+    for module in pkgutil.iter_modules(benchmarks.__path__):
+        if module.name.startswith("_"):
+            continue
+        stem = Path(benchmarks.__path__[0]) / module.name
+        tree = ast.parse((stem / "__init__.py" if module.ispkg else stem.with_suffix(".py")).read_text())
+        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
+            found[module.name] = Benchmark(
+                doc=(ast.get_docstring(tree) or "").partition("\n")[0],
+                quick=_quick_of(tree),
+                is_on_harness=any(isinstance(node, ast.ImportFrom) and node.module == HARNESS for node in tree.body),
+            )
+    return found
+
+
+def _quick_of(tree: ast.Module) -> tuple[str, ...] | None:
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "QUICK":
+            assert node.value is not None
+            return tuple(ast.literal_eval(node.value))
+    return None
+
 
 def benchmark_docs() -> dict[str, str]:
     """Every benchmark with the first line of its docstring; nothing is imported for it."""
-    docs: dict[str, str] = {}
-    for found in pkgutil.iter_modules(benchmarks.__path__):
-        if found.name.startswith("_"):
-            continue
-        stem = Path(benchmarks.__path__[0]) / found.name
-        tree = ast.parse((stem / "__init__.py" if found.ispkg else stem.with_suffix(".py")).read_text())
-        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
-            docs[found.name] = (ast.get_docstring(tree) or "").partition("\n")[0]
-    return docs
+    return {name: found.doc for name, found in registered().items()}
 
 
 def list_benchmarks(console: Console) -> None:
@@ -37,16 +67,20 @@ def list_benchmarks(console: Console) -> None:
         console.print(f"  [bold]{name:<16}[/] {doc}")
 
 
-def run_benchmark(name: str, arguments: Sequence[str]) -> int:
+def run_benchmark(name: str, arguments: Sequence[str], *, is_quick: bool = False) -> int:
     """Run one benchmark; its exit code.
 
     Raises:
-        UserFault: there is none of this name.
+        UserFault: there is none of this name, or it cannot be quick.
     """
-    names = tuple(benchmark_docs())
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names) or 'none yet'}"
+    known = registered()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(known) or 'none yet'}"
         raise UserFault(f"no benchmark is called '{name}'; {hint}")
+    if is_quick:
+        if (quick := known[name].quick) is None:
+            raise UserFault(f"{name} has no quick form; penstock bench {name} --help says what makes it shorter")
+        arguments = [*quick, *arguments]
     module = importlib.import_module(f"penstock.benchmarks.{name}")
     return int(module.main(list(arguments)))

@@ -200,16 +200,31 @@ def env_sglang(
 
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    epilog="[bold]Examples[/]\n\npenstock bench engine\n\npenstock bench engine --help",
+    epilog="[bold]Examples[/]\n\npenstock bench engine\n\npenstock bench engine --help\n\npenstock bench --all --quick",
 )
 def bench(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="Which benchmark; without it they are listed.")] = None,
+    is_list: Annotated[bool, typer.Option("--list", help="List them, with what each measures.")] = False,
+    is_all: Annotated[bool, typer.Option("--all", help="Run every one, each in a process of its own.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="With arguments of theirs that take a minute or so.")] = False,
+    deadline: Annotated[
+        float | None, typer.Option(min=1, help="For each of --all, in seconds; 3600, or 300 with --quick.")
+    ] = None,
+    into: Annotated[Path, typer.Option(help="Folder of the results of --all, their history and their page.")] = Path(
+        "benchmarks/history"
+    ),
 ) -> None:
     """Measure a claim on this machine. What follows the name goes to the benchmark."""
+    if is_all:
+        if name is not None or context.args:
+            raise UserFault(f"--all runs every benchmark as it is: leave out {' '.join([name or '', *context.args])}")
+        from penstock.runtime.cli.bench_all import run_all
+
+        raise typer.Exit(run_all(console, into, is_quick=quick, deadline_s=deadline))
     from penstock.runtime.cli.benches import list_benchmarks, run_benchmark
 
-    if name is None:
+    if name is None or is_list:
         list_benchmarks(console)
         return
-    raise typer.Exit(run_benchmark(name, context.args))
+    raise typer.Exit(run_benchmark(name, context.args, is_quick=quick))

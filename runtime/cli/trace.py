@@ -21,6 +21,7 @@ from penstock.runtime.observability.lives import (
     slowest,
 )
 from penstock.runtime.observability.pushed import pushed_keys
+from penstock.runtime.observability.removed import SPANS, removed_text
 from penstock.runtime.observability.spans import step_trace_id, version_trace_id
 from penstock.runtime.observability.texts import length_text, told
 from penstock.runtime.observability.trace_view import write_view
@@ -80,14 +81,17 @@ def show_trace(folder: Path, console: Console, chosen: Chosen, views: Sequence[P
         chosen = chosen._replace(slowest=DEFAULT_SLOWEST)
     fates, summary = _chosen_fates(folder, chosen)
     steps = _step_spans(folder, [fate.version for fate in fates] + [chosen.step])
+    removed = removed_text(folder, SPANS)
     if chosen.step is not None and not steps:
-        raise UserFault(f"{folder}: there is no trace of step {chosen.step}; penstock status says how many there are")
+        raise UserFault(
+            f"{folder}: there is no trace of step {chosen.step}; {removed or 'penstock status says how many there are'}"
+        )
     shown = fates if views or chosen.step is not None else fates[: chosen.limit]
     lives = [life for life in read_lives(folder, shown) if life.is_traced or chosen.num_choices]
     if chosen.sample and not lives[0].stages:
         raise UserFault(
             f"{folder}: nothing is known of sample {chosen.sample}: it was never issued, or it is in the system still "
-            "and observability.trace_fraction left it out"
+            f"and observability.trace_fraction left it out{removed and f'; or {removed}'}"
         )
     if chosen.step is not None:
         console.print(_step_tree(chosen.step, steps, lives, chosen))
@@ -95,7 +99,7 @@ def show_trace(folder: Path, console: Console, chosen: Chosen, views: Sequence[P
     for life in lives[: chosen.limit] if chosen.num_choices and chosen.step is None else ():
         key = pushed.get(life.fate.group_id, "")
         console.print(life_tree(life, shows_events=chosen.shows_events, pushed=key))
-    for line in summary:
+    for line in [*summary, *([removed] if removed else [])]:
         console.print(escape(terminal_text(line)), style="dim", soft_wrap=True)
     began_ns, lanes = round(1e9 * record.began_at), read_activity(folder) if views else {}
     for path in views:

@@ -112,8 +112,7 @@ class RunBook:
             self._steps.setdefault(step.version, msgspec.structs.replace(step, group_ids=()))
 
     def _more(self, name: str) -> Iterator[bytes]:
-        file = self._files[name]
-        if file.path.exists() and file.path.stat().st_size < file.position:
+        if self._files[name].has_shrunk():
             self._clear()
         return iter(self._files[name].more())
 

@@ -32,6 +32,7 @@ from penstock.runtime.dashboard.sample_tokens import (
 )
 from penstock.runtime.launch.runs import ledger_file
 from penstock.runtime.observability.lives import Fate, Stage, read_fates, read_lives, sample_key
+from penstock.runtime.observability.removed import SPANS, removed_text
 from penstock.runtime.observability.texts import told
 from penstock.runtime.safe_text import terminal_lines, terminal_text
 
@@ -249,6 +250,8 @@ def answer_life(run_folder: Path, query: SampleQuery) -> LifePage:
     reason = "" if life.is_traced else (
         "This sample was not traced: observability.trace_fraction keeps some groups only. The times are the ledger's."
     )  # fmt: skip
+    if removed := removed_text(run_folder, SPANS, since=life.start_ns / 1e9):
+        reason = f"{reason} If it was, {removed}." if reason else f"Of its spans some may be missing: {removed}."
     stages = [_stage_row(stage, life.start_ns) for stage in life.stages]
     return LifePage(duration_s=life.duration_s, is_traced=life.is_traced, stages=stages, missing=reason)
 

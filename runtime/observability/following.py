@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.messages.errors import UserFault
+from penstock.runtime.observability.segments import newer_segments, opened
 from penstock.runtime.observability.trackers import METRICS_FILE, StepRow, is_evaluation_line
 
 if TYPE_CHECKING:
@@ -24,17 +26,33 @@ class LineFollower:
         """
         self.path = path
         self.position = position
+        """In the file that was read last, of which segments are closed while it is followed."""
+        self._segment = 0
+        """The last one that was read to its end."""
 
     def more(self) -> list[bytes]:
         """The whole lines that were written since the last call."""
-        if not self.path.exists():
-            return []
-        with self.path.open("rb") as file:
-            file.seek(self.position)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]  # a line without its end may be torn, or is being written
-        self.position += len(whole)
-        return whole.splitlines()
+        found: list[bytes] = []
+        with suppress(FileNotFoundError):
+            for number, _, file in opened(self.path, self._segment):
+                with file:
+                    if number is not None and number > self._segment + 1:
+                        self.position = 0  # what was being read is gone
+                    file.seek(self.position)
+                    data = file.read()
+                whole = data[: data.rfind(b"\n") + 1]  # a line without its end may be torn, or is being written
+                found += whole.splitlines()
+                self.position += len(whole)
+                if number is not None:
+                    self._segment, self.position = number, 0
+        return found
+
+    def has_shrunk(self) -> bool:
+        """Whether another file has taken its place."""
+        try:
+            return self.path.stat().st_size < self.position and not newer_segments(self.path, self._segment)
+        except FileNotFoundError:
+            return False
 
 
 class StepFollower:

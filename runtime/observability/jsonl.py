@@ -10,12 +10,12 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from penstock.messages.errors import UserFault
+from penstock.runtime.observability.segments import SegmentFile, whole_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 RowT = TypeVar("RowT")
 LINES_PER_WRITE: Final = 256
-_TAIL_BYTES: Final = 64 * 1024
 
 _encoder: Final = msgspec.json.Encoder()
 
@@ -31,16 +30,15 @@ _encoder: Final = msgspec.json.Encoder()
 class JsonLinesWriter:
     """Appends objects to a file, one a line. Not for several threads at once."""
 
-    def __init__(self, path: Path, *, lines_per_write: int = LINES_PER_WRITE) -> None:
+    def __init__(self, path: Path, *, lines_per_write: int = LINES_PER_WRITE, segment_bytes: int = 0) -> None:
         """
         Args:
             path: the file; made with its folders when it is not there, continued when it is.
             lines_per_write: how many lines are collected before they are written.
+            segment_bytes: from what size on the file is closed and the next one begun; 0: never.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        _cut_torn_line(path)
-        self._file = path.open("ab", buffering=0)
+        self._file = SegmentFile(path, max_bytes=segment_bytes)
         self._lines_per_write = lines_per_write
         self._rows: list[Any] = []
 
@@ -58,7 +56,7 @@ class JsonLinesWriter:
         """
         if self._rows:
             rows, self._rows = self._rows, []
-            write_all(self._file, _encoder.encode_lines(rows))
+            self._file.write(_encoder.encode_lines(rows))
 
     def close(self) -> None:
         """Flush and close; a second time does nothing."""
@@ -69,34 +67,8 @@ class JsonLinesWriter:
                 self._file.close()
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Remove what follows the last line end, so that the first new line does not grow onto it."""
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        position = end
-        while position > 0:
-            start = max(0, position - _TAIL_BYTES)
-            file.seek(start)
-            newline = file.read(position - start).rfind(b"\n")
-            if newline >= 0:
-                position = start + newline + 1
-                break
-            position = start
-        if position < end:
-            file.truncate(position)
-
-
-def write_all(file: Any, data: bytes) -> None:  # noqa: ANN401 - an unbuffered binary file, which typing calls FileIO
-    """Write every byte; an unbuffered file may take fewer at a time."""
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
-
-
 def read_rows(path: Path, row_type: type[RowT], *, is_row: Callable[[bytes], bool] | None = None) -> Iterator[RowT]:
-    """The rows of a file in order.
+    """The rows of a file with all its segments, in order.
 
     Args:
         path: the file.
@@ -108,13 +80,10 @@ def read_rows(path: Path, row_type: type[RowT], *, is_row: Callable[[bytes], boo
         UserFault: a line before a torn last one is no such row.
     """
     decoder = msgspec.json.Decoder(row_type)
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
-            if is_row is not None and not is_row(line):
-                continue
-            try:
-                yield decoder.decode(line)
-            except msgspec.DecodeError as error:
-                raise UserFault(f"{path}, line {number}: {error}") from error
+    for line in whole_lines(path):
+        if is_row is not None and not is_row(line.data):
+            continue
+        try:
+            yield decoder.decode(line.data)
+        except msgspec.DecodeError as error:
+            raise UserFault(f"{line.file}, line {line.number}: {error}") from error

@@ -73,6 +73,7 @@ class RunRecorder:
         trackers: Trackers | None = None,
         started_at: datetime | None = None,
         resumes: bool = False,
+        segment_bytes: int = 0,
     ) -> None:
         """
         Args:
@@ -83,6 +84,7 @@ class RunRecorder:
             trackers: of experiments, which are told of every line.
             started_at: when the run began; now by default.
             resumes: go on with the figures and files that an earlier drive of this run left.
+            segment_bytes: from what size on the time accounting goes on in another file; 0: never.
 
         Raises:
             UserFault: what it left is damaged.
@@ -103,7 +105,7 @@ class RunRecorder:
         now = datetime.now(UTC).astimezone() if resumes else self._started_at
         write_start(run_folder, Start(at=now.isoformat(timespec="seconds"), facts=facts))
         self._steps = MetricsLog(run_folder)
-        self._activity = ActivityLog(run_folder, resumes=resumes)
+        self._activity = ActivityLog(run_folder, resumes=resumes, segment_bytes=segment_bytes)
         self._actors = ActorsFile(run_folder)
         self._training_began_s: float | None = None
 

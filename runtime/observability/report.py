@@ -41,6 +41,7 @@ from penstock.runtime.observability.plots import (
     staleness_charts,
 )
 from penstock.runtime.observability.pushed import pushed_facts
+from penstock.runtime.observability.removed import all_removed
 from penstock.runtime.observability.samples import reason_counts, reported_samples
 from penstock.runtime.observability.shares import rounded_shares
 from penstock.runtime.observability.summary import read_summary
@@ -108,6 +109,7 @@ def render_report(run_folder: Path, *, is_running: bool = False) -> str:
         is_running=is_running,
         summary=summary,
         facts=[*fact_rows(run_folder.name, starts, summary, operations), *pushed_facts(run_folder)],
+        removed=all_removed(run_folder),
         tiles=tiles(summary, steps),
         learning=marked(learning_charts(steps), operations),
         evaluation=evaluation_charts(evaluations),

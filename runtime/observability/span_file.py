@@ -55,13 +55,14 @@ def all_attributes(span: SpanTuple) -> list[tuple[str, AttributeValue]]:
 class SpanFile:
     """Appends each batch as one line. For one thread at a time."""
 
-    def __init__(self, path: Path, resource: Mapping[str, AttributeValue]) -> None:
+    def __init__(self, path: Path, resource: Mapping[str, AttributeValue], *, segment_bytes: int = 0) -> None:
         """
         Args:
             path: of the file; continued when it is there.
             resource: of the actor, see :func:`actor_attributes`.
+            segment_bytes: from what size on the file is closed and the next one begun; 0: never.
         """
-        self._lines = JsonLinesWriter(path, lines_per_write=1)
+        self._lines = JsonLinesWriter(path, lines_per_write=1, segment_bytes=segment_bytes)
         self._head = (
             f'{{"resourceSpans":[{{"resource":{{"attributes":[{_attributes(resource.items())}]}},'
             f'"scopeSpans":[{{"scope":{{"name":{_text(SCOPE_NAME)}}},"spans":['

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.messages.errors import UserFault
+from penstock.runtime.observability.removed import SPANS, removed_text
+from penstock.runtime.observability.segments import files_in, whole_lines
 from penstock.runtime.observability.spans import (
     SALT_BYTES,
     AttributeValue,
@@ -90,7 +92,7 @@ def read_trace(run_folder: Path, group_id: int, index: int) -> list[SpanRow]:
     if not rows:
         raise UserFault(
             f"there is no trace of sample {group_id}/{index} in {run_folder / TRACES_FOLDER}: it was never issued, or "
-            "observability.trace_fraction left it out"
+            f"observability.trace_fraction left it out{_or_removed(run_folder)}"
         )
     return rows
 
@@ -107,7 +109,8 @@ def read_step(run_folder: Path, version: int) -> list[SpanRow]:
         *read_spans(run_folder, version_trace_id(salt, version)),
     ]
     if not rows:
-        raise UserFault(f"there is no trace of step {version} in {run_folder / TRACES_FOLDER}")
+        removed = _or_removed(run_folder)
+        raise UserFault(f"there is no trace of step {version} in {run_folder / TRACES_FOLDER}{removed}")
     return sorted(rows, key=_order)
 
 
@@ -126,14 +129,14 @@ def each_span(run_folder: Path, trace_ids: Collection[str] | None = None) -> Ite
     Raises:
         UserFault: a file of spans is damaged.
     """
-    for path in sorted((run_folder / TRACES_FOLDER).glob("*.jsonl")):
+    for path in files_in(run_folder / TRACES_FOLDER):
         yield from _spans_in(path, trace_ids)
 
 
 def spans_between(run_folder: Path, start_ns: int, end_ns: int) -> Iterator[SpanRow]:
     """The spans that ended in this time, as :func:`each_span`; of a long run the rest is not decoded."""
     around = start_ns - round(1e9 * BATCH_S), end_ns + round(1e9 * BATCH_S)
-    for path in sorted((run_folder / TRACES_FOLDER).glob("*.jsonl")):
+    for path in files_in(run_folder / TRACES_FOLDER):
         for row in _spans_in(path, None, around):
             if start_ns <= row.end_ns <= end_ns:
                 yield row
@@ -161,6 +164,11 @@ def run_salt(run_folder: Path) -> bytes:
     if not path.exists():
         raise UserFault(f"{run_folder} has no traces; was it run with observability.tracing: true?")
     return _read_salt(path)
+
+
+def _or_removed(run_folder: Path) -> str:
+    removed = removed_text(run_folder, SPANS)
+    return f"; or it is gone: {removed}" if removed else ""
 
 
 def _read_salt(path: Path) -> bytes:
@@ -243,20 +251,19 @@ def _spans_in(
 ) -> Iterator[SpanRow]:
     is_few = trace_ids is not None and len(trace_ids) <= MAX_SEARCHED
     needles = [trace_id.encode() for trace_id in trace_ids or ()] if is_few else []
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            # A search in bytes passes over the lines of other traces a hundred times quicker than decoding them.
-            if not line.endswith(b"\n") or (is_few and not any(needle in line for needle in needles)):
-                continue
-            first = None if around is None else _ENDED.search(line)
-            if around is not None and first is not None and not around[0] <= int(first[1]) <= around[1]:
-                continue
-            try:
-                data = _decoder.decode(line)
-            except msgspec.DecodeError as error:
-                raise UserFault(f"{path}, line {number}: {error}") from error
-            for batch in data.resource_spans:
-                yield from _rows(batch, trace_ids)
+    for line in whole_lines(path):
+        # A search in bytes passes over the lines of other traces a hundred times quicker than decoding them.
+        if is_few and not any(needle in line.data for needle in needles):
+            continue
+        first = None if around is None else _ENDED.search(line.data)
+        if around is not None and first is not None and not around[0] <= int(first[1]) <= around[1]:
+            continue
+        try:
+            data = _decoder.decode(line.data)
+        except msgspec.DecodeError as error:
+            raise UserFault(f"{line.file}, line {line.number}: {error}") from error
+        for batch in data.resource_spans:
+            yield from _rows(batch, trace_ids)
 
 
 def _rows(batch: _ResourceSpans, trace_ids: Collection[str] | None) -> Iterator[SpanRow]:

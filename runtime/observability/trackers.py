@@ -7,6 +7,7 @@ on.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -15,7 +16,8 @@ import msgspec
 
 from penstock.messages.training import Activity, ActivitySpan, Balance, StepReported
 from penstock.runtime.observability.activity import LaneTiler
-from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows, write_all
+from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows
+from penstock.runtime.observability.segments import SegmentFile, files_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -128,13 +130,14 @@ class MetricsLog:
 class ActivityLog:
     """Writes ``activity.jsonl`` from what the actors that have a lane report."""
 
-    def __init__(self, run_folder: Path, *, resumes: bool = False) -> None:
+    def __init__(self, run_folder: Path, *, resumes: bool = False, segment_bytes: int = 0) -> None:
         """
         Args:
             run_folder: where the file is.
             resumes: go on with the lanes that are in the file.
+            segment_bytes: from what size on the file is closed and the next one begun; 0: never.
         """
-        self._lines = JsonLinesWriter(run_folder / ACTIVITY_FILE, lines_per_write=64)
+        self._lines = JsonLinesWriter(run_folder / ACTIVITY_FILE, lines_per_write=64, segment_bytes=segment_bytes)
         self._lanes: dict[str, tuple[LaneTiler, int]] = {}
         for actor, rows in read_activity(run_folder).items() if resumes else ():
             last = rows[-1]
@@ -192,16 +195,17 @@ class EventLog:
     Two logs have the same digest exactly when they hold the same events in the same order. For one thread.
     """
 
-    def __init__(self, path: Path | None = None, *, events_per_write: int = EVENTS_PER_WRITE) -> None:
+    def __init__(
+        self, path: Path | None = None, *, events_per_write: int = EVENTS_PER_WRITE, segment_bytes: int = 0
+    ) -> None:
         """
         Args:
             path: the file, written anew; None keeps the digest only.
             events_per_write: how many events are collected before they are hashed and written.
+            segment_bytes: from what size on the file is closed and the next one begun; 0: never.
         """
         self.num_events = 0
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = None if path is None else path.open("wb", buffering=0)
+        self._file = None if path is None else SegmentFile(path, max_bytes=segment_bytes, anew=True)
         self._events_per_write = events_per_write
         self._due_s = MAX_DELAY_S
         self._rows: list[tuple[float, str, int, str, str]] = []
@@ -229,7 +233,7 @@ class EventLog:
         data = self._encoder.encode_lines(rows)
         self._hash.update(data)
         if self._file is not None:
-            write_all(self._file, data)
+            self._file.write(data)
 
     def digest(self) -> str:
         """BLAKE2b over every line so far, 32 hexadecimal digits."""
@@ -268,10 +272,10 @@ def read_activity(run_folder: Path) -> dict[str, list[ActivityRow]]:
     Raises:
         UserFault: the file is damaged.
     """
-    path = run_folder / ACTIVITY_FILE
     lanes: dict[str, list[ActivityRow]] = {}
-    for row in read_rows(path, ActivityRow) if path.exists() else ():
-        lanes.setdefault(row.actor, []).append(row)
+    with suppress(FileNotFoundError):
+        for row in read_rows(run_folder / ACTIVITY_FILE, ActivityRow):
+            lanes.setdefault(row.actor, []).append(row)
     return lanes
 
 
@@ -286,9 +290,8 @@ def read_run_events(run_folder: Path) -> list[EventRow]:
     Raises:
         UserFault: a log is damaged.
     """
-    paths = sorted((run_folder / EVENTS_FOLDER).glob("*.jsonl"))
-    if (run_folder / EVENTS_FILE).exists():
-        paths.append(run_folder / EVENTS_FILE)
+    paths = files_in(run_folder / EVENTS_FOLDER)
+    paths += [each for each in files_in(run_folder) if each.name == EVENTS_FILE]
     rows = [row for path in paths for row in read_events(path)]
     return sorted(rows, key=lambda row: row.at_s)
 

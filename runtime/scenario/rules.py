@@ -25,6 +25,7 @@ from penstock.backends.weights.spec import AUTO, TRANSPORTS
 from penstock.messages.training import UpdateMode
 from penstock.runtime.scenario.capabilities import lacking
 from penstock.runtime.scenario.data_rules import data_rules
+from penstock.runtime.scenario.disk_rules import disk_rules
 from penstock.runtime.scenario.episode_rules import episode_rules
 from penstock.runtime.scenario.evaluation_rules import evaluation_rules
 from penstock.runtime.scenario.exact_rules import exact_rules
@@ -333,6 +334,7 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _placement,
     _timing,
     _metrics,
+    disk_rules,
     episode_rules,
     recorded_rules,
     part_rules,

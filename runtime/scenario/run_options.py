@@ -100,6 +100,10 @@ class ObservabilityOptions(Options, frozen=True, kw_only=True):
     """Serve ``/metrics`` here; 0 takes a free port, null serves none."""
     metrics_host: str = "127.0.0.1"
     """Address that ``/metrics`` listens on. Any that other machines can reach needs the token in ``metrics.token``."""
+    max_disk_gb: Annotated[float, Meta(gt=0)] | None = 20.0
+    """What events, spans, logs and the time accounting of a run may take of the disk, in 10⁹ bytes. Events and spans
+    are compressed as they grow old, and the oldest removed when this is reached, which is told; null: all are kept, as
+    they were written."""
     report: bool = True
     """Write ``report.html`` at the end of a run."""
     samples: Annotated[int, Meta(ge=0, le=1_000_000)] = 1000

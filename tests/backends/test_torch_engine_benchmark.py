@@ -6,21 +6,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.benchmarks.engine import EngineReport, run
+from penstock.benchmarks._results import Result
+from penstock.benchmarks.engine import main
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+WORDS = ("--size", "xs", "--batches", "8", "--requests", "64", "--slots", "16", "--repetitions", "1")
+
 
 def test_a_small_run_reports_every_case(tmp_path: Path) -> None:
-    report = run(size="xs", batches=(8,), num_requests=64, num_slots=16, repetitions=1, output=tmp_path / "report.json")
-    assert msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=EngineReport) == report
-    equal, long_tailed, quickstart = report.cases
-    assert (equal.num_requests, equal.num_tokens, list(equal.generate_cpu_s)) == (8, 512, ["8"])
-    assert (long_tailed.num_requests, list(long_tailed.generate_cpu_s)) == (64, ["64"])
-    assert 18 <= long_tailed.num_tokens / 64 <= 23  # the mean length of the task
-    assert (quickstart.num_requests, list(quickstart.generate_cpu_s)) == (64, ["16", "64"])
-    assert (equal.required_ratio, long_tailed.required_ratio, quickstart.required_ratio) == (2, 5, None)
-    for case in report.cases:
-        assert min(case.engine_cpu_s, case.engine_wall_s, *case.generate_cpu_s.values()) > 0
-        assert case.ratio == min(case.generate_cpu_s.values()) / case.engine_cpu_s
+    main([*WORDS, "--output", str(tmp_path / "report.json"), "--history", str(tmp_path)])
+    result = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=Result)
+    found = {figure.name: figure.estimate.median for figure in result.figures}
+    cases = [[name for name in found if name.startswith(case)] for case in ("batch 8", "64 long-tailed, ", "8 × 8")]
+    assert [len(names) for names in cases] == [2, 2, 3]
+    assert all(name.endswith((": engine", ": generate, 16 at once", ": generate, 64 at once")) for name in cases[2])
+    assert 18 <= int(cases[1][0].partition("mean ")[2].partition(",")[0]) <= 23  # the mean length of the task
+    assert min(found.values()) > 0
+    assert [claim.wanted for claim in result.claims] == ["at least 2", "at least 5"]
+    for claim, names in zip(result.claims, cases, strict=False):
+        assert claim.values == [found[names[1]] / found[names[0]]]

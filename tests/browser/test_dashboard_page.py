@@ -150,9 +150,11 @@ def test_a_step_that_is_recorded_is_on_the_page_within_two_seconds(browser: Any,
         for view, number in (("learning", 2), ("devices", 3), ("flow", 4)):
             tab.look(view)
             tab.page.wait_for_selector("#live.on")
+            tab.page.focus("#tabs [aria-selected=true]")
             report_actors(recorder, 2, number)
             report_step(recorder, number)
             expect(tab.page.locator("#head")).to_contain_text(f"step {number} of", timeout=LIVE_MS)
+            expect(tab.page.locator("#tabs [aria-selected=true]")).to_be_focused()
         expect(tab.page.locator("[data-node=learner] dd").first).to_have_text("4", timeout=LIVE_MS)
         assert tab.complaints == []
         tab.close()

@@ -73,7 +73,7 @@ def parse(words: tuple[str, ...], *, is_whole: bool = True) -> Call:
         command = command.commands[names[-1]]
     unknown = {word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)} - _options(command)
     if names[:1] == ["bench"]:
-        unknown = _unknown_to_benchmark(rest)
+        unknown &= _unknown_to_benchmark(rest)
     if unknown:
         raise ValueError(f"penstock {' '.join(words)}: there is no option {', '.join(sorted(unknown))}")
     rest = [word for word in rest if word not in HELP]
@@ -100,11 +100,11 @@ def _options(command: Any) -> set[str]:  # noqa: ANN401
 
 def _unknown_to_benchmark(rest: list[str]) -> set[str]:
     """The options of a benchmark are its own; what it is not known to have is looked for in its text."""
-    if not rest:
-        return set()
+    if not rest or rest[0].startswith("-"):
+        return set(rest)
     if rest[0] not in benchmark_docs():
         raise ValueError(f"penstock bench {' '.join(rest)}: there is no such benchmark")
     stem = Path(benchmarks.__path__[0]) / rest[0]
     files = stem.rglob("*.py") if stem.is_dir() else [stem.with_suffix(".py")]
-    text = "".join(file.read_text() for file in files)
+    text = "".join(file.read_text() for file in [*files, Path(benchmarks.__path__[0]) / "_harness.py"])
     return {word for word in rest if word.startswith("--") and f'"{word}"' not in text} - HELP

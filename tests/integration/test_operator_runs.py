@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.timeout(500), pytest.mark.both_hosts]
 
 CHAOS = Path(__file__).parents[1] / "chaos"
-NUM_STEPS = 26
+NUM_STEPS = 30
 SYNC_AT_FIRST = ("staleness.policy=sync", "staleness.max_staleness=null", f"run.num_steps={NUM_STEPS}")
 
 
@@ -85,7 +85,6 @@ def tell_all(run: LiveRun) -> Told:
     run.await_steps(14)
     answers["one_step_off"] = open_run(folder).switch_policy("one_step_off", timeout_s=60)
     answers["refused"] = send_command(folder, SwitchPolicy("sync", {"max_staleness": 2}), 60).text
-    run.await_steps(19)
     answers["pause"] = send_command(folder, PauseGrants(), 60).text
     answers["save"] = send_command(folder, SaveCheckpoint(), 60).text
     status = penstock("status", str(folder))

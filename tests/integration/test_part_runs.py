@@ -53,8 +53,10 @@ def figure(step: StepRow, name: str) -> float:
 
 
 def learned(step: StepRow) -> dict[str, float | None]:
-    """What a step says of the training, and not of the time that it took."""
-    return {name: value for name, value in step.metrics.items() if name.startswith(("train/", "rollout/"))}
+    """What a step says of the training, and not of the time that it took, nor of the engines."""
+    of_engines = ("rollout/prefix_cache_hit_rate", "rollout/spec_accept_rate")
+    metrics = step.metrics.items()
+    return {name: v for name, v in metrics if name.startswith(("train/", "rollout/")) and name not in of_engines}
 
 
 def test_the_first_step_has_not_moved_and_recorded_batches_train_to_the_same_bits(tmp_path: Path) -> None:

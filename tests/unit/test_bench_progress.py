@@ -11,6 +11,7 @@ import pytest
 
 from penstock import benchmarks
 from penstock.benchmarks import _progress, advantages
+from penstock.benchmarks._harness import NOT_TOLD
 from penstock.benchmarks._progress import in_turn, repeated, wait_for
 from penstock.runtime.cli.benches import benchmark_docs
 
@@ -50,12 +51,14 @@ def test_a_wait_is_told_again_and_again_and_has_an_end(monkeypatch: pytest.Monke
 def test_no_benchmark_is_silent(name: str) -> None:
     tree = ast.parse((Path(benchmarks.__path__[0]) / f"{name}.py").read_text())
     used = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert used & {"penstock.benchmarks._progress", "rich.progress"}
+    assert used & {"penstock.benchmarks._harness", "penstock.benchmarks._progress", "rich.progress"}
 
 
-def test_a_benchmark_prints_its_result_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert advantages.main(["--lengths", "8", "16", "--samples", "2", "--repetitions", "1"]) == 0
+def test_a_benchmark_prints_its_result_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--lengths", "8", "--samples", "2", "--repetitions", "1", "--history", str(tmp_path)]
+    assert advantages.main(words) == NOT_TOLD  # one repetition
     said = capsys.readouterr()
-    assert "2 of 2: responses of up to 16 tokens" in said.err
-    assert " of 2:" not in said.out
-    assert "scan ms" in said.out
+    assert "4 of 4: scan, repetition 1" in said.err
+    assert " of 4:" not in said.out
+    assert "scan, 2" in said.out
+    assert "too few" in said.out

@@ -130,11 +130,20 @@ async function update(files) {
 
 // --- head -----------------------------------------------------------------------------------------------------------
 
+/** Draw a part of the head anew where it says something else: what stays keeps focus, an open list, and a click. */
+function drawNew(id, says, make) {
+  const key = JSON.stringify(says);
+  if (at(id).dataset.says === key) return;
+  at(id).dataset.says = key;
+  at(id).replaceChildren(...make());
+}
+
 function drawHead(run, name) {
   const heads = overview.runs, head = heads[run];
-  const chooser = el("select", { "aria-label": "run", change: (event) => go(name, { run: event.target.value }) },
-    ...heads.map((each, n) => el("option", { value: n, selected: n === run }, each.name)));
-  at("runs").replaceChildren(heads.length > 1 ? chooser : el("span", { class: "name" }, head.name));
+  const names = heads.map((each) => each.name);
+  drawNew("runs", [names, run, name], () => [names.length === 1 ? el("span", { class: "name" }, head.name)
+    : el("select", { "aria-label": "run", change: (event) => go(name, { run: event.target.value }) },
+      ...names.map((each, n) => el("option", { value: n, selected: n === run }, each)))]);
   const steps = head.num_steps ? `step ${head.version} of ${head.num_steps}` : `step ${head.version}`;
   const reward = head.reward === null ? null : `reward ${head.reward.toFixed(3)}`;
   at("head").replaceChildren(
@@ -149,7 +158,7 @@ function drawHead(run, name) {
     at("controls").replaceChildren(controls(async (command) => (
       (await ask("command", { query: { run }, body: { command } })).json())));
   }
-  at("tabs").replaceChildren(...overview.views.map((view) => el("a", {
+  drawNew("tabs", [overview.views, run, name], () => overview.views.map((view) => el("a", {
     role: "tab", href: `#/${view.name}${run ? `?run=${run}` : ""}`, "aria-selected": view.name === name,
     tabindex: view.name === name ? 0 : -1, "aria-controls": "view",
   }, view.title)));

@@ -33,6 +33,7 @@ from penstock.runtime.hosts.processes.operator_door import OperatorDoor
 from penstock.runtime.hosts.processes.ports import FIRST_EPOCH, Outcome, OutcomeKind, SupervisorSettings
 from penstock.runtime.hosts.processes.signals import Signals
 from penstock.runtime.hosts.processes.supervisor import SUPERVISOR_EPOCH, Supervisor
+from penstock.runtime.observability.disk_budget import DiskKeeper
 from penstock.runtime.observability.facts import facts_of, steps_to_train
 from penstock.runtime.observability.metrics import RunMetrics
 from penstock.runtime.observability.metrics_server import TOKEN_FILE, serve_metrics, write_token
@@ -43,6 +44,7 @@ from penstock.runtime.observability.tracking import Trackers
 from penstock.runtime.observability.wait_graph import WaitBoard
 from penstock.runtime.run.placement import place
 from penstock.runtime.safe_text import terminal_lines
+from penstock.runtime.scenario.disk_rules import segment_bytes
 from penstock.runtime.scenario.evaluation_rules import sets_of
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ class Session:
         self._waits = WaitBoard()
         self._names = job.names or _names_of(job)
         self._is_training = False
+        self._keeper = DiskKeeper(self._folder, job.scenario.observability.max_disk_gb)
         shows = job.scenario.observability.show_samples
         self._next_sample_s = SAMPLE_EVERY_S if shows else math.inf
 
@@ -108,6 +111,8 @@ class Session:
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, job.temp_folder, ignore_errors=True)
             stack.callback(kill_descendants, timeout_s=LEFTOVERS_S, spare=trackers.pids)
+            self._keeper.start()
+            stack.callback(self._keeper.close)
             host = open_host(scenario, Path(job.temp_folder), job.wiring, spare=trackers.pids)
             stack.callback(host.stop)
             preparation = host.prepare(job) if job.plan is None else None
@@ -155,6 +160,7 @@ class Session:
             trackers=trackers,
             started_at=started_at,
             resumes=self._job.first_epoch > FIRST_EPOCH,
+            segment_bytes=segment_bytes(scenario),
         )
 
     # --- the run ----------------------------------------------------------------------------------------------
@@ -216,12 +222,18 @@ class Session:
             trace_salt=open_traces(self._folder) if observability.tracing else b"",
             trace_fraction=observability.trace_fraction,
             otlp_endpoint=observability.otlp_endpoint,
+            segment_bytes=segment_bytes(job.scenario),
             wiring=job.wiring,
             plan=plan,
         )
         return lambda name, epoch: msgspec.structs.replace(common, name=name, epoch=epoch)
 
+    def _tell_disk(self) -> None:
+        for text in self._keeper.take_news():
+            self.on_notice("run folder", text)
+
     def _finish(self, outcome: Outcome) -> None:
+        self._tell_disk()
         finished = outcome.finished or self._last_word()
         self._recorder.finish(
             msgspec.structs.replace(finished, completed=outcome.kind is OutcomeKind.COMPLETED, story=outcome.story),
@@ -295,6 +307,7 @@ class Session:
     def on_turn(self) -> None:
         """On a terminal the view draws by itself; who waits for whom is told here, when there is news of it."""
         self._view.tick()
+        self._tell_disk()
         if self._clock.now_s() >= self._next_sample_s:
             self._next_sample_s = self._clock.now_s() + SAMPLE_EVERY_S
             self._recorder.show_sample()

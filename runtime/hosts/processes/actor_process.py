@@ -149,7 +149,7 @@ def _open_event_log(boot: Boot, stack: ExitStack, clock: RunClock) -> EventObser
     from penstock.runtime.observability.trackers import EventLog, event_file
     from penstock.runtime.observability.weights_log import WeightsLog
 
-    log = EventLog(event_file(Path(boot.run_folder), boot.name, boot.epoch))
+    log = EventLog(event_file(Path(boot.run_folder), boot.name, boot.epoch), segment_bytes=boot.segment_bytes)
     stack.callback(log.close)
     traces = _open_traces(boot, stack)
     weights = None
@@ -169,7 +169,8 @@ def _open_traces(boot: Boot, stack: ExitStack) -> TraceObserver | None:
     from penstock.runtime.observability.tracing import TraceObserver
 
     recorder, resource = SpanRecorder(), actor_attributes(boot.name, boot.epoch)
-    file = SpanFile(span_file(Path(boot.run_folder), boot.name, boot.epoch), resource)
+    path = span_file(Path(boot.run_folder), boot.name, boot.epoch)
+    file = SpanFile(path, resource, segment_bytes=boot.segment_bytes)
     exporter = SpanExporterThread(recorder, file, collector=_open_collector(boot, resource))
     exporter.start()
     stack.callback(exporter.close, SPAN_CLOSE_S)

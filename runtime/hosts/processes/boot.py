@@ -101,6 +101,8 @@ class Boot(Value, frozen=True, kw_only=True):
     """What the ids of traces are made from; empty when nothing is traced."""
     trace_fraction: float
     otlp_endpoint: str | None
+    segment_bytes: int = 0
+    """From what size on a file of events or spans is closed and the next one begun; 0: never."""
     wiring: str
     """Module with a :class:`Wiring`."""
     plan: bytes

@@ -24,9 +24,11 @@ from penstock.runtime.hosts.virtual.host import HostSettings, VirtualHost
 from penstock.runtime.hosts.virtual.process import Player
 from penstock.runtime.hosts.virtual.simulate_view import ProgressView, Result, result_table
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
+from penstock.runtime.observability.disk_budget import DiskKeeper
 from penstock.runtime.observability.facts import command_line, facts_of
 from penstock.runtime.observability.figures import RunFigures
 from penstock.runtime.observability.recorder import RunRecorder
+from penstock.runtime.observability.removed import all_removed
 from penstock.runtime.observability.report import SCENARIO_FILE
 from penstock.runtime.observability.texts import duration_text
 from penstock.runtime.observability.trackers import EVENTS_FILE, EventLog
@@ -34,6 +36,7 @@ from penstock.runtime.run.modelled_rows import num_evaluation_prompts, num_rows,
 from penstock.runtime.run.plan import RunPlan
 from penstock.runtime.run.wiring import actor_names, build_machine, hears, inbox_union, open_backend
 from penstock.runtime.scenario import Scenario, dump_scenario
+from penstock.runtime.scenario.disk_rules import segment_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -70,7 +73,8 @@ def simulate_scenario(scenario: Scenario, *, seed: int, console: Console, run_fo
     result, ending = simulated(scenario, seed=seed, console=console, run_folder=run_folder)
     console.print(result_table(result))
     if run_folder is not None:
-        console.print(f"report, metrics and event log: {escape(str(run_folder))}", highlight=False, soft_wrap=True)
+        for text in (*all_removed(run_folder), f"report, metrics and event log: {run_folder}"):
+            console.print(escape(text), highlight=False, soft_wrap=True)
     if not ending.completed:
         console.print(f"[red]not completed:[/] {escape(ending.story)}", highlight=False, soft_wrap=True)
     return 0 if ending.completed else 1
@@ -112,7 +116,7 @@ class Simulation:
         )
         self.digest = EventDigest()
         self.host = VirtualHost(actor_names(scenario), casting_of(scenario), settings, digest=self.digest)
-        self._recorder, self._events = _open_folder(scenario, run_folder)
+        self._recorder, self._events, self._keeper = _open_folder(scenario, run_folder)
         progress_tokens = scenario.engines.progress_tokens
         self.figures = RunFigures(progress_tokens=progress_tokens) if self._recorder is None else self._recorder.figures
         self._view: ProgressView | None = None
@@ -141,6 +145,8 @@ class Simulation:
         return ending
 
     def _tell(self, report: StepReported) -> None:
+        if self._keeper is not None:
+            self._keeper.look()
         if self._view is not None:
             self._view.step(report.version)
 
@@ -228,14 +234,19 @@ def casting_of(scenario: Scenario) -> Casting:
     return cast
 
 
-def _open_folder(scenario: Scenario, folder: Path | None) -> tuple[RunRecorder | None, EventLog | None]:
+def _open_folder(
+    scenario: Scenario, folder: Path | None
+) -> tuple[RunRecorder | None, EventLog | None, DiskKeeper | None]:
     if folder is None:
-        return None, None
+        return None, None, None
     try:
         if folder.exists() and any(folder.iterdir()):
             raise UserFault(f"{folder}: not empty; name a folder that is, or one that is not there yet")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / SCENARIO_FILE).write_text(dump_scenario(scenario), encoding="utf-8")
-        return RunRecorder(folder, facts_of(scenario, command=command_line())), EventLog(folder / EVENTS_FILE)
+        size = segment_bytes(scenario)
+        recorder = RunRecorder(folder, facts_of(scenario, command=command_line()), segment_bytes=size)
+        keeper = DiskKeeper(folder, scenario.observability.max_disk_gb)
+        return recorder, EventLog(folder / EVENTS_FILE, segment_bytes=size), keeper
     except OSError as error:
         raise UserFault(f"{folder}: cannot be written: {error.strerror}") from error

@@ -27,6 +27,7 @@ from penstock.runtime.observability.explain.facts import EngineTime, Facts, Lear
 from penstock.runtime.observability.explain.waits import Moments, waits_of
 from penstock.runtime.observability.facts import SCENARIO_FILE
 from penstock.runtime.observability.operations import policy_in_force, read_operations
+from penstock.runtime.observability.removed import SPANS, removed_text
 from penstock.runtime.observability.shares import Shares
 from penstock.runtime.observability.traces import TRACES_FOLDER, spans_between
 from penstock.runtime.scenario.resolve import resolve
@@ -265,6 +266,8 @@ def _samples(
     if not (run_folder / TRACES_FOLDER).is_dir() or stretch.offset_s is None:
         missing.append("no traces (observability.tracing: true), so where samples spend their time is not known")
         return None, []
+    if removed := removed_text(run_folder, SPANS, since=stretch.start_s + stretch.offset_s):
+        missing.append(f"spans of some of these steps: {removed}")
     start_ns, end_ns = (round(1e9 * (at_s + stretch.offset_s)) for at_s in (stretch.start_s, stretch.end_s))
     spans = [row for row in spans_between(run_folder, start_ns, end_ns) if row.name in _LOOKED_AT]
     seconds: dict[str, list[float]] = {name: [] for name in _LOOKED_AT}

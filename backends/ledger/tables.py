@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-SCHEMA_VERSION: Final = 6
-TABLES_SINCE: Final = {"reasons": 4, "reason_counts": 4, "pauses": 5, "reuses": 6, "snapshot": 6}
+SCHEMA_VERSION: Final = 7
+TABLES_SINCE: Final = {"reasons": 4, "reason_counts": 4, "pauses": 5, "reuses": 6, "snapshot": 7}
 """Tables and views that the first form did not have, with the form that brought each."""
 COUNTED_SINCE: Final = 6
 """The form that brought what engines count of samples."""
-OLDER_READABLE: Final = (3, 4, 5)
+OLDER_READABLE: Final = (3, 4, 5, 6)
 """The same without what came later; what is missing is added when such a ledger is written on."""
 LEDGER_FILE: Final = "ledger.sqlite"
 """Name of the ledger in the folder of a run."""

@@ -112,7 +112,7 @@ def _balance(books: AuditBooks, opened: list[AuditedGroup]) -> Balance:
             if n
         ),
         generated_tokens=books.num_tokens,
-        in_system_tokens=sum(sample.num_made_tokens for sample in (*notes, *early)),
+        in_system_tokens=sum(note.num_made_tokens for note in notes) + sum(end.num_made_tokens for end in early),
     )
 
 

@@ -178,7 +178,7 @@ def test_a_short_ledger_has_none_and_nobody_is_told(tmp_path: Path) -> None:
         assert store.kept_books().problem == ""
 
 
-@pytest.mark.parametrize("form", (5, 6))
+@pytest.mark.parametrize("form", [5, 6])
 def test_a_ledger_of_an_older_form_has_none_until_it_is_written_on(path: Path, form: int) -> None:
     make_older(path, form)
     assert not audit_ledger(path).findings

@@ -35,6 +35,7 @@ from penstock.backends.ledger.sqlite import (
     SqliteStore,
     open_read_only,
 )
+from penstock.backends.ledger.tables import SCHEMA_VERSION
 from penstock.messages.ledger import (
     CheckpointRecorded,
     FailuresNoted,
@@ -162,7 +163,7 @@ def test_a_ledger_of_the_form_before_reasons_is_read_as_it_is_and_upgraded_when_
     store.close()
     with contextlib.closing(open_read_only(path)) as database:
         assert database.execute("SELECT num_samples FROM reason_counts").fetchall() == [(1,)]
-        assert database.execute("PRAGMA user_version").fetchone() == (6,)
+        assert database.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
 def damage(path: Path, statement: str) -> None:

@@ -54,12 +54,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.actors.machine import Machine
+    from penstock.backends.ledger.protocol import LedgerStore
     from penstock.backends.processes.remote_ranks import RemoteRanks
     from penstock.backends.protocol import Backend
     from penstock.messages.base import Event
     from penstock.messages.commands import BackendCommand
     from penstock.messages.ledger import LedgerEntry
     from penstock.messages.local import LocalEvent
+    from penstock.runtime.hosts.processes.boot import Wiring
     from penstock.runtime.hosts.processes.heartbeat import Pulse
     from penstock.runtime.hosts.processes.links import Links
     from penstock.runtime.shell.shell import Observer
@@ -116,6 +118,13 @@ class RunClock:
         return time.monotonic() + self._offset_s
 
 
+def _built(wiring: Wiring, boot: Boot, plan: Any, store: LedgerStore | None) -> Machine[Any]:  # noqa: ANN401
+    if store is None:
+        return wiring.build_machine(boot.name, plan, epoch=boot.epoch)
+    store.claim(boot.epoch)  # from here on nobody else adds to what is read next
+    return wiring.build_machine(boot.name, plan, epoch=boot.epoch, records=store.entries(), kept=store.kept_books())
+
+
 class ActorLoop:
     """One incarnation of an actor. Implements ``penstock.runtime.shell.shell.Host``."""
 
@@ -149,15 +158,7 @@ class ActorLoop:
         self._next_report_s = self._next_lines_s = 0.0
         self._store = open_ledger(Path(boot.run_folder)) if boot.name == BUFFER else None
         self._timers = ThreadTimers(self._fail)
-        self._machine: Machine[Any]
-        if self._store is None:
-            self._machine = wiring.build_machine(boot.name, plan, epoch=boot.epoch)
-        else:
-            self._store.claim(boot.epoch)  # from here on nobody else adds to what is read next
-            store = self._store
-            self._machine = wiring.build_machine(
-                boot.name, plan, epoch=boot.epoch, records=store.entries(), kept=store.kept_books()
-            )
+        self._machine: Machine[Any] = _built(wiring, boot, plan, self._store)
         self._backend: Backend[Any] | None = wiring.open_backend(
             boot.name, plan, epoch=boot.epoch, timers=self._timers, store=self._store, host=links.host,
             remote_ranks=remote_ranks if is_engine(boot.name) or boot.name == LEARNER else None,

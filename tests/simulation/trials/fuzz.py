@@ -50,6 +50,8 @@ STEP_PATIENCE_S: Final = 40_000.0
 """Without a step, though samples end: where failures and filters leave little, a batch takes many groups."""
 QUIET_S: Final = 400.0
 """Virtual seconds after the end until which everyone must have heard of it."""
+SNAPSHOT_EVERY: Final = 5
+"""Entries of the ledger: a replaced Buffer begins from one wherever its run may have any."""
 
 
 class StalledError(AssertionError):
@@ -83,6 +85,7 @@ class TrialRun:
         self.digest = EventDigest() if with_digest else None
         casting = trial.casting(lambda: has_recorded_rows(self.host.ledger))
         self.host = VirtualHost(trial.names, casting, trial.host, digest=self.digest)
+        self.host.ledger.snapshot_every = SNAPSHOT_EVERY
         self.oracle = Oracle(rules_of(trial), self.host)
         self.host.watch(self.oracle)
         if trial.colocated:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
@@ -55,7 +55,8 @@ def facts(value: object, floor: int = 0) -> Any:  # noqa: ANN401
         if name == "_spans":  # those below the floor are forgotten at some time or other
             found[name] = value.kept(floor).spans  # type: ignore[attr-defined]
         elif isinstance(held, dict):
-            items = [(key, facts(item, floor)) for key, item in held.items()]
+            of_any = cast("dict[Any, object]", held)
+            items = [(key, facts(item, floor)) for key, item in of_any.items()]
             found[name] = items if name in IN_ORDER else dict(items)
         elif name not in BESIDE:
             found[name] = facts(held, floor)
@@ -117,6 +118,7 @@ class SnapshotWatch:
             return msgspec.structs.replace(record, payload=opened.get(record.group_id))
 
         read = decoded(1, encoded(snapshot)).snapshot
+        assert read is not None
         assert read == snapshot
         assert all(group.record is None or group.record.payload is None for group in snapshot.groups)
         self.pairs.append(Pair(buffer, with_payloads(read, filled), expected))

@@ -155,19 +155,32 @@ def claim(text: str, values: Sequence[float], *, at_least: float | None = None, 
     )
 
 
+def fact(text: str, *, holds: bool) -> Claim:
+    """What is so or is not, whatever the noise: one look decides."""
+    return Claim(
+        text=text, values=[float(holds)], estimate=estimate([float(holds)]), wanted="so",
+        verdict="met" if holds else "missed",
+    )  # fmt: skip
+
+
 class Benchmark:
     """One of them: its command line, its measurement, its result."""
 
-    def __init__(self, file: str, doc: str | None, *, repetitions: int) -> None:
+    def __init__(
+        self, file: str, doc: str | None, *, repetitions: int, name: str | None = None, prog: str | None = None
+    ) -> None:
         """
         Args:
             file: of its module, whose code is its edition.
             doc: of its module; the first paragraph is what it claims.
             repetitions: of each arm, unless it is told otherwise.
+            name: of its results; None: that of its file.
+            prog: the command that runs it; None: ``penstock bench`` with its name.
         """
         self._file, self._doc = Path(file), doc or ""
+        self._name = name or self._file.stem
         self.parser = argparse.ArgumentParser(
-            prog=f"penstock bench {self._file.stem}",
+            prog=prog or f"penstock bench {self._name}",
             description=self._doc,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -190,7 +203,7 @@ class Benchmark:
                 f"--repetitions {given.repetitions}: at least one is needed, and five to conclude anything"
             )
         # What could fail about files fails before anything is measured.
-        history = history_of(self._file.stem, given.history)
+        history = history_of(self._name, given.history)
         if given.output is not None:
             given.output.parent.mkdir(parents=True, exist_ok=True)
         load, began_s, at = os.getloadavg()[0], time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
@@ -198,7 +211,7 @@ class Benchmark:
         measured = measure(given)
         git = git_state(Path(__file__).resolve().parent)
         result = Result(
-            benchmark=self._file.stem,
+            benchmark=self._name,
             claim=" ".join(self._doc.partition("\n\n")[0].split()),
             edition=edition_of(self._file),
             arguments=_deciding(given),

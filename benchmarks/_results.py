@@ -15,6 +15,7 @@ from rich.text import Text
 from penstock.benchmarks._statistics import Estimate, Verdict, differs, shown_from
 from penstock.runtime.observability.facts import Package
 from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows
+from penstock.runtime.observability.page import render_page
 from penstock.runtime.observability.report import machine_text
 from penstock.runtime.observability.summary import MachineFacts
 
@@ -207,3 +208,9 @@ def page(results: Iterable[Result], not_run: Iterable[str]) -> str:
     head = "# Benchmarks\n\nMade by `penstock bench --all` from results; nothing in it is written by hand.\n\n"
     rest = "".join(f"* {line}\n" for line in not_run) or "* Everything was.\n"
     return head + "\n".join(map(markdown, results)) + f"\n## What was not measured\n\n{rest}"
+
+
+def html(title: str, results: Sequence[Result], not_run: Sequence[str]) -> str:
+    """The same as a page that works offline, to be attached somewhere."""
+    sections = [(each, list(_parts(each, None)), list(_notes(each))) for each in results]
+    return render_page("benchmarks.html.j2", name=title, sections=sections, absent=not_run)

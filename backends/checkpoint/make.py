@@ -38,7 +38,10 @@ from penstock.backends.checkpoint.options import SEEING_MODEL, ModelSize
 from penstock.backends.checkpoint.terminal import quiet_transformers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from transformers import PreTrainedModel
 
 __all__ = [
     "CHARACTERS",
@@ -54,6 +57,7 @@ __all__ = [
     "ModelSize",
     "character_tokenizer",
     "make_model",
+    "write_made_model",
 ]
 
 
@@ -96,17 +100,29 @@ def make_model(size: ModelSize, folder: Path, seed: int) -> None:
     """
     if size not in get_args(ModelSize):
         raise ValueError(f"model size: expected one of {', '.join(get_args(ModelSize))}, got {size!r}")
+    if size != SEEING_MODEL:
+        write_made_model(SHAPES[size], folder, seed)
+        return
+    _save(random_vision_model, folder, seed)
+    tokenizer = _fast_tokenizer(sees=True)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    write_image_processor(folder)
+    tokenizer.save_pretrained(str(folder))
+
+
+def write_made_model(shape: ModelShape, folder: Path, seed: int) -> None:
+    """Write a model that sees nothing, of these dimensions, and its tokenizer; see :func:`make_model`."""
+    _save(lambda: _random_model(shape), folder, seed)
+    _fast_tokenizer(sees=False).save_pretrained(str(folder))
+
+
+def _save(make: Callable[[], PreTrainedModel], folder: Path, seed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = random_vision_model() if size == SEEING_MODEL else _random_model(SHAPES[size])
+        model = make()
     with quiet_transformers():
         model.save_pretrained(folder)
-    tokenizer = _fast_tokenizer(sees=size == SEEING_MODEL)
-    if size == SEEING_MODEL:
-        tokenizer.chat_template = CHAT_TEMPLATE
-        write_image_processor(folder)
-    tokenizer.save_pretrained(str(folder))
 
 
 def _fast_tokenizer(*, sees: bool) -> PreTrainedTokenizerFast:

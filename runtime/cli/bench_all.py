@@ -1,30 +1,24 @@
 """``penstock bench --all``: every benchmark in a process of its own, none beyond its deadline, and one page of results.
 
-Waits: a benchmark is waited for until its deadline. Then, and whenever one is over, every process that has come from it
-is killed: they are known by a variable that all of them inherit.
+Waits: a benchmark is waited for until its deadline (:mod:`penstock.benchmarks._processes`).
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import threading
 import time
-import uuid
-from collections import deque
-from typing import IO, TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from penstock.backends.processes.process_facts import how_it_ended, kill, marked_processes
 from penstock.benchmarks._harness import MISSED, NOT_TOLD
-from penstock.benchmarks._progress import in_turn, wait_for
+from penstock.benchmarks._processes import FAULT, failure_text, watched
+from penstock.benchmarks._progress import in_turn
 from penstock.benchmarks._results import Result, page
 from penstock.runtime.cli.benches import Benchmark, registered
-from penstock.runtime.safe_text import terminal_lines, terminal_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,13 +28,6 @@ if TYPE_CHECKING:
 
 DEADLINE_S: Final = 3600.0
 QUICK_DEADLINE_S: Final = 300.0
-MARK: Final = "PENSTOCK_BENCHMARK"
-KEPT_LINES: Final = 20
-"""Of what a benchmark says on stderr, for why it failed."""
-LAST_WORDS_S: Final = 5.0
-"""For the rest of what it said, when it is over."""
-FAULT: Final = "penstock: "
-"""How a message about a fault of the user begins: with exit code 2 it is why a benchmark cannot run here."""
 
 Ending = Literal["held", "missed", "not told", "failed", "past its deadline", "skipped"]
 
@@ -98,7 +85,7 @@ def _run(name: str, found: Benchmark, into: Path, *, is_quick: bool, deadline_s:
         arguments += ["--output", str(output), "--history", str(into)]
     began_s = time.monotonic()
     try:
-        code, said = _watched(name, [*command_of(name), *arguments], deadline_s)
+        code, said = watched(name, [*command_of(name), *arguments], deadline_s)
     except subprocess.TimeoutExpired:
         return Outcome(name, "past its deadline", f"killed after {deadline_s:g} s", time.monotonic() - began_s)
     result = msgspec.json.decode(output.read_bytes(), type=Result) if output.exists() else None
@@ -113,36 +100,4 @@ def _ending(code: int, said: Sequence[str], result: Result | None) -> tuple[Endi
     if result is not None and code in (0, MISSED, NOT_TOLD):
         judged = "; ".join(f"{claim.text}: {claim.verdict}" for claim in result.claims if claim.verdict != "met")
         return ("missed" if code == MISSED else "not told" if code == NOT_TOLD else "held"), judged
-    return ("held", "") if code == 0 else ("failed", f"{how_it_ended(code)}: {said[-1] if said else 'it said nothing'}")
-
-
-def _watched(name: str, command: list[str], deadline_s: float) -> tuple[int, list[str]]:
-    """Exit code, and the last lines of stderr.
-
-    Raises:
-        subprocess.TimeoutExpired: it was not over in time; it is killed.
-    """
-    mark = uuid.uuid4().hex
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, MARK: mark}
-    )
-    said: deque[str] = deque(maxlen=KEPT_LINES)
-    assert process.stderr is not None
-    relay = threading.Thread(target=_relay, args=(name, process.stderr, said), daemon=True)
-    relay.start()
-    try:
-        code = wait_for(process, deadline_s, name)
-    finally:
-        for pid, start_ticks in marked_processes([f"{MARK}={mark}".encode()]).items():
-            kill(pid, start_ticks)
-        relay.join(LAST_WORDS_S)
-    return code, list(said)
-
-
-def _relay(name: str, stderr: IO[bytes], said: deque[str]) -> None:
-    """Show what it is at, as it comes; ends with the last process that can write there."""
-    with stderr:
-        for raw in stderr:
-            if line := terminal_text(raw.decode(errors="replace").rstrip()):
-                said.append(line)
-                sys.stderr.write(terminal_lines(f"{name}: {line}\n"))
+    return ("held", "") if code == 0 else ("failed", failure_text(code, said))

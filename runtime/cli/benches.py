@@ -43,9 +43,17 @@ def registered() -> dict[str, Benchmark]:
             found[module.name] = Benchmark(
                 doc=(ast.get_docstring(tree) or "").partition("\n")[0],
                 quick=_quick_of(tree),
-                is_on_harness=any(isinstance(node, ast.ImportFrom) and node.module == HARNESS for node in tree.body),
+                is_on_harness=any(_imports_benchmark(node) for node in tree.body),
             )
     return found
+
+
+def _imports_benchmark(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.ImportFrom)
+        and node.module == HARNESS
+        and any(name.name == "Benchmark" for name in node.names)
+    )
 
 
 def _quick_of(tree: ast.Module) -> tuple[str, ...] | None:

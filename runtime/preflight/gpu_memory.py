@@ -3,8 +3,9 @@
 A rank of the torch learner needs of each weight 16 bytes with ``parallel: fsdp`` (float32 weight, gradient and two
 moments, shared out over the ranks); where weights are not shared out and ``model.dtype`` is bfloat16, 2 more for the
 copy that computes. Activations, logits, and all of the Megatron learner are counted by
-:mod:`~penstock.backends.learners.megatron.layout.memory`; SGLang's servers have the weights in ``model.dtype``, shared
-out over their GPUs, and what ``mem_fraction_static`` leaves for the cache has to hold one sample at least.
+:mod:`~penstock.backends.learners.megatron.layout.memory`; the layers of transformers, which are not fused, keep twice
+as much. SGLang's servers have the weights in ``model.dtype``, shared out over their GPUs, and what
+``mem_fraction_static`` leaves for the cache has to hold one sample at least.
 
 Colocated learners and engines are looked at one by one: each sleeps while the other has the GPU. What a learner keeps
 then is in the host's memory, without the gradients.
@@ -43,6 +44,8 @@ COPIES: Final = ("dp_size", "data_parallel_size", "attn_dp_size", "enable_dp_att
 SHARED_WEIGHT_BYTES: Final = 16
 """Weight, gradient and two moments in float32."""
 GRADIENT_BYTES: Final = 4
+PLAIN_LAYERS: Final = 2
+"""Of what fused layers keep: norms keep their input in float32 too, gated units each of their products."""
 
 
 class Need(NamedTuple):
@@ -189,4 +192,4 @@ def _torch_rank(scenario: Scenario, architecture: Architecture) -> float:
         architecture, layout_of(whole, 1), whole, precision=dtype,
         max_tokens=max(learner.max_tokens_per_micro_batch, scenario.model.max_context),
     )  # fmt: skip
-    return (0 if learner.cpu_offload else own) + stage.activations + stage.logits
+    return (0 if learner.cpu_offload else own) + PLAIN_LAYERS * stage.activations + stage.logits

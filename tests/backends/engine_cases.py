@@ -171,6 +171,7 @@ class Settings(TypedDict, total=False):
     num_slots: int
     max_context: int
     dtype: torch.dtype
+    device: torch.device
     sampler: Sampler
     stop_token_ids: frozenset[int]
     stop_strings: StopStrings | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from penstock.backends.engines.torch.sampling import Sampler, uniforms
+from penstock.backends.engines.torch.sampling import DRAWN_BLOCK, Sampler, draw, draw_in_blocks, uniforms
 
 VOCAB_SIZE = 50
 
@@ -136,3 +137,22 @@ def test_the_stream_depends_on_seed_and_place_only() -> None:
 
 
 GOLDEN = ["0.049252108454456", "0.072493465746812", "0.438914663659906"]
+
+
+@pytest.mark.parametrize("size", [5, DRAWN_BLOCK, 3 * DRAWN_BLOCK + 7])
+def test_drawing_in_blocks_is_drawing(size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    weights = torch.softmax(4 * torch.randn(200, size, generator=generator), -1)
+    weights[::2] *= torch.rand(100, size, generator=generator) < 0.05  # cut down, with blocks of nothing
+    weights[:, size // 2] += 1e-6
+    uniform = torch.rand(200, 1, dtype=torch.float64, generator=generator)
+    uniform[:4, 0] = torch.tensor([0.0, 1 - 2.0**-53, 0.0, 1 - 2.0**-53], dtype=torch.float64)
+    tokens = draw_in_blocks(weights, uniform)
+    assert torch.equal(tokens, draw(weights, uniform))
+    assert (weights.gather(1, tokens) > 0).all()
+
+
+def test_a_row_of_no_numbers_draws_some_token_in_blocks_too() -> None:
+    weights = torch.full((3, 2 * DRAWN_BLOCK), math.nan)
+    tokens = draw_in_blocks(weights, torch.full((3, 1), 0.5, dtype=torch.float64))
+    assert ((tokens >= 0) & (tokens < 2 * DRAWN_BLOCK)).all()

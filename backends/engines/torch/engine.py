@@ -18,6 +18,7 @@ Not thread-safe: one thread calls everything.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Final, cast
 
@@ -34,6 +35,7 @@ from penstock.backends.engines.torch.attention import (
     SlotRange,
 )
 from penstock.backends.engines.torch.cache import KeyValueCache
+from penstock.backends.engines.torch.decode_graphs import CudaCapture, DecodeGraphs, Drawn, can_capture
 from penstock.backends.engines.torch.model import DecoderModel, Rows
 from penstock.backends.engines.torch.requests import (
     Advanced,
@@ -118,6 +120,9 @@ class TorchEngine:
         self._next_report = 0
         """No running request has a report due before."""
         self._attention = DecodeAttention(config, self._cache)
+        is_captured = can_capture(config, settings)
+        open_capture = partial(CudaCapture, device)
+        self._graphs = DecodeGraphs(num_slots, self._cache.capacity, open_capture) if is_captured else None
         self._window: RunningSlots | None = None
         self._parked: ParkedMemory | None = None
         self._tainted: set[int] = set()
@@ -163,6 +168,8 @@ class TorchEngine:
         if self.num_running or self.num_queued:
             raise RuntimeError(f"the engine was to sleep while {self.num_running + self.num_queued} requests are open")
         if self._parked is None:
+            if self._graphs is not None:
+                self._graphs.clear()
             self._parked = ParkedMemory([*self._weights.tensors(), self._cache.data], keeps_values=False)
             self.version = None
         return self._parked.size_bytes
@@ -307,17 +314,32 @@ class TorchEngine:
 
     def _decode(self, n: int, prefill: Prefill | None) -> tuple[list[int], list[int]]:
         """One step of the first ``n`` slots: which of them ended, and the drawn tokens if someone watches them."""
-        state = self._running_slots(n)
+        if self._graphs is not None and prefill is None and not self._has_others:
+            (whole,) = self._scheduler.ranges(n, self._clock, is_whole=True)
+            shape = self._graphs.shape(n, whole.reach)
+            state = self._running_slots(n, shape.end)
+            drawn = self._graphs.run(shape, lambda: self._draw(state, [shape], None))
+        else:
+            state = self._running_slots(n, max(n, MIN_ROWS))
+            num_rows = state.fed.shape[0]
+            ranges = self._scheduler.ranges(num_rows, self._clock)
+            if self._whole_length is not None:
+                ranges = [SlotRange(0, num_rows, self._whole_length)]
+            drawn = self._draw(state, ranges, prefill)
+        state.advancing.add_(1)
+        tokens = _integers(drawn.ids) if self.settings.has_stop_strings else []
+        return _integers(drawn.over.narrow(0, 0, n).nonzero()), tokens
+
+    def _draw(self, state: RunningSlots, ranges: list[SlotRange], prefill: Prefill | None) -> Drawn:
+        """One forward pass over the rows of ``state``, and what is drawn of it."""
         num_rows = state.fed.shape[0]
-        ranges = self._scheduler.ranges(num_rows, self._clock)
-        if self._whole_length is not None:
-            ranges = [SlotRange(0, num_rows, self._whole_length)]
         decoding = self._attention.prepare(ranges, state.mask.scatter_(1, state.at, 0.0))
         attention: Attention = decoding
         turned = state.position if self._weights.eyes is None else state.position + state.shift
-        rows = Rows(state.fed, turned, (state.first_address + state.at).view(-1), num_rows, num_rows - n)
+        addresses = (state.first_address + state.at).view(-1)
+        rows = Rows(state.fed, turned, addresses, num_rows, num_rows - state.num_running)
         if prefill is not None:
-            rows = _with_prefill(rows, prefill.rows)
+            rows = rows.with_prefill(prefill.rows)
             attention = Segments([(num_rows, decoding), *prefill.parts])
         logits = self._model.logits(self._model.hidden_states(rows, attention))
         uniform = state.uniform.gather(1, state.at)
@@ -333,9 +355,7 @@ class TorchEngine:
         for _, stops, rows_of_it in others:
             is_stop[rows_of_it] = stops[ids[rows_of_it]]
         over = (state.position == state.last).logical_or_(is_stop).logical_or_(~logprobs.view(-1).isfinite())
-        state.advancing.add_(1)
-        tokens = _integers(ids) if self.settings.has_stop_strings else []
-        return _integers(over.narrow(0, 0, n).nonzero()), tokens
+        return Drawn(over, ids)
 
     def _rows_drawn_otherwise(self) -> list[tuple[Sampler, torch.Tensor, torch.Tensor]]:
         """Of each other way to draw that is used now: how, its stop tokens, and the slots."""
@@ -349,10 +369,11 @@ class TorchEngine:
             for (place, own), found in slots.items()
         ]
 
-    def _running_slots(self, n: int) -> RunningSlots:
-        if self._window is None or self._window.num_running != n:
-            self._window = self._slots.running(n)
-        return self._window
+    def _running_slots(self, n: int, num_rows: int) -> RunningSlots:
+        window = self._window
+        if window is None or (window.num_running, window.fed.shape[0]) != (n, num_rows):
+            window = self._window = self._slots.running(n, num_rows)
+        return window
 
     def _end_drawn(self, slot: int, *, has_string: bool) -> Ended:
         """End the request in this slot, which the last step brought to a stop token, to a stop string, to its limit, or
@@ -421,24 +442,6 @@ def _opened_model(
     fold = settings.dtype == torch.float32 and settings.device.type == "cpu"
     weights = FusedWeights(config, settings.dtype, settings.device, fold=fold)
     return weights, DecoderModel(weights, cache, max_scored)
-
-
-def _with_prefill(decode: Rows, prefill: Rows) -> Rows:
-    assert decode.addresses is not None
-    assert prefill.addresses is not None
-    before, seen = decode.positions, prefill.seen
-    if prefill.positions.ndim == 2:
-        before = before[:, None].expand(-1, 3)
-    if seen is not None:
-        seen = (seen[0] + len(before), seen[1])
-    return Rows(
-        torch.cat((decode.tokens, prefill.tokens)),
-        torch.cat((before, prefill.positions)),
-        torch.cat((decode.addresses, prefill.addresses)),
-        decode.num_kept,
-        decode.num_idle,
-        seen,
-    )
 
 
 def _integers(tensor: torch.Tensor) -> list[int]:

@@ -49,6 +49,24 @@ class Rows:
     seen: tuple[torch.Tensor, torch.Tensor] | None = None
     """Rows ``[S]`` that stand for squares of images, and what was seen there ``[S, H]``; None: none do."""
 
+    def with_prefill(self, prefill: Rows) -> Rows:
+        """These, which are decoded, and behind them those of new contexts, of which nothing is kept."""
+        assert self.addresses is not None
+        assert prefill.addresses is not None
+        positions, seen = self.positions, prefill.seen
+        if prefill.positions.ndim == 2:
+            positions = positions[:, None].expand(-1, 3)
+        if seen is not None:
+            seen = (seen[0] + len(positions), seen[1])
+        return Rows(
+            torch.cat((self.tokens, prefill.tokens)),
+            torch.cat((positions, prefill.positions)),
+            torch.cat((self.addresses, prefill.addresses)),
+            self.num_kept,
+            self.num_idle,
+            seen,
+        )
+
 
 class DecoderModel:
     """A decoder-only transformer on fused weights and one cache; keeps no other state between calls."""

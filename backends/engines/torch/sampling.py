@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 SEED_BITS = 64
 UNIFORM_BITS = 53
+DRAWN_BLOCK = 512
+"""Entries of a vocabulary that are cumulated at once, on GPUs."""
 
 
 def uniforms(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -73,9 +75,8 @@ class Sampler:
         if self.temperature != 1:
             logits = logits / self.temperature
         logprobs = torch.log_softmax(logits, -1)
-        cumulated = self._truncated(logprobs.exp()).cumsum(-1, dtype=torch.float64)
-        tokens = torch.searchsorted(cumulated, uniform * cumulated[:, -1:], right=True)
-        tokens = tokens.clamp_(max=logits.shape[-1] - 1)  # what is no number lies behind all entries
+        probs = self._truncated(logprobs.exp())
+        tokens = draw_in_blocks(probs, uniform) if probs.is_cuda else draw(probs, uniform)
         return tokens, logprobs.gather(1, tokens)
 
     def _truncated(self, probs: torch.Tensor) -> torch.Tensor:
@@ -95,3 +96,34 @@ class Sampler:
             likeliest = probs.amax(-1, keepdim=True) * self.min_p
             floor = likeliest if floor is None else torch.maximum(floor, likeliest)
         return probs if floor is None else probs.masked_fill(probs < floor, 0.0)
+
+
+def draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """The first entry of each row whose cumulated weight is above its share of the whole.
+
+    Args:
+        weights: float32 ``[N, V]``, not below 0.
+        uniform: float64 ``[N, 1]`` in [0, 1).
+
+    Returns:
+        int64 ``[N, 1]``.
+    """
+    cumulated = weights.cumsum(-1, dtype=torch.float64)
+    tokens = torch.searchsorted(cumulated, uniform * cumulated[:, -1:], right=True)
+    return tokens.clamp_(max=weights.shape[-1] - 1)  # what is no number lies behind all entries
+
+
+def draw_in_blocks(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """As :func:`draw`, but for roundings in float64: first the block, then the entry in it. A GPU cumulates each row
+    with few threads, and so takes 0.35 ms for 64 rows of 151,936 entries where this takes 0.22 (H200)."""
+    num_rows, size = weights.shape
+    padded = torch.nn.functional.pad(weights, (0, -size % DRAWN_BLOCK)).view(num_rows, -1, DRAWN_BLOCK)
+    up_to = padded.sum(-1, dtype=torch.float64).cumsum(-1)
+    wanted = uniform * up_to[:, -1:]
+    block = torch.searchsorted(up_to, wanted, right=True).clamp_(max=up_to.shape[1] - 1)
+    before = torch.where(block > 0, up_to.gather(1, (block - 1).clamp_(min=0)), 0.0)
+    inside = padded.take_along_dim(block[..., None], 1)[:, 0].cumsum(-1, dtype=torch.float64)
+    # Cumulated otherwise, the block may be lighter by a rounding: what is wanted lies within it all the same.
+    most = torch.nextafter(inside[:, -1:], torch.zeros_like(wanted))
+    entry = torch.searchsorted(inside, torch.minimum(wanted - before, most), right=True)
+    return (block * DRAWN_BLOCK + entry).clamp_(max=size - 1)

@@ -100,9 +100,8 @@ class SlotState:
             drawn[row, begin : begin + limit] = uniforms(running.request.seed, limit)
         self.uniform.index_copy_(0, slots, torch.as_tensor(drawn).to(self._device))
 
-    def running(self, n: int) -> RunningSlots:
-        """The first ``n`` slots, and idle ones to make up :data:`MIN_ROWS`."""
-        m = max(n, MIN_ROWS)
+    def running(self, n: int, m: int) -> RunningSlots:
+        """The first ``n`` slots, which run, and idle ones to make up ``m``."""
         position = self.position[:m]
         return RunningSlots(
             num_running=n,

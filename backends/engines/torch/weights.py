@@ -15,6 +15,7 @@ names of checkpoints, one set of matrices each; the model in memory of transform
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +25,7 @@ from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
 
     from penstock.backends.checkpoint.model_config import ModelConfig
     from penstock.backends.engines.torch.vision import EngineEyes
@@ -104,6 +105,8 @@ class FusedWeights:
             UserFault: a parameter is missing, unknown, or of another shape.
         """
         check_parameters(self.config, shapes_of(tensors))
+        if self.device.type != "cpu":
+            tensors = _Brought(tensors, self.device)
         if self.eyes is not None:
             self.eyes.load(tensors)
         self.embedding.copy_(tensors[EMBEDDING])
@@ -198,6 +201,24 @@ class FusedWeights:
             input_gain=None if self.fold else self._empty(c.hidden_size),
             mlp_gain=None if self.fold else self._empty(c.hidden_size),
         )
+
+
+class _Brought(Mapping[str, torch.Tensor]):
+    """Parameters that are brought to a device whole when they are asked for: taken apart and turned over on the way,
+    their copies would be made number by number on the host."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        self._tensors = tensors
+        self._device = device
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name].to(self._device)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 def _load_matrices(gate_up: torch.Tensor, down: torch.Tensor, prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:

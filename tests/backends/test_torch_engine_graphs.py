@@ -1,0 +1,134 @@
+"""Decode steps as graphs: rounded shapes and steps that are done again change nothing; on a GPU, neither do CUDA's."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+
+import pytest
+import torch
+from engine_cases import Case, make_case, open_engine, random_tokens, request, run_all, run_steps, tokens_of, weights_of
+
+from penstock.backends.engines.torch import engine as engine_module
+from penstock.backends.engines.torch.attention import SlotRange
+from penstock.backends.engines.torch.decode_graphs import DecodeGraphs, Drawn, can_capture
+from penstock.backends.engines.torch.sampling import Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.backends.engines.torch.engine import TorchEngine
+    from penstock.backends.engines.torch.requests import Ended, GenerationRequest
+
+GREEDY: Final = Sampler(temperature=0)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs exist on GPUs only")
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case("qwen3_tied", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case("qwen3_tied", tmp_path_factory.mktemp("other"), seed=1)
+
+
+def requests() -> list[GenerationRequest]:
+    """Groups of three with prompts of 1 to 60 tokens and 1 to 150 new ones."""
+    draw = random.Random(0)
+    prompts = [random_tokens(draw.randrange(1, 60), seed=group) for group in range(10)]
+    return [request(tag, prompts[tag // 3], draw.randrange(1, 150)) for tag in range(30)]
+
+
+def tokens_by_tag(ended: dict[int, Ended]) -> dict[int, list[int]]:
+    return {tag: list(tokens_of(end.part)) for tag, end in ended.items()}
+
+
+class Captures:
+    """In place of CUDA's: what is captured is called again, as it was captured."""
+
+    num_captured = 0
+    num_replayed = 0
+
+    def __call__(self, step: Callable[[], Drawn]) -> Callable[[], Drawn]:
+        self.num_captured += 1
+
+        def replay() -> Drawn:
+            self.num_replayed += 1
+            return step()
+
+        return replay
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
+    """Engines of the CPU decode by graphs."""
+    found = Captures()
+    monkeypatch.setattr(engine_module, "can_capture", lambda *_: True)
+    monkeypatch.setattr(engine_module, "CudaCapture", lambda _: found)
+    return found
+
+
+@pytest.mark.parametrize("num_slots", [1, 5, 16, 30])
+def test_steps_that_are_done_again_draw_the_same(case: Case, captures: Captures, num_slots: int) -> None:
+    replayed = run_all(open_engine(case, num_slots=num_slots), requests())
+    num_captured, num_replayed = captures.num_captured, captures.num_replayed
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "can_capture", lambda *_: False)
+        plain = run_all(open_engine(case, num_slots=num_slots), requests())
+    assert tokens_by_tag(replayed) == tokens_by_tag(plain)
+    assert num_captured < 20 < num_replayed
+
+
+def test_new_weights_and_sleep_reach_the_next_step(case: Case, other: Case, captures: Captures) -> None:
+    engine = open_engine(case, num_slots=4)
+    found = _three_lives(engine, case, other)
+    assert captures.num_replayed > 10
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "can_capture", lambda *_: False)
+        assert found == _three_lives(open_engine(case, num_slots=4), case, other)
+
+
+def _three_lives(engine: TorchEngine, case: Case, other: Case) -> list[dict[int, list[int]]]:
+    """Under the case's weights, under the other's from amid a response, and under the case's after a sleep."""
+    first = run_all(engine, requests()[:8])
+    engine.submit(request(99, random_tokens(5, seed=1), 40))
+    run_steps(engine, 20)
+    engine.load(weights_of(other.model), 1)
+    across = run_all(engine, requests()[8:16])
+    engine.sleep()
+    engine.load(weights_of(case.model), 2)
+    return [tokens_by_tag(found) for found in (first, across, run_all(engine, requests()[:8]))]
+
+
+def test_shapes_are_few() -> None:
+    graphs = DecodeGraphs(256, 4096, Captures)
+    shapes = {graphs.shape(n, reach) for n in range(1, 257) for reach in range(32, 4097, 32)}
+    assert len(shapes) < 160
+    assert graphs.shape(1, 32) == SlotRange(0, 4, 128)
+    assert graphs.shape(65, 1056) == SlotRange(0, 96, 1536)
+    assert graphs.shape(256, 4096) == SlotRange(0, 256, 4096)
+    assert all(
+        n <= graphs.shape(n, r).end <= max(4, n * 3 // 2) for n, r in ((7, 32), (33, 64), (129, 160), (200, 4000))
+    )
+
+
+def test_a_cpu_has_none(case: Case) -> None:
+    engine = open_engine(case)
+    assert not can_capture(engine.config, engine.settings)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda_graphs_draw_what_single_kernels_draw(
+    case: Case, other: Case, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    device = torch.device("cuda:0")
+    engine = open_engine(case, num_slots=4, dtype=dtype, device=device, sampler=GREEDY)
+    assert can_capture(engine.config, engine.settings)
+    found = _three_lives(engine, case, other)
+    # The same shapes without a capture: kernels, and so their rounding, are the same.
+    monkeypatch.setattr(engine_module, "CudaCapture", lambda _: Captures())
+    plain = open_engine(case, num_slots=4, dtype=dtype, device=device, sampler=GREEDY)
+    assert found == _three_lives(plain, case, other)

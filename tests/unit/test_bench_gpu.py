@@ -1,0 +1,66 @@
+"""The pack for a GPU: it goes on where it was cut off, says what failed, and puts all of it on one page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from penstock.benchmarks import gpu
+from penstock.benchmarks._results import Result
+from penstock.benchmarks.gpu import limits, runs
+from penstock.messages.errors import UserFault
+from penstock.runtime.cli.benches import registered
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PRETENDED = ("--pretend", "--repetitions", "1")
+
+
+def result_of(folder: Path, stage: str) -> Result:
+    return msgspec.json.decode((folder / f"pretended_{stage}.json").read_bytes(), type=Result)
+
+
+def test_a_stage_leaves_a_result_that_is_kept_and_a_page(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    argv = [*PRETENDED, "--folder", str(tmp_path), "--only", "limits"]
+    assert gpu.main(argv) == 0
+    first = result_of(tmp_path, "limits")
+    assert {figure.unit for figure in first.figures} == {"TFLOP/s", "GB/s"}
+    page = (tmp_path / "gpu.html").read_text()
+    assert "pretended" in page
+    assert "copy within the device" in page
+
+    assert gpu.main(argv) == 0
+    assert result_of(tmp_path, "limits").at == first.at
+    assert "its result of" in capfd.readouterr().err
+
+
+def test_a_stage_that_fails_is_told_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpu.main(["--folder", str(tmp_path), "--only", "limits"]) == 1
+    assert "no GPU that torch can use was found" in (tmp_path / "gpu.html").read_text()
+
+
+def test_without_a_gpu_a_stage_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserFault, match="--pretend runs on the CPU"):
+        limits.main(["--history", str(tmp_path)])
+
+
+def test_its_scenario_is_one(tmp_path: Path) -> None:
+    from penstock.runtime.scenario.load import load_scenario
+
+    file = tmp_path / "scenario.yaml"
+    file.write_text(runs.SCENARIO.format(num_steps=3, model=tmp_path, dtype="bfloat16", device="cuda", warm_steps=10))
+    policies = {name: load_scenario(file, overrides).staleness.policy for name, overrides in runs.ARMS.items()}
+    assert policies["colocate"] == "one_step_off"
+    assert set(policies) == {"sync", "one_step_off", "fully_async", "colocate"}
+
+
+def test_it_is_a_benchmark_that_takes_its_own_options() -> None:
+    found = registered()["gpu"]
+    assert not found.is_on_harness
+    assert found.quick == gpu.QUICK
+    assert registered()["hop"].is_on_harness

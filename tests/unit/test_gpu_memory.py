@@ -59,7 +59,7 @@ def test_each_family_has_a_scenario() -> None:
 def test_the_optimizer_of_nine_billion_weights_on_one_gpu_is_refused() -> None:
     scenario = shipped("glm4_9b_disaggregated", "learner.num_ranks=1")
     found = outcome(scenario)
-    assert found.startswith("failed: learner: a rank takes about 18")
+    assert found.startswith("failed: learner: a rank takes about 192 GB")
     assert "of a GPU's 80 GB it has 80; give it more learner.num_ranks" in found
     assert outcome(scenario, gpu_gb=200) == "ok", "the option goes before the scenario"
     out = StringIO()

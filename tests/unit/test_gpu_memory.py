@@ -64,7 +64,7 @@ def test_the_optimizer_of_nine_billion_weights_on_one_gpu_is_refused() -> None:
     assert outcome(scenario, gpu_gb=200) == "ok", "the option goes before the scenario"
     out = StringIO()
     assert show_plan(scenario, Console(file=out, width=400)) == 2
-    assert "# GPU memory: learner: a rank takes about 18" in out.getvalue()
+    assert "# GPU memory: learner: a rank takes about 192 GB" in out.getvalue()
     out = StringIO()
     show_plan(shipped("glm4_9b_disaggregated"), Console(file=out, width=400))
     assert "# GPU memory               ok" in out.getvalue() or "GPU memory: learner" not in out.getvalue()

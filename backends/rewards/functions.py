@@ -95,6 +95,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "truncated",
         "tokens",
         "prompt_tokens",
+        "images",
         "row",
         "group_id",
         "index",
@@ -108,6 +109,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "truncated",
         "tokens",
         "prompt_tokens",
+        "images",
         "row",
         "group_id",
         "indices",
@@ -280,6 +282,8 @@ def _reward_argument(call: RewardCall, name: str) -> object:
             return tokens_view(call.prompt_tokens).tolist()
         case "messages":
             return msgspec.json.decode(call.messages) if call.messages else None
+        case "images":
+            return list(call.images)
         case _:
             return cast("object", getattr(call, name))
 
@@ -287,7 +291,7 @@ def _reward_argument(call: RewardCall, name: str) -> object:
 def _group_argument(call: GroupCall, name: str) -> object:
     if name in SAMPLE_LISTS:
         return [_reward_argument(sample, SAMPLE_LISTS[name]) for sample in call.samples]
-    if name in ("truncated", "tokens"):
+    if name in ("truncated", "tokens", "images"):
         return [_reward_argument(sample, name) for sample in call.samples]
     return _reward_argument(call.samples[0], name)
 

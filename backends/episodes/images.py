@@ -62,7 +62,7 @@ class EpisodeImages:
         found: list[JsonObject] = []
         for place, message in enumerate(messages):
             held: list[object] = []
-            content = cast("object", taken_from(message.get("content"), held))
+            content = taken_from(message.get("content"), held)
             references = [await asyncio.to_thread(self._reference, value, place) for value in held]
             left = iter(references)
             if isinstance(content, list):

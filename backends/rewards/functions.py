@@ -11,6 +11,7 @@ A reward function is called with keyword arguments: those among the following th
 ``truncated``         whether the length limit ended the response
 ``tokens``            the response's token ids, ``list[int]``
 ``prompt_tokens``     the prompt's token ids, ``list[int]``
+``images``            files of the prompt's images and of those that came in an episode, ``list[str]``
 ``row``               number of the dataset row
 ``group_id``          number of the group
 ``index``             number of the sample in its group
@@ -22,8 +23,8 @@ answer, which evaluations count votes of. It may be ``async``; many calls of it 
 in one process. A class is called once without arguments, and the object it makes is the function.
 
 A function for whole groups is called once with the samples of a group, in the order of their indices: ``responses``,
-``conversations``, ``truncated``, ``tokens`` and ``indices`` are lists; the others are as above. It returns a list with
-one result for each sample; ``None`` in it says that this one has no reward.
+``conversations``, ``truncated``, ``tokens``, ``images`` and ``indices`` are lists; the others are as above. It returns
+a list with one result for each sample; ``None`` in it says that this one has no reward.
 
 A filter is called with those of ``group``, ``rewards``, ``responses``, ``prompt``, ``label`` and ``metadata`` that it
 declares and returns ``True``, ``False``, or ``(False, "cause")``.

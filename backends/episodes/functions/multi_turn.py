@@ -132,6 +132,7 @@ class _Game:
 
     async def _called(self, call: Call) -> JsonObject:
         tool = self._tools.get(call.name)
+        result: str | Sequence[JsonObject]
         if tool is None:
             result = f"error: there is no tool {call.name!r}; there are {', '.join(self._tools)}"
         else:

@@ -266,7 +266,11 @@ EXAMPLES: tuple[Example, ...] = (
     ),
     Example(
         "examples/vlm_zoom.yaml",
-        ("learner.groups_per_batch=2", "evaluation.every=2", "evaluation.datasets.0.path=shapes:8"),
+        (
+            "learner.groups_per_batch=2",
+            "evaluation.every=2",
+            "evaluation.datasets=[{name: shapes, path: 'shapes:8', samples_per_prompt: 1}]",
+        ),
         2,
         looks_closer,
         marks=(pytest.mark.long_run,),

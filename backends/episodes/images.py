@@ -121,14 +121,14 @@ class EpisodeImages:
                 value = base64.b64decode(value.partition(";base64,")[2], validate=True)
             except ValueError as error:
                 raise UserFault(f"data:… that is not in base64: {error}") from None
-        if not isinstance(value, bytes | bytearray | memoryview):
+        if not isinstance(value, bytes):
             raise UserFault(
                 f"found {type(value).__name__}; expected bytes, an image of Pillow, or data:…;base64,… (no file is "
                 "opened and nothing is fetched that a message names)"
             )
         if not 0 < len(value) <= limit:
             raise UserFault(f"{len(value)} bytes; from 1 to {limit} are allowed (data.max_media_bytes)")
-        return bytes(value)
+        return value
 
 
 def _is_bare(part: object) -> bool:

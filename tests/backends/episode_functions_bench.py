@@ -150,7 +150,7 @@ class FunctionBench:
         """A sample is asked for."""
         self._index += 1
         key = SampleKey(7, self._index)
-        self.issue_again(key, prompt, attempt=attempt, label=label, prefix=None, **metadata)
+        self.issue_again(key, prompt, attempt=attempt, label=label, prefix=None, media=(), messages=b"", **metadata)
         return key
 
     def issue_again(

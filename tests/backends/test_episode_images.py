@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from episode_functions_bench import END, FunctionBench
@@ -48,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model that sees, whose tokenizer has what tool calls are written with."""
     folder = tmp_path_factory.mktemp("model")
     make_model("vlm_xs", folder, 0)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = cast("Any", Tokenizer).from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens([*'<>{}"_'])
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
@@ -82,7 +82,7 @@ def issue(
 ) -> None:
     bench.engine.asked.clear()
     bench.issue_again(
-        KEY, ASKED, attempt=attempt, prefix=prefix, media=(of_prompt(folder),), messages=MESSAGES, **metadata
+        KEY, ASKED, attempt=attempt, label="", prefix=prefix, media=(of_prompt(folder),), messages=MESSAGES, **metadata
     )
 
 

@@ -235,7 +235,7 @@ def parts_of(message: ChatMessage) -> list[ContentPart]:
             found[-1] = ContentPart("text", found[-1].text + part.text)
         else:
             found.append(ContentPart("text", part.text))
-    return found
+    return found or [ContentPart("text")]
 
 
 def text_of(message: ChatMessage) -> str:

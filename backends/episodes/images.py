@@ -67,7 +67,9 @@ class EpisodeImages:
             left = iter(references)
             if isinstance(content, list):
                 parts = cast("list[JsonObject]", content)
-                content = [{**part, "image": next(left, "")} if _is_bare(part) else part for part in parts]
+                if sum(map(_is_bare, parts)) != len(held):
+                    raise MalformedError(f"messages[{place}]: a part of type image holds no image")
+                content = [{**part, "image": next(left)} if _is_bare(part) else part for part in parts]
             found.append({**message, "content": content} if held else message)
         return found
 

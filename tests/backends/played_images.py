@@ -53,7 +53,8 @@ async def chooses(play: Play) -> None:
 
 async def shows_wrongly(play: Play) -> None:
     await play.say(play.messages)
-    await play.say([*play.messages, user(part(WRONG[str(play.task.metadata["what"])]))])
+    wrong = WRONG[str(play.task.metadata["what"])]
+    await play.say([*play.messages, user(part(wrong), *([part(as_file(cropped(play.task)))] if wrong is None else []))])
 
 
 def cropped(task: Task) -> Image.Image:
@@ -128,6 +129,7 @@ WRONG: dict[str, object] = {
     "pixels": Image.new("L", (100, 100)),
     "base64": "data:image/png;base64,%%%",
     "number": 7,
+    "nothing": None,
 }
 FUNCTIONS: dict[str, Callable[[Play], Awaitable[object]]] = {
     "shows": shows,

@@ -127,6 +127,7 @@ def test_images_of_every_form_become_tokens_that_nobody_trains(
         ("pixels", r"100 x 100 pixels are too many \(data.max_image_pixels\)"),
         ("base64", "not in base64"),
         ("number", "found int; expected bytes"),
+        ("nothing", r"messages\[2\]: a part of type image holds no image"),
     ],
 )
 def test_what_is_no_image_or_would_be_fetched_is_never_shown(

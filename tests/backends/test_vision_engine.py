@@ -96,8 +96,7 @@ def test_logprobs_are_those_of_the_learner(folder: Path, tmp_path: Path) -> None
 
 def test_what_cannot_be_seen_is_refused(folder: Path, tmp_path: Path) -> None:
     engine = engine_of(folder, num_slots=4)
-    media = (picture(tmp_path, 0),)
-    ids, media = prompt_of(folder, "user: #\nassistant: ", media)
+    ids, media = prompt_of(folder, "user: #\nassistant: ", (picture(tmp_path, 0),))
     prompt = pack_tokens(ids)
     too_many = GenerationRequest(tag=0, prompt=prompt, media=media * 2, seed=0, max_new_tokens=4)
     with pytest.raises(RequestError, match="an image has 0 places among the tokens from 7 on, and 6 squares"):

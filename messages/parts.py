@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES
@@ -43,6 +44,7 @@ def spans_between(spans: Iterable[VersionSpan], begin: int, end: int) -> tuple[V
 def join(chunks: Sequence[Part]) -> Part:
     """Successive stretches of one response as one part."""
     is_masked = any(chunk.loss_mask for chunk in chunks)
+    begins = accumulate((chunk.num_tokens for chunk in chunks), initial=0)
     return Part(
         tokens=b"".join(chunk.tokens for chunk in chunks),
         logprobs=b"".join(chunk.logprobs for chunk in chunks),
@@ -52,6 +54,7 @@ def join(chunks: Sequence[Part]) -> Part:
         experts=chunks[-1].experts if chunks else None,
         save_point=next((chunk.save_point for chunk in reversed(chunks) if chunk.save_point is not None), None),
         counts=added(chunk.counts for chunk in chunks),
+        media=tuple(each.moved(begin) for chunk, begin in zip(chunks, begins, strict=False) for each in chunk.media),
     )
 
 
@@ -68,4 +71,5 @@ def cut(part: Part, begin: int, end: int | None = None) -> Part:
         loss_mask=part.loss_mask[begin:stop],
         context_tokens=b"" if begin else part.context_tokens,
         save_point=None if begin else part.save_point,
+        media=tuple(each.moved(-begin) for each in part.media if (not begin or each.at >= begin) and each.at < stop),
     )

@@ -14,6 +14,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final, Literal
 
+import msgspec
+
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES, ArrayLengthError
 from penstock.messages.base import Metric, Value
 from penstock.messages.engine_counts import EngineCounts, added
@@ -71,13 +73,22 @@ def group_name(group_id: int) -> str:
 
 
 class Media(Value, frozen=True, array_like=True):
-    """An image, a video or a sound that belongs to a prompt."""
+    """An image, a video or a sound that belongs to a prompt, or an image of a later turn of an episode."""
 
     kind: Literal["image", "video", "audio"]
     reference: str
     """An http(s) address, an absolute path, or ``data:…;base64,…``."""
     digest: str = ""
     """SHA-256 of the bytes of an image that engine and learner compute; empty: a server fetches it."""
+    at: int = 0
+    """Index of the first of the tokens that stand for it: in a prompt, or counted from a part's first response token,
+    negative then for what stands in its context."""
+    num_tokens: int = 0
+    """That stand for it, one after the other; 0: a server puts them there."""
+
+    def moved(self, by: int) -> Media:
+        """The same, counted from elsewhere."""
+        return msgspec.structs.replace(self, at=self.at + by)
 
 
 class Prompt(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -193,6 +204,9 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
     """What the teacher finds likeliest in the place of each token; None: it was not asked."""
     counts: EngineCounts | None = None
     """What its engine counted while it made it; None: the engine tells nothing, or the part is not whole."""
+    media: tuple[Media, ...] = ()
+    """Images in the order of their places: those that an episode put among its tokens, and, where ``context_tokens``
+    are given, those that stand there. Only these tokens stand for images; the same id elsewhere is text."""
 
     def __post_init__(self) -> None:
         _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
@@ -221,6 +235,12 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
     def num_given_tokens(self) -> int:
         """Of these, tokens that the model did not make."""
         return self.loss_mask.count(0)
+
+    def media_after(self, prompt: Prompt) -> tuple[Media, ...]:
+        """All images of context and response, counted from the beginning of the context; ``prompt``: of its sample."""
+        num_before = len(self.context_tokens or prompt.tokens) // TOKEN_BYTES
+        own = tuple(each.moved(num_before) for each in self.media)
+        return own if self.context_tokens else (*prompt.media, *own)
 
 
 class StopReason(StrEnum):
@@ -321,6 +341,11 @@ class Sample(Value, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def reward(self) -> float | None:
         return None if self.outcome.reward is None else self.outcome.reward.value
+
+    def images(self, prompt: Prompt) -> tuple[Media, ...]:
+        """Those of its prompt and those that came in its episode, each once."""
+        found = (*prompt.media, *(each for part in self.parts for each in part.media))
+        return tuple({each.digest: each for each in found if each.digest}.values())
 
     @property
     def counts(self) -> EngineCounts | None:

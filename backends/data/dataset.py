@@ -308,7 +308,8 @@ class _Loader:
         for row, ids in zip(rows, encoded, strict=True):
             try:
                 teacher = teacher_tokens(row, self._tokenizer, self._limit, special=special)
-                self.dataset.append(row, self._limit.checked(self._reader.tokens(row, ids)), teacher=teacher)
+                seen, tokens = self._reader.seen(row, ids)
+                self.dataset.append(seen, self._limit.checked(tokens), teacher=teacher)
             except BadColumnError as error:
                 self._problems.add(error.at(row.place))
 

@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
 
     from penstock.backends.checkpoint.vision_config import VisionPart
 
-KEPT_FOLDER: Final = "images"
-"""Of a run's folder: images that stood in rows."""
 MAX_SHOWN: Final = 80
+_DIGEST: Final = re.compile("[0-9a-f]{64}")
 
 
 class ImageIntake:
@@ -48,27 +48,51 @@ class ImageIntake:
         self._folder = folder
         self._processor = ImageProcessor(part)
 
-    def taken(self, media: Sequence[Media], max_pixels: int) -> tuple[tuple[Media, ...], tuple[int, ...]]:
-        """References that travel, and how many tokens each image has.
+    def taken(self, media: Sequence[Media], max_pixels: int) -> tuple[Media, ...]:
+        """References that travel, with how many tokens each image has.
 
         Raises:
             BadColumnError: one is no image, is too large, or would have to be fetched.
         """
-        found = [self._taken(each, max_pixels) for each in media]
-        return tuple(each for each, _ in found), tuple(count for _, count in found)
+        return tuple(self._taken(each, max_pixels) for each in media)
 
-    def tokens(self, ids: Sequence[int], counts: Sequence[int]) -> list[int]:
-        """The tokens of a prompt, with all those of its images.
+    def tokens(self, ids: Sequence[int], media: Sequence[Media]) -> tuple[list[int], tuple[Media, ...]]:
+        """The tokens of a prompt, with all those of its images, and these with their places.
 
         Raises:
             BadColumnError: the template has not written one place for each.
         """
         try:
-            return expanded(ids, self._part.image_token_id, counts)
+            return expanded(ids, self._part.image_token_id, media)
         except UserFault as error:
             raise BadColumnError("places and images differ", str(error)) from None
 
-    def _taken(self, media: Media, max_pixels: int) -> tuple[Media, int]:
+    def kept(self, data: bytes, max_pixels: int) -> Media:
+        """An image that came in an episode, on disk in the folder, without a place.
+
+        Raises:
+            BadPictureError: it is none, or a larger one than is allowed.
+            UserFault: the processor refuses its shape.
+        """
+        assert self._folder is not None, "episodes are played in a run"
+        facts = picture_facts(data, max_pixels)
+        count = self._processor.num_tokens(facts.width, facts.height)
+        path = keep_picture(self._folder, data, facts.digest, is_synced=True)
+        return Media("image", str(path), facts.digest, num_tokens=count)
+
+    def kept_before(self, digest: str, max_pixels: int) -> Media:
+        """One that was kept in the folder, perhaps by another process.
+
+        Raises:
+            OSError: there is none of this name.
+            UserFault: it cannot be used.
+        """
+        assert self._folder is not None, "episodes are played in a run"
+        if not _DIGEST.fullmatch(digest):
+            raise UserFault("a reference is the SHA-256 of an image of this run, in hexadecimal digits")
+        return self.kept((self._folder / digest).read_bytes(), max_pixels)
+
+    def _taken(self, media: Media, max_pixels: int) -> Media:
         shown = media.reference[:MAX_SHOWN]
         if media.kind != "image":
             raise BadColumnError(f"{media.kind} is not seen", f"{shown}: the model looks at images only")
@@ -90,4 +114,4 @@ class ImageIntake:
         reference = media.reference
         if is_inside and self._folder is not None:
             reference = str(keep_picture(self._folder, data, facts.digest))
-        return Media("image", reference, facts.digest), count
+        return Media("image", reference, facts.digest, num_tokens=count)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["image", "video", "audio"]
 KINDS: Final[tuple[Kind, ...]] = ("image", "video", "audio")
+KEPT_FOLDER: Final = "images"
+"""Of a run's folder: images that stood in rows, or came in episodes."""
 MAX_ADDRESS_LENGTH: Final = 8192
 _HELD: Final = ("image", "image_url", "url", "path", "bytes")
 _MARK: Final = re.compile(r"<(image|video|audio)>")
@@ -93,7 +95,7 @@ def taken_out(
     if isinstance(prompt, str):
         return prompt, []
     found: list[object] = []
-    messages = [{**message, "content": _bare(message.get("content"), found)} for message in prompt]
+    messages = [{**message, "content": taken_from(message.get("content"), found)} for message in prompt]
     if found and keys.image != prompt_key:
         raise BadColumnError(
             "messages hold images",
@@ -103,7 +105,8 @@ def taken_out(
     return messages, found
 
 
-def _bare(content: object, found: list[object]) -> object:
+def taken_from(content: object, found: list[object]) -> object:
+    """The content of a message with bare places for images; what it holds there is added to ``found``."""
     if not isinstance(content, list):
         return content
     parts: list[object] = []

@@ -61,8 +61,6 @@ class CheckedRow(NamedTuple):
     """None: the row says nothing of it."""
     teacher_text: str = ""
     """What a teacher reads in place of the text; empty: the text."""
-    image_tokens: tuple[int, ...] = ()
-    """How many each of its images has, where engine and learner compute them."""
 
 
 class TokenLimit(NamedTuple):
@@ -165,9 +163,8 @@ class RowReader:
         parsed = self.parsed(row)
         of_chat = None if isinstance(parsed.prompt, str) or not self._keeps_messages else parsed.prompt
         media: tuple[Media, ...] = parsed.media
-        counts: tuple[int, ...] = ()
         if self._images is not None:
-            media, counts = self._images.taken(media, self.options.max_image_pixels)
+            media = self._images.taken(media, self.options.max_image_pixels)
         return CheckedRow(
             row.place,
             self._text(parsed.prompt, parsed.tools),
@@ -177,18 +174,19 @@ class RowReader:
             media,
             parsed.num_retries,
             self._text(parsed.teacher_prompt, parsed.tools),
-            counts,
         )
 
-    def tokens(self, row: CheckedRow, ids: list[int] | str) -> list[int] | str:
-        """The ids of a prompt as the model sees them; those that the tokenizer gave, where a server looks at images.
+    def seen(self, row: CheckedRow, ids: list[int] | str) -> tuple[CheckedRow, list[int] | str]:
+        """The row with the places of its images, and the ids of its prompt as the model sees them; what the tokenizer
+        gave, where a server looks at images.
 
         Raises:
             BadColumnError: the template has not written one place for each image.
         """
         if self._images is None or isinstance(ids, str):
-            return ids
-        return self._images.tokens(ids, row.image_tokens)
+            return row, ids
+        tokens, media = self._images.tokens(ids, row.media)
+        return row._replace(media=media), tokens
 
     def _text(self, prompt: str | list[Message], tools: list[Message]) -> str:
         if isinstance(prompt, str):

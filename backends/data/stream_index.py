@@ -238,7 +238,7 @@ def _records(
     records = list[tuple[int, int, int, int, int]]()
     for (each, row), ids in zip(good, encoded, strict=True):
         try:
-            tokens = pack_tokens(indexing.limit.checked(indexing.reader.tokens(row, ids)))
+            tokens = pack_tokens(indexing.limit.checked(indexing.reader.seen(row, ids)[1]))
             teacher_tokens(row, indexing.tokenizer, indexing.limit, special=indexing.reader.adds_special)
         except BadColumnError as error:
             problems.add(error.at(row.place))

@@ -245,7 +245,7 @@ class StreamedRows:
         prompts = list[Prompt]()
         for row, (stretch, number), each in zip(rows, found, checked, strict=True):
             (ids,) = self._tokenizer.encode([each.text], special=stretch.indexing.reader.adds_special)
-            ids = stretch.indexing.reader.tokens(each, ids)
+            seen, ids = stretch.indexing.reader.seen(each, ids)
             tokens = b"" if isinstance(ids, str) else pack_tokens(ids)
             if prompt_hash(tokens, each.media) != int(stretch.index.rows[number]["hash"]):
                 raise DataError(f"{each.place}: the prompt is not the one that was indexed. {_CHANGED}")
@@ -258,7 +258,7 @@ class StreamedRows:
                     label=each.label,
                     metadata=each.metadata,
                     messages=each.messages,
-                    media=each.media,
+                    media=seen.media,
                     num_retries=each.num_retries,
                     teacher_tokens=teacher_tokens(
                         each, self._tokenizer, stretch.indexing.limit, special=stretch.indexing.reader.adds_special

@@ -18,6 +18,8 @@ JsonObject = dict[str, object]
 class ContentPart(msgspec.Struct):
     type: str
     text: str = ""
+    image: str = ""
+    """In an episode: a reference to an image that is kept. (:mod:`penstock.backends.episodes.images`)"""
 
 
 class FunctionCall(msgspec.Struct):

@@ -224,7 +224,7 @@ class EpisodeBackend:
             if taken is None or not taken.is_choice or episode.outcome is not None:
                 return
             taken.is_choice = False
-            goes_on = episode.conversations.setdefault(into, Dialogue(episode.issued.prompt.tokens))
+            goes_on = episode.conversations.setdefault(into, Dialogue(episode.issued.prompt))
             if goes_on.transcript.goes_on_with(taken.transcript):
                 goes_on.num_turns += taken.num_turns
                 del episode.conversations[choice]
@@ -247,19 +247,19 @@ class EpisodeBackend:
 
     def _put_before(self, episode: PlayedEpisode, request: TurnRequest) -> None:
         """What the model is to see before it answers."""
-        conversation = episode.conversations.setdefault(request.conversation, Dialogue(episode.issued.prompt.tokens))
+        conversation = episode.conversations.setdefault(request.conversation, Dialogue(episode.issued.prompt))
         if request.is_choice:
             conversation.is_choice = episode.has_choices = True
         transcript, is_first = conversation.transcript, not conversation.num_turns
         conversation.num_turns += 1
         if is_first:
-            transcript.begin_with(request.tokens)
+            transcript.begin_with(request.tokens, request.media)
             if not episode.num_turns:
-                episode.all.begin_with(request.tokens)
+                episode.all.begin_with(request.tokens, request.media)
             return
         if transcript.num_tokens:
-            episode.all.add_foreign(request.tokens)
-        transcript.add_foreign(request.tokens)
+            episode.all.add_foreign(request.tokens, request.media)
+        transcript.add_foreign(request.tokens, request.media)
 
     def end(self, episode: PlayedEpisode, outcome: EpisodeOutcome) -> None:
         """See :class:`~penstock.backends.episodes.protocol.Episode`."""
@@ -300,7 +300,11 @@ class EpisodeBackend:
                 attempt=turn.attempt,
                 purpose=issued.purpose,
                 prompt=Prompt(
-                    row=issued.prompt.row, epoch=issued.prompt.epoch, tokens=before, dataset=issued.prompt.dataset
+                    row=issued.prompt.row,
+                    epoch=issued.prompt.epoch,
+                    tokens=before,
+                    dataset=issued.prompt.dataset,
+                    media=transcript.media,
                 ),
                 seed=episode.turn_seed(sampling),
                 deadline_version=issued.deadline_version,

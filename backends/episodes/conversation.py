@@ -15,11 +15,13 @@ from penstock.backends.episodes.playing import NOTHING, PROMPT, Answer, Saved, T
 from penstock.backends.episodes.stops import before_stop
 from penstock.backends.episodes.tool_calls import parse_tool_calls
 from penstock.backends.episodes.turn_sampling import checked
+from penstock.messages.samples import Media
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
+    from penstock.backends.episodes.images import EpisodeImages
     from penstock.backends.episodes.playing import PlayRules, Words
     from penstock.messages.turn_sampling import TurnSampling
 
@@ -31,7 +33,9 @@ class Player(Protocol):
     words: Words
     lock: asyncio.Lock
     num_turns: int
+    images: EpisodeImages | None
 
+    async def kept(self, messages: Sequence[JsonObject]) -> list[JsonObject]: ...
     def limit(self, num_before: int, max_new_tokens: int | None) -> int: ...
     def new_number(self) -> int: ...
     async def turn(self, asked: TurnAsked) -> Answer: ...
@@ -92,17 +96,20 @@ class Conversation:
 
         Raises:
             ConversationError: they do not go on from those that there are.
-            MalformedError: they cannot be made into tokens.
+            MalformedError: they cannot be made into tokens, or have an image that cannot be shown.
             EpisodeLimitError: a limit of the scenario is reached.
         """
         if self._has_begun and self._dialogue is None:
             raise ConversationError("this conversation was begun with `generate`; go on with that")
+        messages = await self._play.kept(messages)
         asked = [_as_message(message, place) for place, message in enumerate(messages)]
         described = [_as_schema(tool) for tool in tools]
         async with self._play.lock:
-            dialogue = self._dialogue or ChatDialogue(self._play.words.template, self._play.words.tokenizer)
-            tokens = dialogue.tokens_for(asked, described)
-            answer = await self._answered(tokens, max_new_tokens, tuple(stop), sampling, in_chat=True)
+            dialogue = self._dialogue or self._new_dialogue()
+            tokens, media = dialogue.tokens_for(asked, described), tuple[Media, ...]()
+            if self._play.images is not None:
+                tokens, media = self._play.images.placed(tokens, dialogue.added(asked))
+            answer = await self._answered(tokens, max_new_tokens, tuple(stop), sampling, in_chat=True, media=media)
             self._dialogue = dialogue
             dialogue.asked(asked, described)
             turn = self._turn(answer, tuple(stop), has_tools=bool(described))
@@ -204,11 +211,15 @@ class Conversation:
         self._has_begun, self._num_tokens = True, saved.num_tokens
         self._num_context = saved.num_tokens - saved.num_response_tokens
         if saved.reply is not None:
-            self._dialogue = ChatDialogue(self._play.words.template, self._play.words.tokenizer)
+            self._dialogue = self._new_dialogue()
             self._dialogue.asked(saved.messages, saved.tools)
             self._dialogue.replied(saved.reply, saved.end_token)
             self._messages = [_as_object(message) for message in (*saved.messages, saved.reply)]
             self._tools = saved.tools
+
+    def _new_dialogue(self) -> ChatDialogue:
+        words = self._play.words
+        return ChatDialogue(words.template, words.tokenizer, shows_images=self._play.images is not None)
 
     def _base(self, *, in_chat: bool) -> int:
         """What stands before its first turn."""
@@ -225,6 +236,7 @@ class Conversation:
         sampling: TurnSampling | None,
         *,
         in_chat: bool,
+        media: tuple[Media, ...] = (),
     ) -> Answer:
         play = self._play
         base = self._base(in_chat=in_chat)
@@ -235,8 +247,9 @@ class Conversation:
             raise MalformedError("stop: expected strings, none of them empty")
         wishes = checked(sampling, play.rules.can)
         new = TurnAsked(
-            self._number, base, tuple(tokens), limit, stop, self.is_trained, in_chat, wishes, self._is_choice
-        )
+            self._number, base, tuple(tokens), limit, stop, self.is_trained, in_chat, wishes, self._is_choice,
+            media,
+        )  # fmt: skip
         answer = await play.turn(new)
         self._choices = []
         if not self._has_begun:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 import msgspec
 
 from penstock.backends.data.row import BadColumnError
-from penstock.backends.episodes.api import ChatMessage, FunctionCall, JsonObject, ToolCall
+from penstock.backends.episodes.api import ChatMessage, ContentPart, FunctionCall, JsonObject, ToolCall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +49,9 @@ class _Reply(NamedTuple):
 class ChatDialogue:
     """One conversation of chat messages."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: TextTokenizer) -> None:
+    def __init__(self, template: ChatTemplate, tokenizer: TextTokenizer, *, shows_images: bool = False) -> None:
+        """``shows_images``: their messages may have some, which are kept."""
+        self._shows_images = shows_images
         self._template = template
         self._tokenizer = tokenizer
         self._messages: list[ChatMessage] = []
@@ -67,9 +69,15 @@ class ChatDialogue:
         """
         if not messages or messages[-1].role == "assistant":
             raise MalformedError("messages: the last one must not be the assistant's, as that is what is asked for")
+        if not self._shows_images and any(part.image for message in messages for part in parts_of(message)):
+            raise MalformedError("messages: content of type 'image' is not served; only text is")
         if self._reply is None:
             return self._encode(self._render(messages, tools))
         return self._encode(self._continuation(self._reply, messages, tools))
+
+    def added(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """Those of a request that :meth:`tokens_for` has rendered: what comes after the last answer, or all."""
+        return messages if self._reply is None else messages[len(self._messages) + 1 :]
 
     def asked(self, messages: Sequence[ChatMessage], tools: Sequence[JsonObject]) -> None:
         """This request is being answered."""
@@ -144,7 +152,10 @@ class ChatDialogue:
         ]
         return ChatMessage(
             role=inert(message.role),
-            content=inert(text_of(message), keeps_marks=message.role == "assistant"),
+            content=[
+                msgspec.structs.replace(part, text=inert(part.text, keeps_marks=message.role == "assistant"))
+                for part in parts_of(message)
+            ],
             tool_calls=calls or None,
             tool_call_id=None if message.tool_call_id is None else inert(message.tool_call_id),
             name=None if message.name is None else inert(message.name),
@@ -206,26 +217,41 @@ def encoded(tokenizer: TextTokenizer, text: str, *, special: bool) -> list[int]:
     return ids
 
 
-def text_of(message: ChatMessage) -> str:
-    """The content of a message.
+def parts_of(message: ChatMessage) -> list[ContentPart]:
+    """The content of a message: texts, one for those that follow each other, and images that are kept.
 
     Raises:
-        MalformedError: a part of it is no text.
+        MalformedError: a part of it is something else.
     """
-    if message.content is None:
-        return ""
-    if isinstance(message.content, str):
-        return message.content
-    other = next((part.type for part in message.content if part.type not in ("text", "input_text")), None)
-    if other is not None:
-        raise MalformedError(f"messages: content of type '{other}' is not served; only text is")
-    return "".join(part.text for part in message.content)
+    if message.content is None or isinstance(message.content, str):
+        return [ContentPart("text", message.content or "")]
+    found: list[ContentPart] = []
+    for part in message.content:
+        if part.type == "image" and part.image:
+            found.append(ContentPart("image", image=part.image))
+        elif part.type not in ("text", "input_text"):
+            raise MalformedError(f"messages: content of type '{part.type}' is not served; only text is")
+        elif found and not found[-1].image:
+            found[-1] = ContentPart("text", found[-1].text + part.text)
+        else:
+            found.append(ContentPart("text", part.text))
+    return found or [ContentPart("text")]
+
+
+def text_of(message: ChatMessage) -> str:
+    """The texts of a message."""
+    return "".join(part.text for part in parts_of(message))
 
 
 def _for_template(message: ChatMessage) -> Message:
     """As templates are written for: arguments are objects, absent fields are absent."""
     role = "system" if message.role == "developer" else message.role
+    parts = parts_of(message)
     rendered: Message = {"role": role, "content": text_of(message)}
+    if any(part.image for part in parts):
+        rendered["content"] = [
+            {"type": "image"} if part.image else {"type": "text", "text": part.text} for part in parts
+        ]
     if message.tool_calls:
         rendered["tool_calls"] = [
             {"id": c.id, "type": c.type, "function": {"name": c.function.name, "arguments": _arguments(c)}}
@@ -265,7 +291,7 @@ def _is_same(theirs: ChatMessage, ours: ChatMessage) -> bool:
         return False
     their_text, our_text = text_of(theirs), text_of(ours)
     if ours.role != "assistant":
-        return their_text == our_text
+        return parts_of(theirs) == parts_of(ours)
     return their_text.strip() == our_text.strip() or (bool(our_calls) and not their_text)
 
 

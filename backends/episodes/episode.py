@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.options import SamplingOptions
     from penstock.backends.episodes.protocol import CallMade, EpisodeOutcome, TurnRequest
     from penstock.messages.commands import Generate
-    from penstock.messages.samples import Outcome
+    from penstock.messages.samples import Media, Outcome, Prompt
     from penstock.messages.turn_sampling import TurnSampling
 
 MAX_PAUSE_S: Final = 3600.0
@@ -72,7 +72,7 @@ class ModelTurn:
 class Dialogue:
     """One sequence of tokens that the model goes on from."""
 
-    def __init__(self, prompt: bytes) -> None:
+    def __init__(self, prompt: Prompt) -> None:
         self.transcript = Transcript(prompt)
         self.num_turns = 0
         self.is_choice = False
@@ -109,7 +109,7 @@ class PlayedEpisode:
     def __init__(self, backend: EpisodeKeeper, issued: Generate) -> None:
         self.backend = backend
         self.issued = issued
-        self.all = Transcript(issued.prompt.tokens)
+        self.all = Transcript(issued.prompt)
         """Everything that was said, in the order in which it was: what the actor hears of."""
         self.conversations: dict[int, Dialogue] = {}
         self.phase = EpisodePhase.RUNNING
@@ -147,6 +147,11 @@ class PlayedEpisode:
         with self.backend.lock:
             known = self.conversations.get(conversation)
             return known.transcript.so_far() if known else self.issued.prompt.tokens if not conversation else b""
+
+    def media_of(self, conversation: int = 0) -> tuple[Media, ...]:
+        with self.backend.lock:
+            known = self.conversations.get(conversation)
+            return known.transcript.media if known else self.issued.prompt.media if not conversation else ()
 
     def num_turns_of(self, conversation: int) -> int:
         with self.backend.lock:
@@ -200,9 +205,13 @@ class PlayedEpisode:
 
     def restore(self, prefix: Part, num_turns: int) -> None:
         """Go on after this part, in the only conversation."""
-        conversation = self.conversations[0] = Dialogue(self.issued.prompt.tokens)
+        prompt = self.issued.prompt
+        conversation = self.conversations[0] = Dialogue(prompt)
+        context = prefix.context_tokens or prompt.tokens
+        num_context = len(context) // TOKEN_BYTES
+        seen = tuple(each for each in prefix.media_after(prompt) if each.at < num_context)
         for transcript in (conversation.transcript, self.all):
-            transcript.begin_with(prefix.context_tokens or self.issued.prompt.tokens)
+            transcript.begin_with(context, seen)
             transcript.add_known(prefix)
         conversation.num_turns = self.num_turns = num_turns
         self.num_told = prefix.num_tokens

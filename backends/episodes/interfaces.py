@@ -51,6 +51,8 @@ class Task:
     seed: int
     """Of this sample, from the run's seed: the same in every attempt."""
     is_evaluation: bool = False
+    images: Sequence[str] = ()
+    """Files of the prompt's images, in their order."""
 
 
 class Tool(Protocol):
@@ -67,8 +69,10 @@ class Tool(Protocol):
         """JSON schema of the arguments, an object."""
         ...
 
-    async def call(self, arguments: JsonObject) -> str:
-        """What the model reads as the result.
+    async def call(self, arguments: JsonObject) -> str | Sequence[JsonObject]:
+        """What the model reads as the result: a text, or parts of a message with texts and images:
+        ``{"type": "text", "text": …}`` and ``{"type": "image", "image": …}``, bytes, an image of Pillow or
+        ``data:…;base64,…``.
 
         Raises:
             ToolError: the model called it wrongly.
@@ -81,7 +85,7 @@ class Observation:
     """What an environment shows to the model."""
 
     messages: Sequence[JsonObject]
-    """Chat messages to put after those that there are."""
+    """Chat messages to put after those that there are; their content may have images, as that of a tool."""
     reward: float | None = None
     """Of the last action; rewards of an episode are added up."""
     is_over: bool = False

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from penstock.backends.data.options import DataOptions
     from penstock.backends.engines.options import SamplingOptions
     from penstock.backends.episodes.options import EpisodeOptions
+    from penstock.backends.episodes.playing import ImageRules
     from penstock.backends.protocol import Backend
     from penstock.messages.commands import EngineCommand
 
@@ -28,9 +29,11 @@ def open_episodes(
     data: DataOptions,
     evaluated: Sequence[str | None] = (),
     can: Collection[str] = (),
+    images: ImageRules | None = None,
 ) -> Backend[EngineCommand]:
     """The engine itself where each sample is one generation, otherwise the engine behind its episodes. ``evaluated``:
-    what plays each dataset of the evaluation. ``can``: what the engine can do."""
+    what plays each dataset of the evaluation. ``can``: what the engine can do. ``images``: what may be shown to the
+    model, None where nothing may."""
     if options.kind == "single":
         return inner
     from penstock.backends.episodes.backend import EpisodeBackend
@@ -46,6 +49,7 @@ def open_episodes(
             uses_chat=data.chat_template,
             evaluated=evaluated,
             can=can,
+            images=images,
         )
         return EpisodeBackend(inner, driver, sampling=sampling)
     from penstock.backends.episodes.gateway import GatewayEpisodes, GatewaySettings

@@ -30,7 +30,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import msgspec
 
@@ -43,8 +43,9 @@ from penstock.backends.episodes.protocol import CallMade
 from penstock.messages.turn_sampling import TurnSampling
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Sequence
 
+    from penstock.backends.episodes.images import EpisodeImages
 
 __all__ = [
     "Call",
@@ -70,10 +71,19 @@ MAX_NAME_CHARS: Final = 64
 class Play:
     """One episode: the task, and the conversations with the model. See the module."""
 
-    def __init__(self, task: Task, num_prompt_tokens: int, rules: PlayRules, words: Words, link: ModelLink) -> None:
+    def __init__(
+        self,
+        task: Task,
+        num_prompt_tokens: int,
+        rules: PlayRules,
+        words: Words,
+        link: ModelLink,
+        images: EpisodeImages | None = None,
+    ) -> None:
         self.task = task
         self.rules = rules
         self.words = words
+        self.images = images
         self.lock = asyncio.Lock()
         self.num_turns = 0
         """Of all conversations."""
@@ -148,6 +158,25 @@ class Play:
             call_id, tool = ("", tool) if answers is None else (answers.id, answers.name)
             error = "" if raised is None else type(raised).__name__[:MAX_NAME_CHARS]
             self._link.called(CallMade(tool[:MAX_NAME_CHARS], call_id[:MAX_NAME_CHARS], begin_ns, end_ns, error))
+
+    async def kept(self, messages: Sequence[JsonObject]) -> list[JsonObject]:
+        """Messages with a reference in the place of each image, which is kept in the run's folder: so they can be
+        saved. (:meth:`say` does so by itself.) A part of a message holds an image as bytes, an image of Pillow, or
+        ``data:…;base64,…``.
+
+        Raises:
+            MalformedError: one is no image, is too large, or the run has none.
+        """
+        if self.images is not None:
+            return await self.images.kept(messages)
+        for place, message in enumerate(messages):
+            content = message.get("content")
+            for part in cast("list[object]", content) if isinstance(content, list) else ():
+                if isinstance(part, dict) and cast("JsonObject", part).get("type") in ("image", "image_url"):
+                    raise MalformedError(
+                        f"messages[{place}]: the run shows no images; set episode.images: true, for a model that sees"
+                    )
+        return list(messages)
 
     def save(self, state: JsonObject) -> None:
         """The episode can go on from here, after a complete turn of the model, with this state (``saved``), if its

@@ -9,6 +9,7 @@ import msgspec
 from penstock.backends.episodes.api import ChatMessage
 from penstock.backends.episodes.interfaces import JsonObject
 from penstock.backends.episodes.options import EpisodeOptions
+from penstock.messages.samples import Media
 from penstock.messages.turn_sampling import TurnSampling
 
 if TYPE_CHECKING:
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
 
 
 EndedBy = Literal["end_token", "stop_string", "length"]
+
+
+class ImageRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Of images in an episode."""
+
+    folder: str
+    """Where they are kept."""
+    max_bytes: int
+    max_pixels: int
+    """Of one."""
 
 
 class PlayRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +41,8 @@ class PlayRules(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts are rendered with the chat template."""
     can: tuple[str, ...] = ()
     """Capabilities of the engine."""
+    images: ImageRules | None = None
+    """None: the run has none."""
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -71,6 +84,8 @@ class TurnAsked(msgspec.Struct, frozen=True, array_like=True):
     is_chat: bool = True
     sampling: TurnSampling | None = None
     is_choice: bool = False
+    media: tuple[Media, ...] = ()
+    """Images that stand in ``tokens``, counted from the first of them."""
 
 
 NOTHING: Final = -1

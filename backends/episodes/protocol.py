@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.backends.protocol import Fail
     from penstock.messages.base import Metric
     from penstock.messages.commands import Generate
-    from penstock.messages.samples import Completed, InfraError, Outcome, Part, PolicyError, Truncated
+    from penstock.messages.samples import Completed, InfraError, Media, Outcome, Part, PolicyError, Truncated
     from penstock.messages.turn_sampling import TurnSampling
 
     EpisodeOutcome = Completed | Truncated | PolicyError | InfraError
@@ -58,6 +58,8 @@ class TurnRequest(NamedTuple):
     """How it is drawn, where that is not as the scenario says."""
     is_choice: bool = False
     """It begins a conversation of its own that is no part of the sample unless it is taken."""
+    media: tuple[Media, ...] = ()
+    """Images that stand in ``tokens``, counted from the first of them."""
 
 
 class CallMade(NamedTuple):
@@ -100,6 +102,10 @@ class Episode(Protocol):
 
     def so_far(self, conversation: int = 0) -> bytes:
         """int32 ids of context and response; nothing for a conversation without a turn."""
+        ...
+
+    def media_of(self, conversation: int = 0) -> tuple[Media, ...]:
+        """Images among those ids, counted from the first of them."""
         ...
 
     def num_turns_of(self, conversation: int) -> int:

@@ -6,6 +6,7 @@ Invariants:
 * A token of the model has its log-prob, its version and loss mask 1. Any other has log-prob 0, loss mask 0, and the
   version of the token before it: it is never trained, and so no version appears that none of the model's tokens has.
 * The first token is the model's: what stands before it is the context.
+* Images stand in the context and among tokens that the model did not make; each is kept with its place.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ from penstock.messages.samples import Part, VersionSpan
 
 if TYPE_CHECKING:
     from penstock.messages.engine_counts import EngineCounts
+    from penstock.messages.samples import Media, Prompt
 
 
 class Transcript:
     """The growing response of one episode."""
 
-    def __init__(self, prompt: bytes) -> None:
-        """``prompt``: int32 ids of the sample's prompt."""
-        self._prompt = prompt
-        self._context = prompt
+    def __init__(self, prompt: Prompt) -> None:
+        """``prompt``: of the sample."""
+        self._prompt = (prompt.tokens, prompt.media)
+        self._context = prompt.tokens
+        self.media = prompt.media
+        """All images, counted from the beginning of the context."""
         self._tokens = bytearray()
         self._logprobs = bytearray()
         self._mask = bytearray()
@@ -54,13 +58,15 @@ class Transcript:
         """int32 ids of context and response."""
         return self._context + bytes(self._tokens)
 
-    def begin_with(self, context: bytes) -> None:
-        """The conversation begins with these int32 ids, which may be others than the prompt's."""
+    def begin_with(self, context: bytes, media: tuple[Media, ...] = ()) -> None:
+        """The conversation begins with these int32 ids and their images, which may be others than the prompt's."""
         assert not self._mask, "the context cannot change under the tokens that were made after it"
-        self._context = context
+        self._context, self.media = context, media
 
-    def add_foreign(self, tokens: bytes) -> None:
-        """Tokens that the model did not make."""
+    def add_foreign(self, tokens: bytes, media: tuple[Media, ...] = ()) -> None:
+        """Tokens that the model did not make; ``media``: images that stand there, counted from the first of them."""
+        begin = len(self._context) // TOKEN_BYTES + self.num_tokens
+        self.media += tuple(each.moved(begin) for each in media)
         if not self._mask:
             self._context += tokens
             return
@@ -80,6 +86,8 @@ class Transcript:
 
     def add_known(self, part: Part) -> None:
         """What another engine has told of: tokens of the model and of others."""
+        begin = len(self._context) // TOKEN_BYTES + self.num_tokens
+        self.media += tuple(each.moved(begin) for each in part.media if each.at >= 0)
         self._tokens += part.tokens
         self._logprobs += part.logprobs
         self._mask += part.loss_mask or b"\1" * part.num_tokens
@@ -91,10 +99,12 @@ class Transcript:
         before, context = self.so_far() if self._mask else b"", choice.context
         if not context.startswith(before):
             return False
+        num_before, num_context = len(before) // TOKEN_BYTES, len(context) // TOKEN_BYTES
+        new = tuple(each.moved(-num_before) for each in choice.media if num_before <= each.at < num_context)
         if self._mask:
-            self.add_foreign(context[len(before) :])
+            self.add_foreign(context[len(before) :], new)
         else:
-            self.begin_with(context)
+            self.begin_with(context, new)
         self.add_known(choice.slice(0))
         return True
 
@@ -106,12 +116,17 @@ class Transcript:
         """A stretch of the response; one that begins at 0 names the context where it is not the prompt."""
         stop = self.num_tokens if end is None else end
         mask = bytes(self._mask[begin:stop])
+        num_context = len(self._context) // TOKEN_BYTES
+        seen = tuple(each for each in self.media if each.at < num_context)
+        is_own = begin == 0 and (self._context, seen) != self._prompt
+        later = (each for each in self.media[len(seen) :] if begin <= each.at - num_context < stop)
         return Part(
             tokens=bytes(self._tokens[begin * TOKEN_BYTES : stop * TOKEN_BYTES]),
             logprobs=bytes(self._logprobs[begin * LOGPROB_BYTES : stop * LOGPROB_BYTES]),
             spans=spans_between(self._spans, begin, stop),
             loss_mask=mask if 0 in mask else b"",
-            context_tokens=self._context if begin == 0 and self._context != self._prompt else b"",
+            context_tokens=self._context if is_own else b"",
+            media=tuple(each.moved(-num_context - begin) for each in (*(seen if is_own else ()), *later)),
         )
 
     def whole(self) -> Part:

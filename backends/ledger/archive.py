@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.ledger.protocol import LedgerReader
     from penstock.messages.base import Metric
-    from penstock.messages.samples import Group, Part, Sample
+    from penstock.messages.samples import Group, Media, Part, Sample
 
 _NAME: Final = re.compile(r"steps-(\d{7,})-(\d{7,})\.parquet")
 COLLECTED_NAME: Final = "collected.parquet"
@@ -54,6 +54,10 @@ COLUMNS: Final = {
     "part_contexts": "list of lists of int32; what stands before each part; null: the prompt before all",
     "part_experts": "list of {num_layers, per_token, id_bytes, ids}; the experts that each part's inputs went to, "
     "as the engine chose them; null: not recorded",
+    "prompt_media": "list of {kind, reference, digest, at, num_tokens}; images that came with the prompt, of which "
+    "`num_tokens` of its tokens from `at` on stand for each; null: none",
+    "part_media": "list of lists of such images; those that came with each part, `at` counted from its first response "
+    "token; null: none",
     "outcome": "string; `completed`, `truncated` or `policy_error`",
     "outcome_detail": "string; why a completed one stopped, what a policy error was",
     "loss": "string; what the sample is trained by where it is not the objective: `sft`",
@@ -133,6 +137,7 @@ def _schema(pa: Any) -> Any:  # noqa: ANN401 - as above
         "loss_mask": pa.list_(pa.uint8()),
         "spans": pa.list_(pa.struct([("version", pa.int32()), ("num_tokens", pa.int32())])),
         "part_lengths": tokens, "part_contexts": pa.list_(tokens), "part_experts": pa.list_(_experts_type(pa)),
+        "prompt_media": pa.list_(_media_type(pa)), "part_media": pa.list_(pa.list_(_media_type(pa))),
         "outcome": pa.string(),
         "outcome_detail": pa.string(), "loss": pa.string(), "reward": pa.float64(),
         "reward_components": components,
@@ -155,6 +160,7 @@ def _rows(version: int | None, groups: Sequence[Group]) -> Iterator[dict[str, An
             "prompt_tokens": np.frombuffer(prompt.tokens, dtype="<i4"),
             "label": prompt.label,
             "metadata": prompt.metadata.decode(),
+            "prompt_media": _media(prompt.media) or None,
             "counted": [
                 {"sample_index": c.index, "reward": c.reward, "components": _pairs(c.components)} for c in group.counted
             ]
@@ -180,6 +186,7 @@ def _row(sample: Sample, version: int | None) -> dict[str, Any]:
         "part_lengths": [part.num_tokens for part in parts],
         "part_contexts": _contexts(parts),
         "part_experts": _experts(parts),
+        "part_media": [_media(part.media) for part in parts] if any(part.media for part in parts) else None,
         "outcome": outcome.__struct_config__.tag,
         "outcome_detail": _detail(sample),
         "loss": sample.loss.value,
@@ -222,6 +229,15 @@ def _experts(parts: Sequence[Part]) -> list[dict[str, Any] | None] | None:
     if all(part.experts is None for part in parts):
         return None
     return [None if part.experts is None else msgspec.structs.asdict(part.experts) for part in parts]
+
+
+def _media_type(pa: Any) -> Any:  # noqa: ANN401 - as above
+    texts, numbers = ("kind", "reference", "digest"), ("at", "num_tokens")
+    return pa.struct([*((name, pa.string()) for name in texts), *((name, pa.int32()) for name in numbers)])
+
+
+def _media(media: Sequence[Media]) -> list[dict[str, Any]]:
+    return [msgspec.structs.asdict(each) for each in media]
 
 
 def _detail(sample: Sample) -> str:

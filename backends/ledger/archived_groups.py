@@ -22,6 +22,7 @@ from penstock.messages.samples import (
     ExpertChoices,
     Group,
     Loss,
+    Media,
     Part,
     PolicyError,
     Prompt,
@@ -112,6 +113,7 @@ def _group(rows: Sequence[Row]) -> Group:
         text=first["prompt"],
         label=first["label"],
         metadata=first["metadata"].encode(),
+        media=_media(first.get("prompt_media")),
     )
     counted = tuple(
         CountedSample(item["sample_index"], item["reward"], _components(item.get("components")))
@@ -134,7 +136,7 @@ def _sample(row: Row) -> Sample:
 def _parts(row: Row) -> Iterator[Part]:
     tokens, logprobs, mask = row["response_tokens"], row["logprobs"], row["loss_mask"]
     teacher = row.get("teacher_logprobs")
-    experts = row.get("part_experts")
+    experts, media = row.get("part_experts"), row.get("part_media")
     contexts, spans = row["part_contexts"], [VersionSpan(s["version"], s["num_tokens"]) for s in row["spans"]]
     start = 0
     for number, length in enumerate(row["part_lengths"]):
@@ -148,8 +150,13 @@ def _parts(row: Row) -> Iterator[Part]:
             loss_mask=bytes(made),
             context_tokens=b"" if contexts is None else _bytes(contexts[number], TOKENS),
             experts=None if experts is None or experts[number] is None else ExpertChoices(**experts[number]),
+            media=_media(media and media[number]),
         )
         start = end
+
+
+def _media(found: Sequence[Row] | None) -> tuple[Media, ...]:
+    return tuple(Media(**each) for each in found or ())
 
 
 def _teacher(logprobs: Sequence[float]) -> bytes:

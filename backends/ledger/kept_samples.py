@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.messages.commands import KeepSamples
-    from penstock.messages.samples import Sample
+    from penstock.messages.samples import Prompt, Sample
 
 SAMPLES_FILE: Final = "samples.sqlite"
 """Name of the file of kept samples in the folder of a run."""
@@ -92,7 +92,7 @@ class KeptSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     engine: str = ""
     attempt: int = 0
     media: tuple[Media, ...] = ()
-    """Images of the prompt, by reference."""
+    """Images of the prompt and of the episode, by reference."""
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -168,15 +168,16 @@ def kept_samples(command: KeepSamples, text_of: Callable[[list[int]], str], now_
         one = msgspec.structs.replace(blank, index=index, cause=command.cause)
         if end is not None:
             one = msgspec.structs.replace(one, cause=end.cause, reason=end.reason, num_tokens=end.num_tokens)
-        yield one if sample is None else _with_response(one, sample, text_of)
+        yield one if sample is None else _with_response(one, sample, group.prompt, text_of)
 
 
-def _with_response(one: KeptSample, sample: Sample, text_of: Callable[[list[int]], str]) -> KeptSample:
+def _with_response(one: KeptSample, sample: Sample, prompt: Prompt, text_of: Callable[[list[int]], str]) -> KeptSample:
     outcome, detail = outcome_words(sample.outcome)
     reward = sample.outcome.reward
     return msgspec.structs.replace(
         one,
         response=clipped(response_text(sample, text_of)),
+        media=sample.images(prompt),
         reward=None if reward is None else reward.value,
         components={} if reward is None else {component.name: component.value for component in reward.components},
         outcome=outcome,

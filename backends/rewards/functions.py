@@ -11,6 +11,7 @@ A reward function is called with keyword arguments: those among the following th
 ``truncated``         whether the length limit ended the response
 ``tokens``            the response's token ids, ``list[int]``
 ``prompt_tokens``     the prompt's token ids, ``list[int]``
+``images``            files of the prompt's images and of those that came in an episode, ``list[str]``
 ``row``               number of the dataset row
 ``group_id``          number of the group
 ``index``             number of the sample in its group
@@ -22,8 +23,8 @@ answer, which evaluations count votes of. It may be ``async``; many calls of it 
 in one process. A class is called once without arguments, and the object it makes is the function.
 
 A function for whole groups is called once with the samples of a group, in the order of their indices: ``responses``,
-``conversations``, ``truncated``, ``tokens`` and ``indices`` are lists; the others are as above. It returns a list with
-one result for each sample; ``None`` in it says that this one has no reward.
+``conversations``, ``truncated``, ``tokens``, ``images`` and ``indices`` are lists; the others are as above. It returns
+a list with one result for each sample; ``None`` in it says that this one has no reward.
 
 A filter is called with those of ``group``, ``rewards``, ``responses``, ``prompt``, ``label`` and ``metadata`` that it
 declares and returns ``True``, ``False``, or ``(False, "cause")``.
@@ -95,6 +96,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "truncated",
         "tokens",
         "prompt_tokens",
+        "images",
         "row",
         "group_id",
         "index",
@@ -108,6 +110,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
         "truncated",
         "tokens",
         "prompt_tokens",
+        "images",
         "row",
         "group_id",
         "indices",
@@ -280,6 +283,8 @@ def _reward_argument(call: RewardCall, name: str) -> object:
             return tokens_view(call.prompt_tokens).tolist()
         case "messages":
             return msgspec.json.decode(call.messages) if call.messages else None
+        case "images":
+            return list(call.images)
         case _:
             return cast("object", getattr(call, name))
 
@@ -287,7 +292,7 @@ def _reward_argument(call: RewardCall, name: str) -> object:
 def _group_argument(call: GroupCall, name: str) -> object:
     if name in SAMPLE_LISTS:
         return [_reward_argument(sample, SAMPLE_LISTS[name]) for sample in call.samples]
-    if name in ("truncated", "tokens"):
+    if name in ("truncated", "tokens", "images"):
         return [_reward_argument(sample, name) for sample in call.samples]
     return _reward_argument(call.samples[0], name)
 

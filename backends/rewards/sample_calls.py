@@ -70,6 +70,7 @@ def reward_call(
         index=sample.key.index,
         conversation=text.of_all(sample) if "conversation" in names else "",
         messages=prompt.messages if "messages" in names else b"",
+        images=tuple(each.reference for each in sample.images(prompt)) if "images" in names else (),
     )
 
 

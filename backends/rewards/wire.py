@@ -40,6 +40,8 @@ class RewardCall(msgspec.Struct, frozen=True, array_like=True, tag=True):
     conversation: str = ""
     messages: bytes = b""
     """Chat messages that the prompt was rendered from, as a JSON list; or nothing."""
+    images: tuple[str, ...] = ()
+    """Files of the images that the model was shown."""
 
 
 class FilterCall(msgspec.Struct, frozen=True, array_like=True, tag=True):

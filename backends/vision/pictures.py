@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from penstock.backends.durable import sync
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -80,14 +81,19 @@ def thumbnail(media: Media) -> tuple[int, int, bytes] | None:
     return image.width, image.height, image.convert("RGBA").tobytes()
 
 
-def keep_picture(folder: Path, data: bytes, digest: str) -> Path:
-    """The file, named by its digest, that an image which stood in a row is kept in. Several processes may do so."""
+def keep_picture(folder: Path, data: bytes, digest: str, *, is_synced: bool = False) -> Path:
+    """The file, named by its digest, that an image which came without one is kept in. Several processes may do so.
+    ``is_synced``: it is on disk when this returns."""
     path = folder / digest
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         made = folder / f".{digest}.{uuid4().hex}"
         made.write_bytes(data)
+        if is_synced:
+            sync(made)
         os.replace(made, path)
+        if is_synced:
+            sync(folder)
     return path
 
 

@@ -300,7 +300,7 @@ def _as_kept(group: Group, sample: Sample, tokenizer: TextTokenizer | None) -> K
         row=group.prompt.row,
         prompt=clipped(group.prompt.text),
         label=clipped(group.prompt.label),
-        media=tuple(each for each in group.prompt.media if each.digest),
+        media=sample.images(group.prompt),
         response="" if tokenizer is None else clipped(response_text(sample, tokenizer.decode)),
         reward=None if reward is None else reward.value,
         components={} if reward is None else {component.name: component.value for component in reward.components},

@@ -40,6 +40,7 @@ from penstock.runtime.run.choosing import choosing_settings
 from penstock.runtime.run.own_judges import judging
 from penstock.runtime.run.placement import colocated, has_nodes_of_its_own
 from penstock.runtime.scenario.evaluation_rules import sets_of
+from penstock.runtime.scenario.media_rules import image_rules
 from penstock.runtime.scenario.recorded_rules import recorded_settings
 
 if TYPE_CHECKING:
@@ -229,6 +230,7 @@ def _with_episodes(name: str, plan: RunPlan, epoch: int, engine: Backend[Any]) -
         data=scenario.data,
         evaluated=[each.generate for each in sets_of(scenario)],
         can=capabilities_of(group),
+        images=image_rules(scenario, plan.run_folder),
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.backends.checkpoint.vision_config import read_vision_part
 from penstock.backends.data.dataset import load_dataset
 from penstock.backends.data.duplicates import duplicates_in, duplicates_text, rows_in_both
+from penstock.backends.data.media import KEPT_FOLDER
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.streamed import StreamedRows
 from penstock.backends.engines.spec import all_can
@@ -92,13 +93,13 @@ def image_intake(scenario: Scenario, model_folder: Path, run_folder: Path | None
         return None
     if missing := missing_extra("PIL"):
         raise UserFault(f"data.multimodal_keys: {missing}")
-    from penstock.backends.data.images import KEPT_FOLDER, ImageIntake
+    from penstock.backends.data.images import ImageIntake
 
     part = read_vision_part(model_folder)
     if part is None:
         raise UserFault(
-            f"model.path: {model_folder} takes text only, and rows have images (data.multimodal_keys); name a model "
-            "that sees, such as Qwen2.5-VL"
+            f"model.path: {model_folder} takes text only, and the run has images (data.multimodal_keys, "
+            "episode.images); name a model that sees, such as Qwen2.5-VL"
         )
     return ImageIntake(part, None if run_folder is None else run_folder.absolute() / KEPT_FOLDER)
 

@@ -10,6 +10,7 @@ from penstock.backends.episodes.functions.loading import MULTI_TURN
 from penstock.backends.protocol import Capability
 from penstock.messages.training import UpdateMode
 from penstock.runtime.scenario.evaluation_rules import sets_of
+from penstock.runtime.scenario.media_rules import shown_rules
 from penstock.runtime.scenario.row_metadata import unnamed
 
 if TYPE_CHECKING:
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario.structure import Scenario
 
 
-OF_FUNCTIONS: Final = ("generate", "functions", "function_key", "tools", "environment")
+OF_FUNCTIONS: Final = ("generate", "functions", "function_key", "tools", "environment", "images")
 
 
 def episode_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     """The key to change, and what is wrong with it."""
     episode = s.episode
     yield from _sampling_rules(s)
+    yield from shown_rules(s)
     if episode.kind == "single":
         yield from _function_rules(s)
         return
@@ -80,10 +82,7 @@ def _function_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
                     f"is {episode.kind}, and the evaluation {each.name!r} has its answers played by a function; set it "
                     "to function, or remove the generate of the evaluation",
                 )
-        unused = [
-            name for name in ("generate", "functions", "function_key", "tools", "environment") if getattr(episode, name)
-        ]
-        for name in unused:
+        for name in (name for name in OF_FUNCTIONS if getattr(episode, name)):
             yield ("episode", name), f"is of episode.kind: function, and the kind is {episode.kind}; set it to function"
         return
     if episode.generate is None:

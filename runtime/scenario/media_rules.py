@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.checkpoint.options import SEEING_MODEL
-from penstock.backends.data.media import media_columns
+from penstock.backends.data.media import KEPT_FOLDER, media_columns
 from penstock.backends.data.mixture import named_sources
+from penstock.backends.data.options import MediaKeys
 from penstock.backends.engines.spec import all_can, engines_that, unable
+from penstock.backends.episodes.playing import ImageRules
 from penstock.backends.learners.spec import LEARNERS
 from penstock.backends.protocol import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.backends.data.options import MediaKeys
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
@@ -22,10 +24,24 @@ KEY: Final[KeyPath] = ("data", "multimodal_keys")
 
 
 def has_images(s: Scenario) -> bool:
-    """Whether some rows, those of an evaluation too, have images, videos or sounds."""
-    given = [source.options.multimodal_keys for source in named_sources(s.data)]
+    """Whether some rows, those of an evaluation too, have images, videos or sounds, or episodes may show images."""
+    if s.episode.images:
+        return True
+    given = _row_keys(s)
     given += [keys for each in s.evaluation.datasets if (keys := each.multimodal_keys) is not None]
     return any(media_columns(keys) for keys in given)
+
+
+def _row_keys(s: Scenario) -> list[MediaKeys]:
+    return [source.options.multimodal_keys for source in named_sources(s.data)]
+
+
+def image_rules(s: Scenario, run_folder: str) -> ImageRules | None:
+    """Of images in episodes; None: there are none."""
+    if not has_images(s):
+        return None
+    folder = str(Path(run_folder).absolute() / KEPT_FOLDER)
+    return ImageRules(folder=folder, max_bytes=s.data.max_media_bytes, max_pixels=s.data.max_image_pixels)
 
 
 def media_rules(s: Scenario, key: KeyPath, keys: MediaKeys) -> Iterator[tuple[KeyPath, str]]:
@@ -51,6 +67,28 @@ def media_rules(s: Scenario, key: KeyPath, keys: MediaKeys) -> Iterator[tuple[Ke
     )
 
 
+def episode_image_rules(s: Scenario, key: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    """Episodes that could not go on behind an image."""
+    if s.episode.kind == "gateway":
+        yield key, "requests of agents are text only; set episode.kind: function, or remove it"
+    elif not all_can(s.engines, Capability.SEES) and not unable(s.engines, Capability.MEDIA):
+        yield (
+            key,
+            "a server puts the tokens of images into the prompt by itself, so nobody knows which tokens the next turn "
+            "of an episode stands behind; set engines.backend: torch, or episode.kind: single",
+        )
+
+
+def shown_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """Of a run whose rows may have no images, and whose episodes show some."""
+    key = ("episode", "images")
+    if s.episode.images and s.episode.kind != "single":
+        yield from media_rules(s, key, MediaKeys(image="images"))
+        yield from episode_image_rules(s, key)
+        if all_can(s.engines, Capability.SEES) and not any(map(media_columns, _row_keys(s))):
+            yield from training_rules(s)
+
+
 def training_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     """A learner that would not see what the engines saw."""
     if s.run.only in ("rollout", "evaluate"):
@@ -63,7 +101,8 @@ def training_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
                 "engines.backend: torch to train, or collect samples with run.only: rollout",
             )
         return
-    learner = s.learner
+    learner, has_rows = s.learner, any(map(media_columns, _row_keys(s)))
+    who, key = ("rows", "data.multimodal_keys") if has_rows else ("episodes", "episode.images")
     seeing = " or ".join(LEARNERS.having(lambda spec: spec.sees_images))
     for found, path, remedy in (
         (
@@ -83,4 +122,4 @@ def training_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
         (s.teacher is not None, ("teacher",), "sees no images; remove it"),
     ):
         if found:
-            yield path, f"rows have images (data.multimodal_keys), and {remedy}"
+            yield path, f"{who} have images ({key}), and {remedy}"

@@ -11,6 +11,7 @@ from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.engines.torch.spec import TORCH
 from penstock.backends.episodes.backend import EpisodeBackend
 from penstock.backends.episodes.functions.opening import open_functions
+from penstock.backends.vision.places import expanded
 from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
 from penstock.messages.commands import AbortGeneration, Generate, InterruptGenerations
 from penstock.messages.local import GenerationAdvanced, GenerationEnded
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.episodes.options import EpisodeOptions
+    from penstock.backends.episodes.playing import ImageRules
     from penstock.backends.protocol import Capability, Emit, Fail
     from penstock.messages.base import Metric
     from penstock.messages.commands import EngineCommand
     from penstock.messages.local import LocalEvent
-    from penstock.messages.samples import Outcome
+    from penstock.messages.samples import Media, Outcome
 
 WAIT_S: Final = 60.0
 MAX_CONTEXT: Final = 200
@@ -126,11 +128,18 @@ class FunctionBench:
         max_context: int = MAX_CONTEXT,
         max_new: int = MAX_NEW,
         can: frozenset[Capability] = TORCH.capabilities,
+        images: ImageRules | None = None,
     ) -> None:
         self.tokenizer = TextTokenizer(model)
         self.engine = ReplyingEngine(self.tokenizer, end)
         self.driver = open_functions(
-            options, model, max_context=max_context, max_response_tokens=max_new, uses_chat=uses_chat, can=can
+            options,
+            model,
+            max_context=max_context,
+            max_response_tokens=max_new,
+            uses_chat=uses_chat,
+            can=can,
+            images=images,
         )
         self.backend = EpisodeBackend(self.engine, self.driver)
         self.said: SimpleQueue[LocalEvent | BaseException] = SimpleQueue()
@@ -141,7 +150,7 @@ class FunctionBench:
         """A sample is asked for."""
         self._index += 1
         key = SampleKey(7, self._index)
-        self.issue_again(key, prompt, attempt=attempt, label=label, prefix=None, **metadata)
+        self.issue_again(key, prompt, attempt=attempt, label=label, prefix=None, media=(), messages=b"", **metadata)
         return key
 
     def issue_again(
@@ -152,10 +161,14 @@ class FunctionBench:
         attempt: int,
         label: str = "",
         prefix: Part | None = None,
+        media: tuple[Media, ...] = (),
+        messages: bytes = b"",
         **metadata: object,
     ) -> None:
         (ids,) = self.tokenizer.encode([prompt], special=False)
         assert isinstance(ids, list)
+        if media:
+            ids, media = expanded(ids, self.tokenizer.token_id("<|image_pad|>") or -1, media)
         self.backend.execute(
             Generate(
                 key=key,
@@ -163,7 +176,7 @@ class FunctionBench:
                 purpose=Purpose.TRAIN,
                 prompt=Prompt(
                     row=0, epoch=0, tokens=pack_tokens(ids), text=prompt, label=label,
-                    metadata=json.dumps(metadata).encode() if metadata else b"",
+                    metadata=json.dumps(metadata).encode() if metadata else b"", media=media, messages=messages,
                 ),
                 seed=5,
                 deadline_version=9,

@@ -24,7 +24,7 @@ from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.base import Metric
 from penstock.messages.commands import Score
 from penstock.messages.local import SampleJudged
-from penstock.messages.samples import Completed, Part, Prompt, Reward, Sample, SampleKey, Truncated, VersionSpan
+from penstock.messages.samples import Completed, Media, Part, Prompt, Reward, Sample, SampleKey, Truncated, VersionSpan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,8 +113,16 @@ def command(
 ) -> Score:
     ids = [SYMBOLS.index(letter) for letter in response] + [0]
     n = len(ids)
-    part = Part(tokens=pack_tokens(ids), logprobs=pack_floats([0.0] * n), spans=(VersionSpan(0, n),))
-    prompt = Prompt(row=5, epoch=0, tokens=pack_tokens([7, 8]), text="the prompt", label=label, metadata=metadata)
+    part = Part(
+        tokens=pack_tokens(ids),
+        logprobs=pack_floats([0.0] * n),
+        spans=(VersionSpan(0, n),),
+        media=(Media("image", "b", "b"),),
+    )
+    prompt = Prompt(
+        row=5, epoch=0, tokens=pack_tokens([7, 8]), text="the prompt", label=label, metadata=metadata,
+        media=(Media("image", "a", "a"),),
+    )  # fmt: skip
     outcome = Truncated() if truncated else Completed()
     sample = Sample(key=SampleKey(3, index), attempt=2, parts=(part,), outcome=outcome)
     return Score(sample=sample, prompt=prompt, timeout_s=timeout_s)
@@ -126,9 +134,12 @@ def test_a_function_gets_what_it_asks_for(judges: list[Judge], tmp_path: Path, t
         tmp_path,
         tokenizer_folder,
         """
-        def score(response, *, label, metadata, truncated, tokens, prompt_tokens, prompt, row, group_id, index, own=1):
-            expected = ("ab 1", "L", {"a": [1]}, True, [1, 2, 37, 28, 0], [7, 8], "the prompt", 5, 3, 9, 1)
-            got = (response, label, metadata, truncated, tokens, prompt_tokens, prompt, row, group_id, index, own)
+        def score(
+            response, *, label, metadata, truncated, tokens, prompt_tokens, images, prompt, row, group_id, index, own=1
+        ):
+            expected = ("ab 1", "L", {"a": [1]}, True, [1, 2, 37, 28, 0], [7, 8], ["a", "b"], "the prompt", 5, 3, 9, 1)
+            rest = (prompt, row, group_id, index, own)
+            got = (response, label, metadata, truncated, tokens, prompt_tokens, images, *rest)
             assert got == expected, got
             return 1
         """,
@@ -148,7 +159,7 @@ def test_a_function_with_keyword_arguments_gets_all(
         "def score(**given): return {'reward': len(given), 'metadata': len(given['metadata'])}",
     )
     (answer,) = judge.score(command()).values()
-    assert answer.reward == Reward(value=11.0, components=(Metric("metadata", 0.0),))
+    assert answer.reward == Reward(value=12.0, components=(Metric("metadata", 0.0),))
 
 
 RESULTS: dict[str, float | str | Reward] = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from vision_cases import model_folder, picture, prompt_ids, sequence_of
+from vision_cases import model_folder, picture, prompt_of, sequence_of
 
 from penstock.backends.checkpoint.model_config import read_model_config
 from penstock.backends.checkpoint.tensors import CheckpointTensors
@@ -54,21 +54,28 @@ def test_logprobs_are_those_of_the_learner(folder: Path, tmp_path: Path) -> None
     other = tuple(picture(tmp_path, seed, size) for seed, size in enumerate(sizes, start=5))
     text = "user: # and # differ?\nassistant: yes\nuser: and #?\nassistant: "
     prompts: list[tuple[str, tuple[Media, ...]]] = [(text, many), (text, other), ("user: hm\nassistant: ", ())]
-    requests = [
-        GenerationRequest(
-            tag=(number, index),
-            prompt=pack_tokens(prompt_ids(folder, shown, media)),
-            media=media,
-            seed=10 * number + index,
-            max_new_tokens=12 + index,
-        )
-        for number, (shown, media) in enumerate(prompts)
-        for index in range(3)
-    ]
+    requests: list[GenerationRequest] = []
+    for number, (shown, media) in enumerate(prompts):
+        ids, at = prompt_of(folder, shown, media)
+        requests += [
+            GenerationRequest(
+                tag=(number, index),
+                prompt=pack_tokens(ids),
+                media=at,
+                seed=10 * number + index,
+                max_new_tokens=12 + index,
+            )
+            for index in range(3)
+        ]
     engine = engine_of(folder, num_slots=5)  # fewer than requests, so that slots are taken over and moved
     ended = drawn(engine, requests)
     again = GenerationRequest(
-        tag="again", prompt=requests[0].prompt, media=many, seed=0, max_new_tokens=12, prefix=cut(ended[0, 0], 0, 5)
+        tag="again",
+        prompt=requests[0].prompt,
+        media=requests[0].media,
+        seed=0,
+        max_new_tokens=12,
+        prefix=cut(ended[0, 0], 0, 5),
     )
     assert drawn(engine, [again])["again"].tokens == ended[0, 0].tokens, "it goes on where it was cut off"
     model = PackedModel.load(folder, dtype="float32", device=torch.device("cpu"))
@@ -89,10 +96,10 @@ def test_logprobs_are_those_of_the_learner(folder: Path, tmp_path: Path) -> None
 
 def test_what_cannot_be_seen_is_refused(folder: Path, tmp_path: Path) -> None:
     engine = engine_of(folder, num_slots=4)
-    media = (picture(tmp_path, 0),)
-    prompt = pack_tokens(prompt_ids(folder, "user: #\nassistant: ", media))
+    ids, media = prompt_of(folder, "user: #\nassistant: ", (picture(tmp_path, 0),))
+    prompt = pack_tokens(ids)
     too_many = GenerationRequest(tag=0, prompt=prompt, media=media * 2, seed=0, max_new_tokens=4)
-    with pytest.raises(RequestError, match="6 places for squares of images, and its images have 12"):
+    with pytest.raises(RequestError, match="an image has 0 places among the tokens from 7 on, and 6 squares"):
         engine.submit(too_many)
     shutil.copyfile(picture(tmp_path, 1).reference, media[0].reference)
     changed = engine_of(folder, num_slots=4)

@@ -12,20 +12,24 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText
-from vision_cases import model_folder, picture, prompt_ids, sequence_of
+from vision_cases import model_folder, picture, prompt_of, sequence_of
 
 from penstock.backends.checkpoint.vision_config import read_vision_part
 from penstock.backends.learners.batch.packing import pack, split_into_micro_batches
-from penstock.backends.learners.batch.sequences import TrainBatch, TrainSequence
+from penstock.backends.learners.batch.sequences import TrainBatch, TrainSequence, read_groups
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.sight import BlindModelError, check_sight
 from penstock.backends.vision.processor import ImageProcessor
+from penstock.messages.arrays import pack_floats, pack_tokens
+from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+
+    from penstock.messages.samples import Media
 
 
 @pytest.fixture(scope="module")
@@ -36,20 +40,55 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sequences(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[TrainSequence]:
     """Two samples of a prompt of two turns with three images, one of the same text with other images, whose answer has
-    the token that stands for images, and one of text alone."""
+    the token that stands for images, and one of text alone. Then samples of two turns, between which a tool has shown
+    an image: two of the first prompt with images of their own, and one of the prompt without."""
     images = tmp_path_factory.mktemp("images")
     first = tuple(picture(images, seed, size) for seed, size in enumerate([(24, 16), (16, 16), (40, 24)]))
     other = tuple(picture(images, seed, size) for seed, size in enumerate([(24, 16), (16, 16), (40, 24)], start=5))
     text = "user: # and # differ?\nassistant: yes\nuser: and #?\nassistant: "
-    ids = prompt_ids(folder, text, first)
+    ids, first = prompt_of(folder, text, first)
+    _, other = prompt_of(folder, text, other)
     part = read_vision_part(folder)
     assert part is not None
     return [
         sequence_of(ids, [12, 13, 14, 15, 1], first, number=0, sample=0),
         sequence_of(ids, [20, 1], first, number=0, sample=1),
         sequence_of(ids, [20, part.image_token_id, 30], other, number=1, sample=2),
-        sequence_of(prompt_ids(folder, "user: hm\nassistant: ", ()), [40, 41, 1], (), number=2, sample=3),
+        sequence_of(prompt_of(folder, "user: hm\nassistant: ", ())[0], [40, 41, 1], (), number=2, sample=3),
+        *with_tool_images(folder, images, text, first),
     ]
+
+
+def with_tool_images(folder: Path, images: Path, text: str, media: tuple[Media, ...]) -> list[TrainSequence]:
+    """As the learner reads them of groups."""
+    groups: list[Group] = []
+    for number, (shown, own, sizes) in enumerate(
+        [(text, media, [(32, 24), (16, 40)]), ("user: hm\nassistant: ", (), [(24, 24)])]
+    ):
+        ids, at = prompt_of(folder, shown, own)
+        samples: list[Sample] = []
+        for index, size in enumerate(sizes):
+            tool, seen = prompt_of(folder, "user: look #\nassistant: ", (picture(images, 10 + index, size),))
+            made = [20, seen_id(folder), 30]  # the model has drawn the token that stands for images
+            tokens = [*made, *tool, 31, 32, 1]
+            mask = bytes([1] * len(made) + [0] * len(tool) + [1] * 3)
+            part = Part(
+                tokens=pack_tokens(tokens), logprobs=pack_floats([0.0] * len(tokens)), loss_mask=mask,
+                spans=(VersionSpan(0, len(tokens)),), media=tuple(each.moved(len(made)) for each in seen),
+            )  # fmt: skip
+            outcome = Completed(reward=Reward(value=0.0))
+            samples.append(Sample(key=SampleKey(number, index), parts=(part,), outcome=outcome))
+        prompt = Prompt(row=0, epoch=0, tokens=pack_tokens(ids), media=at)
+        groups.append(Group(group_id=number, prompt=prompt, samples=tuple(samples)))
+    read = read_groups(groups, min_token_version=0).sequences
+    assert [each.prompt for each in read] == [0, 0, 1]
+    return [each._replace(prompt=(0, 2)[each.prompt], sample=4 + each.sample) for each in read]
+
+
+def seen_id(folder: Path) -> int:
+    part = read_vision_part(folder)
+    assert part is not None
+    return part.image_token_id
 
 
 def loaded(folder: Path) -> PackedModel:
@@ -61,8 +100,9 @@ def plain_logprobs(plain: torch.nn.Module, folder: Path, sequence: TrainSequence
     model, part = cast("Any", plain), read_vision_part(folder)
     assert part is not None
     ids = torch.from_numpy(sequence.tokens.astype(np.int64))[None]
-    kinds = (ids == part.image_token_id).int()
-    kinds[:, sequence.num_context :] = 0  # in a response it is text
+    kinds = torch.zeros_like(ids).int()  # where no image stands, its token is text
+    for each in sequence.media:
+        kinds[:, each.at : each.at + each.num_tokens] = 1
     if not sequence.media:
         logits = model(input_ids=ids).logits
     else:
@@ -126,7 +166,7 @@ def test_a_model_that_looks_is_trained(model: PackedModel, sequences: list[Train
     batch = batch_of(as_rolled_out(model, sequences, is_blank=False))
     assert check_sight(model, batch, version=0, temperature=1.0)
     assert not check_sight(model, batch, version=1, temperature=1.0), "made by other weights: not known yet"
-    assert not check_sight(model, batch_of(sequences[3:]), version=0, temperature=1.0), "no image"
+    assert not check_sight(model, batch_of(sequences[3:4]), version=0, temperature=1.0), "no image"
 
 
 def test_a_learner_that_does_not_look_is_refused(
@@ -141,7 +181,7 @@ def test_a_learner_that_does_not_look_is_refused(
         return torch.zeros_like(look(values, grids))
 
     monkeypatch.setattr(eyes, "_features", blind)
-    with pytest.raises(BlindModelError, match="the learner does not look at its images: over 2 prompts"):
+    with pytest.raises(BlindModelError, match="the learner does not look at its images: over 3 prompts"):
         check_sight(model, batch, version=0, temperature=1.0)
 
 

@@ -9,6 +9,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -44,15 +45,15 @@ def picture(folder: Path, seed: int, size: tuple[int, int] = (24, 16)) -> Media:
     return Media("image", str(path), hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def prompt_ids(folder: Path, text: str, media: tuple[Media, ...]) -> list[int]:
-    """Tokens of a prompt whose places for images are written ``#``."""
+def prompt_of(folder: Path, text: str, media: tuple[Media, ...]) -> tuple[list[int], tuple[Media, ...]]:
+    """Tokens of a prompt whose places for images are written ``#``, and the images with their places."""
     part = read_vision_part(folder)
     assert part is not None
     (ids,) = TextTokenizer(folder).encode([text.replace("#", PAD)], special=False)
     assert isinstance(ids, list)
     processor = ImageProcessor(part)
-    counts = [processor.num_tokens(*Image.open(each.reference).size) for each in media]
-    return expanded(ids, part.image_token_id, counts)
+    counted = [replace(each, num_tokens=processor.num_tokens(*Image.open(each.reference).size)) for each in media]
+    return expanded(ids, part.image_token_id, counted)
 
 
 def sequence_of(

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from live_run import SCENARIOS, LiveRun
@@ -131,6 +132,22 @@ def keeps_each_image_once(shown: Shown) -> None:
     assert same == {name for name in was if name.startswith("visual.")}, "what is frozen stays"
 
 
+def looks_closer(shown: Shown) -> None:
+    samples = shown.samples()
+    for sample in samples:  # one letter, what is shown next, one letter
+        mask = sample["loss_mask"]
+        assert sum(mask) == 2, mask
+        assert mask[0] == mask[-1] == 1
+    assert max(shown.of("train/train_rollout_logprob_abs_diff")[:1]) < 1e-5, "engine and learner see the same"
+    assert [row.version for row in read_evaluations(shown.folder)] == [2], "the evaluation is played too"
+    page = answer_sample(shown.folder, SampleQuery(sample=shown_samples(shown.folder)[0].name))
+    row, without_colours, closer = page.images
+    assert (without_colours.width, without_colours.height) == (row.width, row.height) == (SIDE, SIDE)
+    grey, coloured = np.frombuffer(without_colours.pixels, "u1"), np.frombuffer(closer.pixels, "u1")
+    assert (grey.reshape(-1, 4)[:, 0] == grey.reshape(-1, 4)[:, 1]).all()
+    assert not (coloured.reshape(-1, 4)[:, 0] == coloured.reshape(-1, 4)[:, 1]).all(), "the dashboard shows what it saw"
+
+
 def _models(folder: Path) -> tuple[Path, Path]:
     """As it was made, and the last checkpoint."""
     return folder / "model", max((folder / "checkpoints").glob("version-*"))
@@ -245,6 +262,17 @@ EXAMPLES: tuple[Example, ...] = (
         ("data.path=shapes:256", "learner.freeze=['visual\\.']", "learner.learning_rate=3e-3"),
         3,
         keeps_each_image_once,
+        marks=(pytest.mark.long_run,),
+    ),
+    Example(
+        "examples/vlm_zoom.yaml",
+        (
+            "learner.groups_per_batch=2",
+            "evaluation.every=2",
+            "evaluation.datasets=[{name: shapes, path: 'shapes:8', samples_per_prompt: 1}]",
+        ),
+        2,
+        looks_closer,
         marks=(pytest.mark.long_run,),
     ),
     Example(

@@ -27,6 +27,7 @@ from penstock.messages.samples import (
     ExpertChoices,
     Group,
     Loss,
+    Media,
     Part,
     PolicyError,
     Prompt,
@@ -56,12 +57,14 @@ SECOND = Part(
     spans=(VersionSpan(1, 2),),
     loss_mask=b"\0\1",
     context_tokens=pack_tokens([1, 2]),
+    media=(Media("image", "/a", "d", -1, 2),),
     teacher_logprobs=pack_floats([-0.5, -0.125]),
 )
 GROUP = Group(
     group_id=0,
     prompt=Prompt(
-        row=41, epoch=2, tokens=pack_tokens([3, 1, 2]), text="two + two", label="4", metadata=b'{"level": 3}'
+        row=41, epoch=2, tokens=pack_tokens([3, 1, 2]), text="two + two", label="4", metadata=b'{"level": 3}',
+        media=(Media("image", "/a", "d", 1, 2),),
     ),
     samples=(
         Sample(
@@ -85,6 +88,7 @@ GROUP = Group(
            SampleEnd(key=SampleKey(0, 2), state=TerminalState.FILTERED, cause="dull")),
     counted=(CountedSample(2, 0.25, (Metric("format", 0.125),)),),
 )  # fmt: skip
+SEEN = {"kind": "image", "reference": "/a", "digest": "d", "at": 1, "num_tokens": 2}
 COUNTED = [{"sample_index": 2, "reward": 0.25, "components": [("format", 0.125)]}]
 EXPECTED: list[dict[str, Any]] = [
     {
@@ -95,6 +99,7 @@ EXPECTED: list[dict[str, Any]] = [
         "spans": [{"version": 0, "num_tokens": 2}, {"version": 1, "num_tokens": 1}, {"version": 1, "num_tokens": 2}],
         "part_lengths": [3, 2], "part_contexts": [[], [1, 2]],
         "part_experts": [{"num_layers": 1, "per_token": 2, "id_bytes": 1, "ids": b"\0\3"}, None],
+        "prompt_media": [SEEN], "part_media": [[], [SEEN | {"at": -1}]],
         "outcome": "completed", "outcome_detail": "episode", "loss": "", "reward": 0.75,
         "reward_components": [("format", 0.5)], "counted": COUNTED,
     },
@@ -103,6 +108,7 @@ EXPECTED: list[dict[str, Any]] = [
         "row": 41, "epoch": 2, "prompt": "two + two", "prompt_tokens": [3, 1, 2], "label": "4",
         "metadata": '{"level": 3}', "response_tokens": [], "logprobs": [], "teacher_logprobs": None,
         "loss_mask": None, "spans": [], "part_lengths": [0], "part_contexts": None, "part_experts": None,
+        "prompt_media": [SEEN], "part_media": None,
         "outcome": "policy_error", "outcome_detail": "no such tool", "loss": "sft", "reward": None,
         "reward_components": [], "counted": COUNTED,
     },

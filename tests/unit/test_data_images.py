@@ -75,6 +75,9 @@ def test_images_in_messages_become_files_and_tokens(folder: Path, tmp_path: Path
     assert prompt.text.count("<|image_pad|>") == 3
     assert list(tokens_view(prompt.tokens)).count(81) == 6 + 4 + 6, "as many as squares of 8 by 8 pixels"
     assert [Path(each.reference).read_bytes() for each in prompt.media] == [png(24, 16), inside, png(24, 16)]
+    assert [tokens_view(prompt.tokens)[m.at : m.at + m.num_tokens].tolist() for m in prompt.media] == [
+        [81] * 6, [81] * 4, [81] * 6
+    ]  # fmt: skip
     assert prompt.media[1].reference == str(tmp_path / "kept" / hashlib.sha256(inside).hexdigest())
     assert dataset.prompt(1, 0).media == ()
     streamed = StreamedRows(msgspec.structs.replace(options, stream=True), folder, max_context=128, images=looks)
@@ -137,7 +140,9 @@ def test_positions_are_those_of_transformers(folder: Path) -> None:
     model = AutoModelForImageTextToText.from_pretrained(folder)
     grids = [(1, 4, 6), (1, 8, 2), (1, 2, 2)]
     ids = np.asarray([5, 79, *[81] * 6, 80, 7, 79, *[81] * 4, 80, *[81] * 1, 9, 9], dtype=np.int32)
-    found = placed(ids, 81, grids, 2)
+    at = zip((2, 11, 16), (6, 4, 1), strict=True)
+    media = [Media("image", "", "", begin, count) for begin, count in at]
+    found = placed(ids, 81, media, grids, 2)
     rows = torch.from_numpy(ids.astype(np.int64))[None]
     expected, delta = model.model.get_rope_index(rows, (rows == 81).int(), image_grid_thw=torch.tensor(grids))
     assert found.positions.tolist() == expected[:, 0].tolist()
@@ -174,11 +179,40 @@ DATA = "data: {path: rows.jsonl, chat_template: true, multimodal_keys: {image: i
         ("engines: {backend: sglang}\n", "data.multimodal_keys: a server puts the tokens of images"),
         ("engines: {backend: simulated}\n", "data.multimodal_keys: engines of the backend simulated take text only"),
         ("engines: {more: [{backend: sglang}]}\n", "data.multimodal_keys: engines of the backend torch look"),
-        ("episode: {kind: function, generate: 'a.py:b'}\n", "data.multimodal_keys: an episode's turns are text only"),
+        ("episode: {kind: gateway}\n", "data.multimodal_keys: requests of agents are text only; set episode.kind"),
+        (
+            "episode: {kind: function, generate: 'a.py:b'}\nengines: {backend: sglang}\n",
+            "data.multimodal_keys: a server puts the tokens of images .* behind; set engines.backend: torch",
+        ),
     ],
 )
 def test_who_would_not_see_is_refused(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(f"{MODEL}{DATA}{text}")
+    with pytest.raises(UserFault, match=message):
+        load_scenario(file)
+
+
+SHOWS = "data: {path: rows.jsonl}\nepisode: {kind: function, generate: 'a.py:b', images: true}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            f"{SHOWS}learner: {{lora: {{}}}}\n",
+            r"learner.lora: episodes have images \(episode.images\), .*is for text only",
+        ),
+        (f"{SHOWS}engines: {{backend: sglang}}\n", "episode.images: a server puts the tokens of images"),
+        (
+            "data: {path: rows.jsonl}\nepisode: {kind: gateway, images: true}\n",
+            "episode.images: requests of agents are",
+        ),
+        ("data: {path: rows.jsonl}\nepisode: {images: true}\n", "episode.images: is of episode.kind: function"),
+    ],
+)
+def test_episodes_that_show_images_are_checked_as_rows_are(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(f"{MODEL}{text}")
     with pytest.raises(UserFault, match=message):
         load_scenario(file)

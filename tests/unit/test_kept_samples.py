@@ -6,6 +6,7 @@ import io
 from typing import TYPE_CHECKING
 
 import actor_driver as drive
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -23,6 +24,7 @@ from penstock.messages.ledger import GroupClosed
 from penstock.messages.samples import (
     Completed,
     Group,
+    Media,
     Prompt,
     Purpose,
     Reward,
@@ -144,6 +146,16 @@ def ids_of(group_id: int) -> list[int]:
     from penstock.messages.arrays import tokens_view
 
     return tokens_view(command(group_id, 0.5).group.samples[0].parts[0].tokens).tolist()
+
+
+def test_images_of_prompt_and_episode_are_kept_each_once() -> None:
+    first, second = Media("image", "a.png", "a", 2, 3), Media("image", "b.png", "b", 1, 3)
+    seen = msgspec.structs.replace(drive.part((0, 9)), media=(second, first.moved(4)))
+    sample = msgspec.structs.replace(drive.sample(1, 0, reward=1.0), parts=(drive.part((0, 2)), seen))
+    prompt = msgspec.structs.replace(drive.prompt(1), media=(first, Media("image", "https://a/b.png")))
+    group = Group(group_id=1, prompt=prompt, samples=(sample,))
+    (one,) = kept_samples(KeepSamples(group=group), lambda ids: "", 0.0)
+    assert [each.reference for each in one.media] == ["a.png", "b.png"]
 
 
 def test_the_file_is_bounded_and_keeps_the_newest_and_the_oddest(tmp_path: Path) -> None:

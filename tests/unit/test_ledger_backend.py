@@ -117,6 +117,8 @@ def test_trained_samples_are_kept_as_they_were(backend: LedgerBackend, listener:
         "loss": "",
         "teacher_logprobs": None,
         "part_experts": None,
+        "prompt_media": None,
+        "part_media": None,
         "reward": 0.5,
         "reward_components": [("format", 1.0)],
         "counted": None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import actor_driver as drive
 import msgspec
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.messages.arrays import ArrayLengthError, pack_tokens
 from penstock.messages.parts import add_span, cut, join, joined_spans, spans_between
-from penstock.messages.samples import ExpertChoices, Part, VersionSpan
+from penstock.messages.samples import ExpertChoices, Media, Part, Prompt, VersionSpan
 
 spans = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=5).map(
     lambda found: [span for i, span in enumerate(found) if i == 0 or span[0] != found[i - 1][0]]
@@ -44,6 +46,27 @@ def test_neighbours_of_one_version_are_one_span_and_empty_ones_none() -> None:
     assert joined_spans(spans) == (VersionSpan(1, 3), VersionSpan(3, 1))
     add_span(spans, VersionSpan(3, 4))
     assert spans[-1] == VersionSpan(3, 5)
+
+
+@given(places=st.lists(st.integers(1, 8), max_size=4), begin=st.integers(0, 40), context=st.booleans())
+def test_images_are_cut_and_joined_with_the_tokens_that_stand_for_them(
+    places: list[int], begin: int, *, context: bool
+) -> None:
+    at = list(itertools.accumulate(places))
+    media = tuple(Media("image", f"{place}", "d", place, 1) for place in ((-2,) if context else ()) + tuple(at))
+    given = b"\5\0\0\0" * 3 if context else b""
+    whole = msgspec.structs.replace(drive.part((0, 40)), media=media, context_tokens=given)
+    head, tail = cut(whole, 0, begin), cut(whole, begin)
+    assert [each.at for each in head.media] == [each.at for each in media if each.at < begin]
+    if begin:
+        assert [each.at for each in tail.media] == [place - begin for place in at if place >= begin]
+        assert join([head, tail]) == whole
+    prompt = Prompt(row=0, epoch=0, tokens=b"\6\0\0\0" * 5, media=(Media("image", "p", "p", 1, 2),))
+    seen = [(each.reference, each.at) for each in whole.media_after(prompt)]
+    if context:
+        assert seen == [("-2", 1), *((f"{place}", 3 + place) for place in at)]
+    else:
+        assert seen == [("p", 1), *((f"{place}", 5 + place) for place in at)]
 
 
 def head_spans(spans: list[tuple[int, int]], cut: int) -> list[tuple[int, int]]:

@@ -29,6 +29,7 @@ from penstock.messages.samples import (
     ExpertChoices,
     Group,
     Loss,
+    Media,
     Part,
     PolicyError,
     Prompt,
@@ -292,6 +293,7 @@ def rich_group() -> Group:
         spans=(VersionSpan(5, 1),),
         context_tokens=pack_tokens([1, 2, 3]),
         experts=ExpertChoices(num_layers=2, per_token=2, id_bytes=1, ids=bytes(range(12))),
+        media=(Media("image", "/b", "b", -2, 1), Media("image", "/c", "c", 0, 1)),
     )
     reward = Reward(value=0.1 + 0.2, components=(Metric("format", 1.0),))
     outcomes: tuple[tuple[ModelOutcome, tuple[Part, ...], Loss], ...] = (
@@ -304,6 +306,7 @@ def rich_group() -> Group:
         for index, (outcome, parts, loss) in enumerate(outcomes)
     )
     prompt = Prompt(row=8, epoch=1, tokens=pack_tokens([3, 1]), text="é?", label="42", metadata=b'{"a": "\xc3\xa9"}')
+    prompt = msgspec.structs.replace(prompt, media=(Media("image", "/a", "a", 1, 1),))
     return Group(group_id=4, prompt=prompt, samples=samples)
 
 

@@ -93,7 +93,8 @@ class PromptMaker:
             checked = self._reader.checked(RawRow(place, _COLUMNS.decode(row)))
             special = self._reader.adds_special
             (ids,) = self._tokenizer.encode([checked.text], special=special)
-            tokens = pack_tokens(self._limit.checked(self._reader.tokens(checked, ids)))
+            checked, ids = self._reader.seen(checked, ids)
+            tokens = pack_tokens(self._limit.checked(ids))
             of_teacher = teacher_tokens(checked, self._tokenizer, self._limit, special=special)
         except BadColumnError as error:
             raise UserCodeError(f"{place}: {error.message}") from None

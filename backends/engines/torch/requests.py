@@ -48,7 +48,7 @@ class GenerationRequest:
     @property
     def prompt_key(self) -> bytes:
         """The same for requests whose prompts have the same keys and values: the same tokens and images."""
-        return b"".join((self.prompt, *(each.digest.encode() for each in self.media)))
+        return b"".join((self.prompt, *(f"{each.at}{each.digest}".encode() for each in self.media)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class EngineEyes:
         patches = self._processor.all_patches(media)
         grids = [each.grid for each in patches]
         ids = np.asarray(prompt, dtype=np.int32)
-        return Sight(placed(ids, self._part.image_token_id, grids, self._part.merge_size), patches)
+        return Sight(placed(ids, self._part.image_token_id, media, grids, self._part.merge_size), patches)
 
     def rows(self, stretches: Sequence[Stretch]) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
         """Positions ``[N, 3]`` of all rows of these stretches, one after the other; which rows stand for squares of

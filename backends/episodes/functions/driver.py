@@ -46,7 +46,7 @@ from penstock.backends.episodes.protocol import EpisodeOverError, TurnRequest
 from penstock.backends.episodes.stops import StopWatch
 from penstock.backends.processes.function_pool import FunctionPool
 from penstock.backends.processes.function_process import FunctionProcess
-from penstock.messages.arrays import floats_view, pack_tokens, tokens_view
+from penstock.messages.arrays import TOKEN_BYTES, floats_view, pack_tokens, tokens_view
 from penstock.messages.base import Metric
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import (
@@ -229,11 +229,13 @@ class FunctionEpisodes(FunctionPool[Said, FunctionProcess[Said]]):
             return
         episode = playing.episode
         new, listener = pack_tokens(asked.tokens), _Listener(self, wanted.id)
-        if episode.num_turns_of(asked.conversation) == 0:
-            if asked.base == PROMPT:
-                new = episode.issued.prompt.tokens + new
-            elif asked.base != NOTHING:
-                new = episode.so_far(asked.base) + new
+        media = asked.media
+        if episode.num_turns_of(asked.conversation) == 0 and asked.base != NOTHING:
+            prompt, is_prompt = episode.issued.prompt, asked.base == PROMPT
+            before = prompt.tokens if is_prompt else episode.so_far(asked.base)
+            num_before, new = len(before) // TOKEN_BYTES, before + new
+            seen = prompt.media if is_prompt else episode.media_of(asked.base)
+            media = (*seen, *(each.moved(num_before) for each in media))
         request = TurnRequest(
             new,
             asked.max_new_tokens,
@@ -244,6 +246,7 @@ class FunctionEpisodes(FunctionPool[Said, FunctionProcess[Said]]):
             is_chat=asked.is_chat,
             sampling=asked.sampling,
             is_choice=asked.is_choice,
+            media=media,
         )
         listener.masked = episode.why_masked(request)
         playing.idle_since_s = None
@@ -344,6 +347,7 @@ def _begin(number: int, episode: Episode, function: str) -> Begin:
         attempt=issued.attempt,
         seed=issued.seed,
         is_evaluation=issued.purpose is Purpose.EVALUATE,
+        media=prompt.media,
         saved=point.state if point is not None else b"",
     )
 

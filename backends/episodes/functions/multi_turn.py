@@ -108,17 +108,19 @@ class _Game:
             if self._state.environment is not None:
                 cast("Restorable", world).restore(self._state.environment)
         elif world is not None:
-            self._take(await play.call(world.reset(play.task), name="reset() of the environment"))
+            await self._take(await play.call(world.reset(play.task), name="reset() of the environment"))
 
     async def _turn(self, messages: Sequence[JsonObject]) -> Turn:
         play = self._play
         if play.rules.uses_chat:
             return await play.say([*play.messages, *messages], tools=list(self._tools.values()))
+        if any(isinstance(message.get("content"), list) for message in messages):
+            raise EpisodeInfraError("a message has parts (images, say), which need data.chat_template: true")
         return await play.generate("".join(_text(message) for message in messages))
 
     async def _react(self, turn: Turn) -> None:
         if turn.calls:
-            self._state.messages = [await self._called(call) for call in turn.calls]
+            self._state.messages = await self._play.kept([await self._called(call) for call in turn.calls])
         elif self._tools and HERMES_OPEN in turn.text and self._play.rules.options.tool_format == "hermes":
             self._state.messages = [{"role": "user", "content": MALFORMED}]
         elif self._world is None:
@@ -130,6 +132,7 @@ class _Game:
 
     async def _called(self, call: Call) -> JsonObject:
         tool = self._tools.get(call.name)
+        result: str | Sequence[JsonObject]
         if tool is None:
             result = f"error: there is no tool {call.name!r}; there are {', '.join(self._tools)}"
         else:
@@ -137,8 +140,10 @@ class _Game:
                 result = await self._play.call(tool.call(call.arguments), name=f"tool {call.name}", answers=call)
             except ToolError as error:
                 result = f"error: {error}"
-        if not isinstance(cast("object", result), str):
-            raise EpisodeInfraError(f"tool {call.name} returned {type(result).__name__}; expected text")
+        if not isinstance(cast("object", result), str | list):
+            raise EpisodeInfraError(
+                f"tool {call.name} returned {type(result).__name__}; expected text, or a list of parts of a message"
+            )
         return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result}
 
     async def _step(self, world: Environment, action: str) -> None:
@@ -147,13 +152,13 @@ class _Game:
         except ToolError as error:
             self._state.messages = [{"role": "user", "content": f"error: {error}"}]
             return
-        self._take(observation)
+        await self._take(observation)
 
-    def _take(self, observation: object) -> None:
+    async def _take(self, observation: object) -> None:
         if not isinstance(observation, Observation):
             raise EpisodeInfraError(f"the environment returned {type(observation).__name__}; expected an Observation")
         state = self._state
-        state.messages = list(observation.messages)
+        state.messages = await self._play.kept(observation.messages)
         if observation.reward is not None:
             state.reward = (state.reward or 0.0) + observation.reward
         state.components.update(observation.components)

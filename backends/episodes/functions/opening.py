@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.episodes.options import EpisodeOptions
+    from penstock.backends.episodes.playing import ImageRules
 
 
 def specs_of(options: EpisodeOptions, evaluated: Sequence[str | None] = ()) -> FunctionSpecs:
@@ -40,6 +41,7 @@ def open_functions(
     uses_chat: bool,
     evaluated: Sequence[str | None] = (),
     can: Collection[str] = (),
+    images: ImageRules | None = None,
 ) -> FunctionEpisodes:
     """The driver; its process starts with it."""
     rules = PlayRules(
@@ -48,5 +50,6 @@ def open_functions(
         max_response_tokens=max_response_tokens,
         uses_chat=uses_chat,
         can=tuple(sorted(can)),
+        images=images,
     )
     return FunctionEpisodes(Setup(specs_of(options, evaluated), str(model_folder), rules), options, model_folder)

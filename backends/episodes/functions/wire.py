@@ -11,6 +11,7 @@ import msgspec
 from penstock.backends.episodes.playing import Answer, PlayRules, TurnAsked
 from penstock.backends.episodes.protocol import CallMade
 from penstock.backends.processes.frames import LoadFailed, Ready
+from penstock.messages.samples import Media
 
 EVALUATION: Final = "evaluation/"
 """With the number of a dataset of the evaluation: the name of its function."""
@@ -69,6 +70,8 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag=True):
     is_evaluation: bool
     saved: bytes = b""
     """State to go on from; empty: the episode begins."""
+    media: tuple[Media, ...] = ()
+    """Images of the prompt."""
 
 
 class TurnMade(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from penstock.backends.checkpoint.vision_config import read_vision_part
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.episodes.dialogue import MalformedError
 from penstock.backends.episodes.functions.ends import end_of, failure_of
@@ -47,12 +48,16 @@ from penstock.backends.processes.user_loop import run_beside_functions
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
 
     from penstock.backends.data.chat import ChatTemplate
+    from penstock.backends.data.images import ImageIntake
     from penstock.backends.episodes.functions.loading import PlayFunction
     from penstock.backends.episodes.functions.wire import Said
+    from penstock.backends.episodes.images import EpisodeImages
     from penstock.backends.episodes.playing import Answer, PlayRules, TurnAsked
     from penstock.backends.episodes.protocol import CallMade
+    from penstock.messages.samples import Media
 
 
 def main() -> None:
@@ -64,9 +69,27 @@ def main() -> None:
 class _ModelWords:
     """See :class:`~penstock.backends.episodes.playing.Words`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rules: PlayRules) -> None:
         self.tokenizer = TextTokenizer(folder)
         self._folder = folder
+        self._rules = rules.images
+
+    def images(self, media: Sequence[Media]) -> EpisodeImages | None:
+        """What takes the images of an episode whose prompt has these."""
+        if self._rules is None:
+            return None
+        from penstock.backends.episodes.images import EpisodeImages  # here, as it brings Pillow and transformers
+
+        return EpisodeImages(self._intake, self._rules, media)
+
+    @cached_property
+    def _intake(self) -> ImageIntake:
+        from penstock.backends.data.images import ImageIntake
+
+        part = read_vision_part(self._folder)
+        assert part is not None, "the rows were read for a model that sees"
+        assert self._rules is not None
+        return ImageIntake(part, Path(self._rules.folder))
 
     @property
     def template(self) -> ChatTemplate:
@@ -148,7 +171,8 @@ class _Server:
         function = self._functions[begin.function]
         play: Play | None = None
         try:
-            play = Play(_task(begin), begin.num_prompt_tokens, self._rules, self._words, link)
+            images = self._words.images(begin.media)
+            play = Play(_task(begin, images), begin.num_prompt_tokens, self._rules, self._words, link, images)
             if begin.saved:
                 play.restore(begin.saved)
             ended = end_of(begin.id, await function.run(play), is_cut_off=play.is_cut_off)
@@ -161,12 +185,13 @@ class _Server:
         self._writer.write(frame([said]))
 
 
-def _task(begin: Begin) -> Task:
+def _task(begin: Begin, images: EpisodeImages | None) -> Task:
+    messages: list[JsonObject] = [{"role": "user", "content": begin.prompt}]
+    if begin.messages:
+        messages = msgspec.json.decode(begin.messages, type=list[JsonObject])
     return Task(
         prompt=begin.prompt,
-        messages=msgspec.json.decode(begin.messages, type=list[JsonObject])
-        if begin.messages
-        else [{"role": "user", "content": begin.prompt}],
+        messages=messages if images is None else images.of_task(messages),
         label=begin.label,
         metadata=msgspec.json.decode(begin.metadata, type=JsonObject) if begin.metadata else {},
         group_id=begin.group_id,
@@ -174,6 +199,7 @@ def _task(begin: Begin) -> Task:
         attempt=begin.attempt,
         seed=begin.seed,
         is_evaluation=begin.is_evaluation,
+        images=tuple(each.reference for each in begin.media),
     )
 
 
@@ -193,10 +219,10 @@ async def _serve(line: socket.socket) -> None:
 
 def _loaded(setup: Setup, writer: asyncio.StreamWriter) -> _Server | None:
     try:
-        words = _ModelWords(Path(setup.model_folder))
+        words = _ModelWords(Path(setup.model_folder), setup.rules)
         server = _Server(setup.rules, words, load_functions(setup.specs), writer)
         if setup.rules.uses_chat:
-            _ = words.template  # it takes seconds, in which no episode could go on
+            _ = words.template, words.images(())  # it takes seconds, in which no episode could go on
     except BaseException as error:  # foreign code may raise anything while it is set up
         writer.write(frame([load_failure(error, setup.specs.in_words())]))
         return None

@@ -35,12 +35,15 @@ if TYPE_CHECKING:
 
 
 class Look(NamedTuple):
-    """A context with images."""
+    """A context, or a response, with images."""
 
     start: int
     """Index of its first token among the inputs."""
     num_tokens: int
     media: tuple[Media, ...]
+    """Counted from that token."""
+    context_start: int
+    """Where its context begins; itself, if it is one."""
 
 
 class PackedTokens(NamedTuple):
@@ -67,7 +70,7 @@ class PackedTokens(NamedTuple):
     top_ids: NDArray[np.int64] | None = None
     """Tokens whose log-probs are wanted beside the target's ``[T, k]``; None: none are."""
     looks: tuple[Look, ...] = ()
-    """Of the contexts that have images."""
+    """Of the contexts and responses that have images, a context before its responses."""
     context_starts: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
     """Where the context of each input begins ``[N]``."""
 
@@ -134,8 +137,10 @@ def pack(sequences: Sequence[TrainSequence]) -> PackedTokens:
         length, num_context = len(sequence.tokens) - 1, sequence.num_context
         start = context_starts.setdefault(sequence.prompt, num_inputs)
         first = 0 if start == num_inputs else num_context
-        if sequence.media and not first:
-            looks.append(Look(start, num_context, sequence.media))
+        if (seen := tuple(each for each in sequence.media if each.at < num_context)) and not first:
+            looks.append(Look(start, num_context, seen, start))
+        if later := tuple(each.moved(-num_context) for each in sequence.media[len(seen) :]):
+            looks.append(Look(num_inputs + num_context - first, length - num_context, later, start))
         starts.append(np.full(length - first, start, dtype=np.int64))
         rows[row, :num_context] = np.arange(start, start + num_context)
         rows[row, first:length] = np.arange(num_inputs, num_inputs + length - first)

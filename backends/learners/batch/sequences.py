@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from penstock.messages.arrays import TOKEN_BYTES
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import Loss
 
@@ -81,7 +82,7 @@ class TrainSequence(NamedTuple):
     is_of_one_version: bool = True
     """The same weights made the whole sample, all its parts, so none of its tokens was drawn over a cache of others."""
     media: tuple[Media, ...] = ()
-    """Images that stand in its context, in their order."""
+    """Images among its tokens, in their order."""
 
     @property
     def places(self) -> NDArray[np.int64]:
@@ -141,7 +142,9 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int, mask_old_tok
                 trained = np.flatnonzero(made & recent)
                 if len(trained):
                     context = part.context_tokens or group.prompt.tokens
-                    number = contexts.setdefault((context, group.prompt.media), len(contexts))
+                    media, num_context = part.media_after(group.prompt), len(context) // TOKEN_BYTES
+                    seen = tuple(each for each in media if each.at < num_context)
+                    number = contexts.setdefault((context, seen), len(contexts))
                     sequence = _sequence(sample, part, context, number, trained, len(rewards))
                     sequences.append(
                         sequence._replace(
@@ -149,7 +152,7 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int, mask_old_tok
                             is_recorded=group.prompt.is_recorded and not group.prompt.pushed,
                             first=num_trained,
                             part=index,
-                            media=group.prompt.media,
+                            media=tuple(each for each in media if each.at < len(sequence.tokens)),
                         )
                     )
                     num_trained += len(trained)

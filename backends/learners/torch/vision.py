@@ -4,7 +4,8 @@ Axis letters: ``N`` input tokens of a micro-batch, ``H`` hidden size.
 
 Invariants:
 
-* An image is computed once for all samples of its prompt in a micro-batch, and every one of them sends its gradient.
+* An image of a prompt is computed once for all samples of it in a micro-batch, and every one of them sends its
+  gradient; one that came in an episode is its sample's own.
 * A sequence has the embeddings and the positions that it would have alone, in transformers' own forward pass.
 """
 
@@ -52,15 +53,21 @@ class LearnerEyes:
         embedded = cast("Tensor", self._model.get_input_embeddings()(ids))
         positions = packed.position_ids[None].repeat(3, axis=0)
         values, grids, at = [], [], []
+        shifts: dict[int, int] = {}
         for look in packed.looks:
             patches = self._processor.all_patches(look.media)
             values += [torch.from_numpy(each.values) for each in patches]
             grids += [each.grid for each in patches]
             end = look.start + look.num_tokens
-            prompt = packed.input_ids[look.start : end].astype("int32")
-            where = placed(prompt, self._part.image_token_id, [each.grid for each in patches], self._part.merge_size)
+            tokens = packed.input_ids[look.start : end].astype("int32")
+            where = placed(
+                tokens, self._part.image_token_id, look.media, [each.grid for each in patches], self._part.merge_size,
+                first=int(packed.position_ids[look.start]) + shifts.get(look.context_start, 0),
+            )  # fmt: skip
             at.append(torch.from_numpy(where.at + look.start))
-            positions[:, packed.context_starts == look.start] += where.shift
+            if look.start == look.context_start:
+                shifts[look.start] = where.shift
+                positions[:, packed.context_starts == look.start] += where.shift
             positions[:, look.start : end] = where.positions
         seen = self._features(torch.cat(values).to(device), torch.tensor(grids, device=device))
         embedded = embedded.index_copy(0, torch.cat(at).to(device), seen.to(embedded.dtype))

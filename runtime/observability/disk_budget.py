@@ -6,7 +6,8 @@ Invariants:
   budget less what the writers may add until the next look: the newest lines are always there.
 * ``removed.json`` says up to when something is missing before the first byte of it goes (:mod:`.removed`).
 * Counted and never removed: logs of processes, which have bounds of their own, the time accounting, whose sums are
-  the run's, and recordings, which are of no use without their beginning: they end at half of the budget. The ledger, checkpoints and what was asked for (samples, dumps, profiles, trackers) do not count.
+  the run's, and recordings, which are of no use without their beginning: they end at half of the budget. The ledger,
+  checkpoints and what was asked for (samples, dumps, profiles, trackers) do not count.
 * A disk that is full or gone ends nothing here: the next look tries again. The thread ends with
   :meth:`DiskKeeper.close`, which waits :data:`CLOSE_S` for its last look.
 """

@@ -59,12 +59,22 @@ class EventObserver:
         self, event: Event, header: Header | None, start_ns: int, end_ns: int, commands: list[AnyCommand]
     ) -> Contexts:
         """Log the event; what is returned is the inner observer's."""
-        now_s = self._now_s()
-        self._log.append(now_s, self._name, self._epoch, type(event).__name__, subject_text(event))
-        if self._recording is not None:
-            self._recording.add(now_s, event, header, commands)
+        self._write(event, header, commands)
         if self._weights is not None:
             self._weights.saw(event)
         if self._inner is None:
             return NO_CONTEXTS
         return self._inner.handled(event, header, start_ns, end_ns, commands)
+
+    def failed(self, event: Event, header: Header | None, error: Exception) -> None:
+        """Log the event on which the actor has raised: it is the last one."""
+        self._write(event, header, [], error)
+        if self._inner is not None:
+            self._inner.failed(event, header, error)
+
+    def _write(
+        self, event: Event, header: Header | None, commands: list[AnyCommand], error: Exception | None = None
+    ) -> None:
+        self._log.append(self._now_s(), self._name, self._epoch, type(event).__name__, subject_text(event))
+        if self._recording is not None:
+            self._recording.add(event, header, commands, error)

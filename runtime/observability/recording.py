@@ -2,8 +2,8 @@
 
 Invariants:
 
-* The first line of a file says what one incarnation was built with; each further one is an event that it handled, whole,
-  with the commands that it returned. A command is written whole when it is short, as its checksum when it is long.
+* The first line of a file says what one incarnation was built with; each further one is an event that it handled,
+  whole, with the commands that it returned. A short command is written whole, of a long one the checksum.
 * A file is whole from its start to some moment. What exceeds the budget is not removed from its beginning, it is not
   written any more: a history without its beginning cannot be replayed.
 * A process that is killed loses what it handled in its last second.
@@ -27,7 +27,7 @@ from penstock.runtime.observability.segments import SegmentFile
 from penstock.runtime.observability.subjects import subject_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
@@ -106,6 +106,8 @@ class Handled(msgspec.Struct, frozen=True, array_like=True, tag="handled"):
     body: bytes
     """The event as msgpack."""
     commands: tuple[AskedCommand, ...]
+    error: str = ""
+    """Class and message of what the actor raised, which is the last that it did; empty: nothing."""
 
 
 class LedgerTee:
@@ -134,19 +136,22 @@ def _noted(entries: Iterable[LedgerEntry], into: list[LedgerEntry]) -> Iterator[
 class Recording:
     """Records one incarnation of one actor. For one thread."""
 
-    def __init__(self, run_folder: Path, actor: str, epoch: int, *, segment_bytes: int = 0) -> None:
+    def __init__(
+        self, run_folder: Path, actor: str, epoch: int, *, now_s: Callable[[], float], segment_bytes: int = 0
+    ) -> None:
         """
         Args:
             run_folder: of the run.
             actor: who is recorded.
             epoch: its incarnation.
+            now_s: seconds since the start of the run.
             segment_bytes: from what size on the file is closed and the next one begun; 0: never.
 
         Raises:
             OSError: the file cannot be made.
         """
         path = recording_file(run_folder, actor, epoch)
-        self._actor, self._epoch = actor, epoch
+        self._actor, self._epoch, self._now_s = actor, epoch, now_s
         self._full = path.with_name(FULL_FILE)
         self._file = None if self._full.exists() else SegmentFile(path, max_bytes=segment_bytes, anew=True)
         self._lines = bytearray()
@@ -154,25 +159,29 @@ class Recording:
         self._due_s = 0.0
         self._number = 0
 
-    def begin(self, at_s: float, plan: bytes, ledger: LedgerRead | None = None) -> None:
-        """The actor is built, from this plan and, of a Buffer, this ledger.
-
-        Raises:
-            OSError: it cannot be written; as the others.
-        """
-        read = b"" if ledger is None else _packer.encode(ledger)
+    def begin(self, plan: bytes, ledger: LedgerRead | None = None) -> None:
+        """The actor is built, from this plan and, of a Buffer, this ledger."""
+        at_s, read = self._now_s(), b"" if ledger is None else _packer.encode(ledger)
         self._put(Began(FORM, at_s, self._actor, self._epoch, __version__, rules_digest(), plan, read))
         self._due_s = at_s + MAX_DELAY_S
 
-    def add(self, at_s: float, event: Event, header: Header | None, commands: Sequence[AnyCommand]) -> None:
-        """The actor has handled an event."""
+    def add(
+        self, event: Event, header: Header | None, commands: Sequence[AnyCommand], error: Exception | None = None
+    ) -> None:
+        """The actor has handled an event, or raised on it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         if self._file is None:
             return
         self._number += 1
+        at_s = self._now_s()
         sender, epoch, message_id = ("", 0, 0) if header is None else (header.sender, header.epoch, header.message_id)
         asked = tuple(map(asked_command, commands))
         kind, subject, body = type(event).__name__, subject_text(event), _packer.encode(event)
-        self._put(Handled(self._number, at_s, kind, subject, sender, epoch, message_id, body, asked))
+        raised = "" if error is None else error_text(error)
+        self._put(Handled(self._number, at_s, kind, subject, sender, epoch, message_id, body, asked, raised))
         if len(self._lines) >= FLUSH_BYTES or at_s >= self._due_s:
             self._due_s = at_s + MAX_DELAY_S
             self.flush()
@@ -181,8 +190,8 @@ class Recording:
         """Hand what was collected to the operating system; the last time when the recording has become too large."""
         if self._file is None or not self._lines:
             return
-        self._file.write(self._lines)
-        self._lines = bytearray()
+        lines, self._lines = bytes(self._lines), bytearray()
+        self._file.write(lines)
         if self._full.exists():
             self.close()
 
@@ -190,9 +199,8 @@ class Recording:
         """Flush and close the file; a second time does nothing."""
         file, self._file = self._file, None
         if file is not None:
-            with_rest = bytes(self._lines)
-            if with_rest:
-                file.write(with_rest)
+            if self._lines:
+                file.write(bytes(self._lines))
             file.close()
 
     def _put(self, row: Began | Handled) -> None:
@@ -215,6 +223,11 @@ def command_label(command: AnyCommand) -> str:
         event = command.event
         return f"{name} {type(event).__name__} {subject_text(event)}".rstrip() + f" to {command.to}"
     return name
+
+
+def error_text(error: Exception) -> str:
+    """Class and message on one line."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(": ")
 
 
 def recording_file(run_folder: Path, actor: str, epoch: int) -> Path:

@@ -28,10 +28,12 @@ from penstock.runtime.observability.recording import (
     FORM,
     FULL_FILE,
     RECORDING_FOLDER,
+    AskedCommand,
     Began,
     Handled,
     LedgerRead,
     asked_command,
+    error_text,
     rules_digest,
 )
 from penstock.runtime.observability.segments import files_in, whole_lines
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from penstock.actors.machine import Machine
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.runtime.observability.recording import AskedCommand
 
 STORY_LINES: Final = 20
 _STEP: Final = StepFinished.__name__
@@ -74,7 +75,7 @@ class Command(msgspec.Struct, frozen=True):
 
     @property
     def is_same(self) -> bool:
-        """Whether it came out again. A 2 that was recorded where a float belongs is read back, and said again, as 2.0."""
+        """Whether it came out again. A 2 that was recorded in the place of a float comes back as 2.0."""
         one, other = self.recorded, self.derived
         if one is None or other is None:
             return False
@@ -102,8 +103,9 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_same(self) -> bool:
-        """Whether every command came out again, and no other."""
-        return not self.error and all(command.is_same for command in self.commands)
+        """Whether every command came out again, and no other; or the actor has raised, as it did then."""
+        raised, raises = (error.partition(":")[0] for error in (self.handled.error, self.error))
+        return raised == raises and all(command.is_same for command in self.commands)
 
 
 class StoryLine(msgspec.Struct, frozen=True):
@@ -153,7 +155,7 @@ class _Incarnation:
         try:
             commands: list[AnyCommand] = self.machine.handle(event)
         except Exception as error:  # whatever a machine raises is what its user is looking for
-            return self._moment(handled, [], error=f"{type(error).__name__}: {error}".rstrip(": "))
+            return self._moment(handled, [], error=error_text(error))
         return self._moment(handled, commands)
 
     def _moment(self, handled: Handled, commands: list[AnyCommand], *, error: str = "") -> Moment:
@@ -166,7 +168,9 @@ class _Incarnation:
 
     def described(self, moment: Moment) -> Moment:
         """With how the actor stands now; of one that has raised it may be in the middle of something."""
-        waits = () if moment.error else tuple(f"{wait.what} {wait.subject} of {wait.on}" for wait in self.machine.waits())
+        waits = (
+            () if moment.error else tuple(f"{wait.what} {wait.subject} of {wait.on}" for wait in self.machine.waits())
+        )
         return msgspec.structs.replace(moment, state=self.machine.state, waits=waits)
 
 
@@ -206,6 +210,8 @@ def replay_run(folder: Path, choice: Choice, *, on_event: Callable[[float], None
         if not moment.is_same:
             divergence = incarnation.described(moment)
             break
+        if moment.error:
+            notes[f"{moment.event_id} ({row.event}) raises {moment.error}, as it did in the run"] = None
         if _is_end(moment, choice):
             stopped_at = incarnation.described(moment)
             break
@@ -318,7 +324,7 @@ def _unpacked(data: bytes, form: type[Any], what: str) -> Any:  # noqa: ANN401 -
 
 def _padded(recorded: list[AskedCommand], derived: list[AskedCommand]) -> tuple[list[Any], list[Any]]:
     length = max(len(recorded), len(derived))
-    return recorded + [None] * (length - len(recorded)), derived + [None] * (length - len(derived))  # type: ignore[list-item]
+    return recorded + [None] * (length - len(recorded)), derived + [None] * (length - len(derived))
 
 
 def _is_end(moment: Moment, choice: Choice) -> bool:

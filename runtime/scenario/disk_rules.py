@@ -45,8 +45,7 @@ def segment_bytes(s: Scenario) -> int:
 
 
 def _num_writers(s: Scenario) -> int:
-    """Every actor writes its events, its spans where there are traces, and all that it handles where that is recorded.
-    """
+    """Every actor writes its events, its spans where there are traces, and a recording where there is one."""
     others = sum(each.count for each in (s.teacher, s.reward_model) if each is not None)
     num_actors = NUM_SINGLE_ACTORS + num_engines(s.engines) + others
     return num_actors * (1 + s.observability.tracing + s.observability.record)

@@ -80,7 +80,7 @@ def run_process(boot: Boot, *, node_id: str, node_host: str, remote_ranks: Remot
 def _run_actor(boot: Boot, links: Links, pulse: Pulse, remote_ranks: RemoteRanks | None) -> EndKind:
     began_s, clock = time.monotonic(), RunClock(boot.started_unix_s)
     with ExitStack() as stack:
-        recording = _open_recording(boot, stack)
+        recording = _open_recording(boot, stack, clock)
         observer = _open_event_log(boot, stack, clock, recording)
         loop = ActorLoop(boot, links, pulse, clock, observer, remote_ranks, recording)
         stack.callback(loop.close)
@@ -145,12 +145,14 @@ def _ignore(number: int, frame: FrameType | None) -> None:
     """Signals are heard elsewhere."""
 
 
-def _open_recording(boot: Boot, stack: ExitStack) -> Recording | None:
+def _open_recording(boot: Boot, stack: ExitStack, clock: RunClock) -> Recording | None:
     if not boot.records:
         return None
     from penstock.runtime.observability.recording import Recording
 
-    recording = Recording(Path(boot.run_folder), boot.name, boot.epoch, segment_bytes=boot.segment_bytes)
+    recording = Recording(
+        Path(boot.run_folder), boot.name, boot.epoch, now_s=clock.now_s, segment_bytes=boot.segment_bytes
+    )
     stack.callback(recording.close)
     return recording
 

@@ -121,12 +121,16 @@ class RunClock:
 
 
 def _built(
-    wiring: Wiring, boot: Boot, plan: Any, store: LedgerStore | None, recording: Recording | None, now_s: float  # noqa: ANN401
+    wiring: Wiring,
+    boot: Boot,
+    plan: Any,  # noqa: ANN401 - of the wiring
+    store: LedgerStore | None,
+    recording: Recording | None,
 ) -> Machine[Any]:
     if store is None:
         machine = wiring.build_machine(boot.name, plan, epoch=boot.epoch)
         if recording is not None:
-            recording.begin(now_s, boot.plan)
+            recording.begin(boot.plan)
         return machine
     store.claim(boot.epoch)  # from here on nobody else adds to what is read next
     records, kept = store.entries(), store.kept_books()
@@ -134,7 +138,7 @@ def _built(
         return wiring.build_machine(boot.name, plan, epoch=boot.epoch, records=records, kept=kept)
     tee = LedgerTee(kept, records)
     machine = wiring.build_machine(boot.name, plan, epoch=boot.epoch, records=tee.records, kept=tee.kept)
-    recording.begin(now_s, boot.plan, tee.read())
+    recording.begin(boot.plan, tee.read())
     return machine
 
 
@@ -172,7 +176,7 @@ class ActorLoop:
         self._next_report_s = self._next_lines_s = 0.0
         self._store = open_ledger(Path(boot.run_folder)) if boot.name == BUFFER else None
         self._timers = ThreadTimers(self._fail)
-        self._machine: Machine[Any] = _built(wiring, boot, plan, self._store, recording, clock.now_s())
+        self._machine: Machine[Any] = _built(wiring, boot, plan, self._store, recording)
         self._backend: Backend[Any] | None = wiring.open_backend(
             boot.name, plan, epoch=boot.epoch, timers=self._timers, store=self._store, host=links.host,
             remote_ranks=remote_ranks if is_engine(boot.name) or boot.name == LEARNER else None,

@@ -40,11 +40,12 @@ class RunRecording:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`, as for the others."""
         recording = self._open.get(process)
         if recording is None:  # nothing is in the ledger yet that this process did not read
-            recording = Recording(self._folder, process.name, process.epoch, segment_bytes=self._segment_bytes)
-            plan = msgspec.msgpack.encode(self._plan_of(process.epoch))
-            recording.begin(process.now_s(), plan, None if process.store is None else _read(process.store))
+            name, epoch = process.name, process.epoch
+            recording = Recording(self._folder, name, epoch, now_s=process.now_s, segment_bytes=self._segment_bytes)
+            plan = msgspec.msgpack.encode(self._plan_of(epoch))
+            recording.begin(plan, None if process.store is None else _read(process.store))
             self._open[process] = recording
-        recording.add(process.now_s(), event, header, commands)
+        recording.add(event, header, commands)
 
     def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
         pass

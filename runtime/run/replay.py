@@ -20,6 +20,8 @@ import msgspec
 from penstock import __version__
 from penstock.messages.books import KeptBooks
 from penstock.messages.errors import UserFault
+from penstock.messages.flow import GenerationProgressed
+from penstock.messages.local import EpisodeMoved, GenerationAdvanced
 from penstock.messages.names import BUFFER
 from penstock.messages.training import StepFinished
 from penstock.messages.wire import InboxDecoder, WireError
@@ -48,7 +50,9 @@ if TYPE_CHECKING:
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
 
-STORY_LINES: Final = 20
+STORY_LINES: Final = 24
+_PROGRESS: Final = frozenset(kind.__name__ for kind in (GenerationAdvanced, GenerationProgressed, EpisodeMoved))
+"""Not told in a story: there are many, and nothing follows from most."""
 _STEP: Final = StepFinished.__name__
 
 
@@ -229,8 +233,8 @@ def replay_run(folder: Path, choice: Choice, *, on_event: Callable[[float], None
 
 
 def story_of(folder: Path, moment: Moment, ids: frozenset[str]) -> tuple[StoryLine, ...]:
-    """The last events before this one that were about one of these subjects, by time; where there are none, the last
-    that its actor has handled.
+    """The last events before this one that were about one of these subjects, by time, without reports of progress; where
+    there are none, the last that its actor has handled.
 
     Raises:
         UserFault: the recording is damaged.
@@ -246,7 +250,7 @@ def story_of(folder: Path, moment: Moment, ids: frozenset[str]) -> tuple[StoryLi
         line = StoryLine(f"{path.stem}:{row.number}", at_s, row.event, row.subject, row.sender)
         if path.stem == moment.incarnation:
             own.append(line)
-        if row.subject and (row.subject in ids or row.subject.partition("/")[0] in ids):
+        if row.event not in _PROGRESS and row.subject and (row.subject in ids or row.subject.partition("/")[0] in ids):
             about.append(line)
     return tuple(about or own)
 

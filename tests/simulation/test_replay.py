@@ -1,0 +1,296 @@
+# ruff: noqa: ANN401 - what stands in for a part takes whatever the part took
+# pyright: reportPrivateUsage=false
+"""Recorded runs, replayed: sound rules give every command again, and a changed rule shows where it is applied."""
+
+from __future__ import annotations
+
+import gzip
+from functools import cache
+from io import StringIO
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+import msgspec
+import pytest
+import test_mutations
+from trials.draws import draw_trial
+from trials.fuzz import TrialRun
+
+from penstock.actors.filter.machine import Filter
+from penstock.actors.weight_publisher.machine import WeightPublisher
+from penstock.messages.errors import UserFault
+from penstock.messages.flow import SampleScored
+from penstock.runtime.cli import replay as view
+from penstock.runtime.hosts.virtual.recording import RunRecording
+from penstock.runtime.observability import recording
+from penstock.runtime.observability.disk_budget import DiskKeeper
+from penstock.runtime.observability.recording import Handled, Recording, recording_file
+from penstock.runtime.run import replay
+from penstock.runtime.run.replay import Choice, replay_run
+from penstock.runtime.terminal import TerminalConsole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from typing import Any
+
+    from penstock.runtime.run.replay import Replayed
+
+EVERYTHING = Choice()
+NUM_TRIALS = 12
+
+
+def record(number: int, folder: Path, *, segment_bytes: int = 0) -> Path:
+    """One of the random trials, with its faults, in a folder."""
+    trial = draw_trial(test_mutations.POLICIES[number % 3], number)
+    trial = msgspec.structs.replace(trial, rank="policy", row_choices=())  # of a scenario alone: what a plan holds
+    run, plan = TrialRun(trial, with_digest=False), trial.plan
+    watcher = RunRecording(folder, lambda _: plan, segment_bytes=segment_bytes)
+    run.host.watch(watcher)
+    run.run()
+    watcher.close()
+    return folder
+
+
+@cache
+def recorded(number: int) -> Path:
+    """The same, once for all tests that read it."""
+    return record(number, Path(mkdtemp(prefix="replay-")))
+
+
+@pytest.mark.parametrize("number", range(NUM_TRIALS))
+def test_every_command_of_a_run_with_faults_comes_out_again(number: int) -> None:
+    replayed = replay_run(recorded(number), EVERYTHING)
+    assert replayed.divergence is None, view._shown(recorded(number), replayed.divergence)
+    assert replayed.notes == ()
+    assert replayed.num_events > 100
+    assert replayed.num_commands > 100
+
+
+def test_among_these_runs_actors_are_replaced_and_machines_lost() -> None:
+    names = {path.stem for number in range(NUM_TRIALS) for path in (recorded(number) / "recording").glob("*.jsonl")}
+    assert {name.rpartition("-")[0] for name in names if not name.endswith("-0")} >= {"buffer", "filter", "learner"}
+
+
+SHOWS_AT: dict[str, tuple[int, str, set[str]]] = {
+    "counts_double": (12, "buffer", {"StepFinished"}),
+    "loses_a_group": (4, "filter", {"SampleScored", "GroupJudged", "SamplesJudged"}),
+    "loses_a_sample": (4, "filter", {"SampleScored"}),
+    "bound_is_off_by_one": (12, "buffer", {"VersionAnnounced"}),
+    "deadline_is_off_by_one": (4, "buffer", {"StepFinished"}),
+    "version_goes_down": (12, "buffer", {"StepFinished", "LearnerReady"}),
+    "swallows_a_failure": (12, "filter", {"ScoringFailed"}),
+    "turns_failure_into_zero_tokens": (12, "prompt_source", {"GenerationClosed"}),
+    "settles_too_early": (12, "buffer", {"VersionAnnounced"}),
+    "forms_the_open_batch_anew": (12, "buffer", {"Started"}),
+    "forgets_its_grants": (12, "buffer", {"Started"}),
+    "loads_what_it_finds": (12, "learner", {"CheckpointNamed"}),
+    "believes_that_the_learner_is_level": (12, "buffer", {"LearnerReady"}),
+    "ends_without_the_last_checkpoint": (12, "buffer", {"StepFinished"}),
+    "releases_what_an_older_checkpoint_needs": (12, "buffer", {"CheckpointSaved"}),
+    "records_receipts_again": (12, "buffer", {"StepFinished"}),
+    "comes_back_without_telling_anyone": (12, "buffer", {"Started"}),
+    "goes_on_from_anywhere": (14, "prompt_source", {"GenerationClosed"}),
+    "cuts_behind_the_save_point": (14, "prompt_source", {"GenerationClosed"}),
+    "gives_a_source_its_rows_too_often": (14, "prompt_source", {"DemandGranted"}),
+    "grants_under_a_pause": (24, "buffer", {"GrantsPaused"}),
+}
+"""Of planted bugs: a trial whose run comes to the rule, and the actor and events on which the rule is applied."""
+NOT_OF_ACTORS = {"admits_twice", "two_writers", "reads_before_it_claims", "forgets_that_rows_were_chosen"}
+"""Bugs of delivery, of the ledger's store and of the plan: they change what an actor hears, not what it makes of it."""
+
+
+def test_every_planted_bug_is_replayed_or_is_none_of_an_actors() -> None:
+    assert {plant.__name__ for plant in test_mutations.MUTATIONS} == SHOWS_AT.keys() | NOT_OF_ACTORS
+
+
+@pytest.mark.parametrize(
+    "plant", [p for p in test_mutations.MUTATIONS if p.__name__ in SHOWS_AT], ids=lambda plant: plant.__name__
+)
+def test_a_changed_rule_shows_at_the_event_on_which_it_is_applied(
+    plant: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    number, actor, events = SHOWS_AT[plant.__name__]
+    folder = recorded(number)
+    with plant():
+        replayed = replay_run(folder, EVERYTHING)
+        found = replayed.divergence
+        assert found is not None
+        assert replay_run(folder, Choice(actor=actor)).divergence is not None
+    assert (found.incarnation.rpartition("-")[0], found.error) == (actor, "")
+    assert found.handled.event in events
+    assert [command for command in found.commands if not command.is_same]
+    assert 0 < replayed.num_events < replay_run(folder, EVERYTHING).num_events
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def told(folder: Path, choice: Choice = EVERYTHING, *, as_json: bool = False) -> tuple[int, str]:
+    """Exit code and output."""
+    output = StringIO()
+    return view.show_replay(folder, TerminalConsole(file=output, width=200), choice, as_json=as_json), output.getvalue()
+
+
+def test_a_divergence_is_told_with_both_sides_the_place_and_the_story_of_its_group() -> None:
+    folder = recorded(4)
+    with test_mutations.loses_a_sample():
+        code, text = told(folder)
+        json_code, answer = told(folder, as_json=True)
+    shown = msgspec.json.decode(answer, type=view.Answer)
+    assert code == json_code == 1
+    assert shown.divergence is not None
+    assert not shown.is_same
+    (side,) = shown.divergence.commands
+    assert side.recorded.startswith("JudgeSamples(group=(group_id=0, ")
+    assert side.derived.startswith("JudgeSamples(group=(group_id=0, ")
+    assert side.first_difference.startswith("group.samples: [")
+    group = shown.divergence.subject.partition("/")[0]
+    story = [line for line in shown.divergence.story if line.subject]
+    assert story
+    assert {line.subject.partition("/")[0] for line in story} == {group}
+    assert {"SampleIssued", "GenerationEnded", "SampleJudged"} <= {line.event for line in story}
+    assert shown.divergence.event_id in text
+    assert side.first_difference in text
+    assert told(folder)[0] == 0
+    assert "no difference in" in told(folder)[1]
+
+
+def test_it_stops_behind_a_step_behind_an_event_and_where_it_is_asked_to_break() -> None:
+    folder = recorded(4)
+    step = replay_run(folder, view.choice_of(actor="", until="1", break_on="", anyway=False))
+    whole = replay_run(folder, EVERYTHING)
+    assert 0 < step.num_events < whole.num_events
+    broken = replay_run(folder, view.choice_of(actor="", until="", break_on="GroupAdmitted", anyway=False)).stopped_at
+    assert broken is not None
+    assert broken.incarnation == "filter-0", "who asks for it comes before who hears it"
+    again = replay_run(folder, view.choice_of(actor="", until=broken.event_id, break_on="", anyway=False)).stopped_at
+    assert again == broken
+    group = replay_run(folder, Choice(breaks_on="1")).stopped_at
+    assert group is not None
+    assert group.handled.subject.startswith("1/")
+    sample = replay_run(folder, Choice(breaks_on="1/1", actor="scorer")).stopped_at
+    assert sample is not None
+    assert (sample.incarnation, sample.handled.subject) == ("scorer-0", "1/1")
+    code, text = told(folder, Choice(breaks_on="1/1", actor="scorer"))
+    assert code == 0
+    assert "stopped" in text
+    assert sample.event_id in text
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"until": "soon"}, "neither the number of a step nor an event"),
+        ({"until": "999"}, "step 999 is not in the recording"),
+        ({"break_on": "GroupAdmited"}, "there is no event and no command 'GroupAdmited'"),
+        ({"actor": "nobody"}, "nobody is not in the recording, which has buffer, "),
+    ],
+)
+def test_what_is_not_there_is_told(options: dict[str, str], why: str) -> None:
+    asked = {"actor": "", "until": "", "break_on": "", **options}
+    with pytest.raises(UserFault, match=why):
+        replay_run(recorded(4), view.choice_of(**asked, anyway=False))
+    assert replay_run(recorded(4), Choice(breaks_on="9999/1")).notes == ("9999/1 did not come",)
+
+
+def test_a_run_that_was_not_recorded_and_one_of_other_rules_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserFault, match=r"nothing was recorded: run it with observability\.record=true"):
+        replay_run(tmp_path, EVERYTHING)
+    folder = recorded(4)
+    monkeypatch.setattr(replay, "rules_digest", lambda: "0123456789abcdef")
+    with pytest.raises(UserFault, match=r"with rules [0-9a-f]{16}; this is .*0123456789abcdef.*--anyway"):
+        replay_run(folder, EVERYTHING)
+    replayed = replay_run(folder, Choice(anyway=True))
+    assert replayed.divergence is None
+    assert len(replayed.notes) == 1
+    assert "0123456789abcdef" in replayed.notes[0]
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_segments_compressed_ones_and_a_torn_last_line_are_read(tmp_path: Path) -> None:
+    record(4, tmp_path, segment_bytes=16 << 10)
+    whole = replay_run(recorded(4), EVERYTHING)
+    assert replay_run(tmp_path, EVERYTHING) == whole
+    folder = tmp_path / "recording"
+    for segment in folder.glob("*.000001.jsonl"):
+        (folder / f"{segment.name}.gz").write_bytes(gzip.compress(segment.read_bytes()))
+        segment.unlink()
+    assert replay_run(tmp_path, EVERYTHING) == whole
+    last = recording_file(tmp_path, "buffer", 0)
+    last.write_bytes(last.read_bytes()[:-10])
+    torn = replay_run(tmp_path, EVERYTHING)
+    assert torn.divergence is None
+    assert torn.num_events == whole.num_events - 1
+    first = next(iter(sorted(folder.glob("buffer-0.000001*"))))
+    first.unlink()
+    with pytest.raises(UserFault, match="its first line does not say what buffer-0 was built with"):
+        replay_run(tmp_path, EVERYTHING)
+
+
+def test_a_recording_ends_at_half_of_the_disk_that_it_may_take_and_replays_up_to_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "FLUSH_BYTES", 1)
+    keeper, looked = DiskKeeper(tmp_path, 3e-4), Recording.flush
+
+    def flush(self: Recording) -> None:
+        looked(self)
+        keeper.look()
+
+    monkeypatch.setattr(Recording, "flush", flush)
+    record(7, tmp_path, segment_bytes=16 << 10)
+    size = sum(path.stat().st_size for path in (tmp_path / "recording").glob("*"))
+    assert 0.15e6 < size < 0.45e6, "half of it, and what was open"
+    replayed, whole = replay_run(tmp_path, EVERYTHING), replay_run(recorded(7), EVERYTHING)
+    assert replayed.divergence is None
+    assert "the recording ends before the run did" in replayed.notes[0]
+    assert 0 < replayed.num_events < whole.num_events
+    assert any("half of observability.max_disk_gb" in text for text in keeper.take_news())
+
+
+def test_what_an_actor_raised_is_recorded_and_raised_again(tmp_path: Path) -> None:
+    source, broken = recording_file(recorded(4), "filter", 0), recording_file(tmp_path, "filter", 0)
+    broken.parent.mkdir()
+    lines = source.read_bytes().splitlines(keepends=True)
+    rows = [msgspec.json.decode(line, type=Handled) for line in lines[1:]]
+    at = next(n for n, row in enumerate(rows, start=1) if row.event == "SampleScored")
+    last = msgspec.structs.replace(rows[at - 1], commands=(), error="KeyError: 7")
+    broken.write_bytes(b"".join(lines[:at]) + msgspec.json.encode(last) + b"\n")
+    sound = replay_run(tmp_path, EVERYTHING)
+    assert sound.divergence is not None, "it does not raise any more"
+    handle = Filter.handle
+
+    def raising(self: Filter, event: Any) -> Any:
+        if isinstance(event, SampleScored):
+            raise KeyError(8)
+        return handle(self, event)
+
+    with patch.object(Filter, "handle", raising):
+        same = replay_run(tmp_path, EVERYTHING)
+        other = replay_run(recorded(4), Choice(actor="filter"))
+    assert same.divergence is None
+    assert "raises KeyError: 8, as it did in the run" in same.notes[0]
+    assert other.divergence is not None
+    assert other.divergence.error == "KeyError: 8"
+    assert other.divergence.handled.error == ""
+
+
+def test_a_command_that_no_longer_comes_and_one_that_is_new_are_told() -> None:
+    handle = WeightPublisher.handle
+
+    def silent(self: WeightPublisher, event: Any) -> Any:
+        return handle(self, event)[:-1]
+
+    with patch.object(WeightPublisher, "handle", silent):
+        lost: Replayed = replay_run(recorded(4), Choice(actor="weight_publisher"))
+    assert lost.divergence is not None
+    (command,) = [each for each in lost.divergence.commands if not each.is_same]
+    assert command.recorded is not None
+    assert command.derived is None

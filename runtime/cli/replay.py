@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,12 +10,10 @@ import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from penstock.messages import base, commands, inboxes
-from penstock.messages.errors import UserFault
 from penstock.messages.samples import group_name
-from penstock.runtime.run.replay import Choice, Moment, Replayed, StoryLine, num_lines, replay_run, story_of
+from penstock.runtime.observability.segments import whole_lines
+from penstock.runtime.run.replay import StoryLine, chosen_files, replay_run, story_of
 from penstock.runtime.safe_text import terminal_text
-from penstock.runtime.shell.shell import classes_of
 from penstock.runtime.terminal import print_json
 
 if TYPE_CHECKING:
@@ -26,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.runtime.observability.recording import AskedCommand
+    from penstock.runtime.run.replay import Choice, Moment
 
 MAX_TEXT: Final = 60
 """Characters of a text within an event, and items of a list, that are shown."""
@@ -34,7 +32,6 @@ MAX_LINE: Final = 400
 MAX_IDS: Final = 16
 """Groups whose story is told."""
 EVENTS_PER_TELL: Final = 100
-_EVENT_ID: Final = re.compile(r"[a-z_]+(-\d+)?-\d+:\d+")
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,33 +62,15 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What ``--json`` prints."""
 
+    is_same: bool
+    """Whether every command came out again."""
     num_events: int
     num_commands: int
     num_incarnations: int
     end_s: float
-    is_same: bool
-    divergence: Shown | None
-    stopped_at: Shown | None
+    moment: Shown | None
+    """The first command that differs, or where it was to stop."""
     notes: tuple[str, ...]
-
-
-def choice_of(*, actor: str, until: str, break_on: str, anyway: bool) -> Choice:
-    """What the options ask for.
-
-    Raises:
-        UserFault: one cannot be read.
-    """
-    if until and not until.isdigit() and not _EVENT_ID.fullmatch(until):
-        raise UserFault(f"--until: {until!r} is neither the number of a step nor an event, such as buffer-1:123")
-    if break_on[:1].isupper() and break_on not in _kinds():
-        raise UserFault(f"--break-on: there is no event and no command {break_on!r}; docs/events.md has the events")
-    return Choice(
-        actor=actor,
-        until_step=int(until) if until.isdigit() else None,
-        until_event="" if until.isdigit() else until,
-        breaks_on=break_on,
-        anyway=anyway,
-    )
 
 
 def show_replay(folder: Path, console: Console, choice: Choice, *, as_json: bool) -> int:
@@ -102,27 +81,23 @@ def show_replay(folder: Path, console: Console, choice: Choice, *, as_json: bool
     """
     with _bar(folder, console, choice, is_shown=console.is_terminal and not as_json) as on_event:
         replayed = replay_run(folder, choice, on_event=on_event)
-    if as_json:
-        print_json(_answer(folder, replayed), console)
-    else:
-        _show(folder, replayed, console)
-    return 0 if replayed.divergence is None else 1
-
-
-# --- what is shown ----------------------------------------------------------------------------------------------------
-
-
-def _answer(folder: Path, replayed: Replayed) -> Answer:
-    return Answer(
+    answer = Answer(
+        is_same=replayed.is_same,
         num_events=replayed.num_events,
         num_commands=replayed.num_commands,
         num_incarnations=replayed.num_incarnations,
         end_s=replayed.end_s,
-        is_same=replayed.divergence is None,
-        divergence=None if replayed.divergence is None else _shown(folder, replayed.divergence),
-        stopped_at=None if replayed.stopped_at is None else _shown(folder, replayed.stopped_at),
+        moment=None if replayed.moment is None else _shown(folder, replayed.moment),
         notes=replayed.notes,
     )
+    if as_json:
+        print_json(answer, console)
+    else:
+        _show(answer, console)
+    return 0 if replayed.is_same else 1
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
 
 
 def _shown(folder: Path, moment: Moment) -> Shown:
@@ -166,7 +141,9 @@ def first_difference(recorded: Any, derived: Any, place: str = "") -> str:  # no
     if isinstance(recorded, dict) and isinstance(derived, dict):
         keys = [*recorded, *(key for key in derived if key not in recorded)]
         pairs = [(f"{place}.{key}", recorded.get(key), derived.get(key)) for key in keys]
-    elif isinstance(recorded, list) and isinstance(derived, list) and len(recorded) == len(derived):
+    elif isinstance(recorded, list) and isinstance(derived, list):
+        if len(recorded) != len(derived):
+            return f"{place.lstrip('.')}: {len(recorded)} items → {len(derived)}"
         pairs = [(f"{place}[{at}]", *both) for at, both in enumerate(zip(recorded, derived, strict=True))]
     else:
         return f"{place.lstrip('.')}: {_text(recorded)} → {_text(derived)}"
@@ -189,20 +166,17 @@ def _text(value: Any) -> str:  # noqa: ANN401 - what msgpack holds
     return repr(value)
 
 
-def _show(folder: Path, replayed: Replayed, console: Console) -> None:
-    for note in replayed.notes:
+def _show(answer: Answer, console: Console) -> None:
+    for note in answer.notes:
         console.print(Text(terminal_text(note), style="yellow"), soft_wrap=True)
-    came = f"{replayed.num_events:,} events of {replayed.num_incarnations} actors, up to {replayed.end_s:.3f} s"
-    if replayed.divergence is not None:
-        console.print(Text("the first command that differs", style="bold red"), soft_wrap=True)
-        _show_moment(_shown(folder, replayed.divergence), console, is_same=False)
-        came = f"before it, {replayed.num_events - 1:,} events gave what they gave in the run"
-    elif replayed.stopped_at is not None:
-        console.print(Text("stopped", style="bold"), soft_wrap=True)
-        _show_moment(_shown(folder, replayed.stopped_at), console, is_same=True)
-        came = f"no difference in {came}"
-    else:
-        came = f"no difference in {came}: {replayed.num_commands:,} commands came out again"
+    if answer.moment is not None:
+        title = Text("stopped", style="bold") if answer.is_same else Text("the first difference", style="bold red")
+        console.print(title)
+        _show_moment(answer.moment, console, is_same=answer.is_same)
+    came = f"no difference in {answer.num_events:,} events of {answer.num_incarnations} actors, up to "
+    came += f"{answer.end_s:.3f} s: {answer.num_commands:,} commands came out again"
+    if not answer.is_same:
+        came = f"before it, {answer.num_events - 1:,} events gave what they gave in the run"
     console.print(Text(came), soft_wrap=True)
 
 
@@ -261,13 +235,6 @@ def _groups(value: Any) -> Iterator[int]:  # noqa: ANN401 - what msgpack holds
             yield from _groups(each)
 
 
-def _kinds() -> frozenset[str]:
-    """Every class that can be broken on."""
-    unions = [each for name, each in vars(inboxes).items() if name.endswith(("Event", "Wire"))]
-    found = {cls for union in unions for cls in classes_of(union)} | classes_of(commands.AnyCommand)
-    return frozenset(cls.__name__ for cls in found if issubclass(cls, base.Event | base.Command))
-
-
 @contextmanager
 def _bar(folder: Path, console: Console, choice: Choice, *, is_shown: bool) -> Generator[Callable[[float], None]]:
     """Called with the time of each event, it moves a bar on where somebody looks."""
@@ -275,8 +242,9 @@ def _bar(folder: Path, console: Console, choice: Choice, *, is_shown: bool) -> G
         yield lambda _: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    num_lines = sum(1 for path in chosen_files(folder, choice) for _ in whole_lines(path))
     with Progress(*columns, console=console, transient=True) as progress:
-        task, count = progress.add_task("replaying", total=num_lines(folder, choice)), itertools.count(1)
+        task, count = progress.add_task("replaying", total=num_lines), itertools.count(1)
 
         def tell(at_s: float) -> None:
             if (done := next(count)) % EVENTS_PER_TELL == 0:

@@ -244,7 +244,8 @@ def replay(
     """Take a recorded run (observability.record) through the same state machines: every command must come out again.
 
     It stops at the first that does not, with both sides and what went before. The exit code is 1 then."""
-    from penstock.runtime.cli.replay import choice_of, show_replay
+    from penstock.runtime.cli.replay import show_replay
+    from penstock.runtime.run.replay import Choice
 
-    choice = choice_of(actor=actor, until=until, break_on=break_on, anyway=anyway)
+    choice = Choice(actor, until, break_on, anyway)
     raise typer.Exit(show_replay(run_folder(run), console, choice, as_json=as_json))

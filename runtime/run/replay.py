@@ -12,7 +12,9 @@ Invariants:
 from __future__ import annotations
 
 import heapq
+import re
 from collections import deque
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -38,7 +40,7 @@ from penstock.runtime.observability.recording import (
     error_text,
     rules_digest,
 )
-from penstock.runtime.observability.segments import files_in, whole_lines
+from penstock.runtime.observability.segments import files_in
 from penstock.runtime.run.plan import RunPlan
 from penstock.runtime.run.wiring import build_machine, event_union
 
@@ -54,6 +56,7 @@ STORY_LINES: Final = 24
 _PROGRESS: Final = frozenset(kind.__name__ for kind in (GenerationAdvanced, GenerationProgressed, EpisodeMoved))
 """Not told in a story: there are many, and nothing follows from most."""
 _STEP: Final = StepFinished.__name__
+_EVENT_ID: Final = re.compile(r"[a-z_]+(-\d+)?-\d+:\d+")
 
 
 class Choice(NamedTuple):
@@ -61,10 +64,8 @@ class Choice(NamedTuple):
 
     actor: str = ""
     """Name of one actor; empty: all."""
-    until_step: int | None = None
-    """Stop when the Buffer has recorded this step."""
-    until_event: str = ""
-    """Stop behind this event, ``buffer-1:123``."""
+    until: str = ""
+    """Stop when the Buffer has heard of this step, ``12``, or behind this event, ``buffer-1:123``."""
     breaks_on: str = ""
     """Stop at the first event or command of this class, or about this subject."""
     anyway: bool = False
@@ -130,11 +131,15 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     num_incarnations: int
     end_s: float
     """Time of the last event, seconds since the start of the run."""
-    stopped_at: Moment | None = None
-    """Where it was to stop; None: it went to the end, or the commands differ."""
-    divergence: Moment | None = None
-    notes: tuple[str, ...] = ()
+    moment: Moment | None
+    """Where the commands differ, or where it was to stop; None: it went to the end."""
+    notes: tuple[str, ...]
     """What is missing in the recording, and what is not as it was."""
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every command came out again."""
+        return self.moment is None or self.moment.is_same
 
 
 class _Incarnation:
@@ -163,12 +168,9 @@ class _Incarnation:
         return self._moment(handled, commands)
 
     def _moment(self, handled: Handled, commands: list[AnyCommand], *, error: str = "") -> Moment:
-        derived, recorded = list(map(asked_command, commands)), list(handled.commands)
-        if derived == recorded and not error:
-            pairs = tuple(Command(each, each) for each in recorded)
-        else:
-            pairs = tuple(map(Command, *_padded(recorded, derived)))
-        return Moment(incarnation=self.name, handled=handled, state="", waits=(), commands=pairs, error=error)
+        pairs = zip_longest(handled.commands, map(asked_command, commands))
+        sides = tuple(Command(recorded, derived) for recorded, derived in pairs)
+        return Moment(incarnation=self.name, handled=handled, state="", waits=(), commands=sides, error=error)
 
     def described(self, moment: Moment) -> Moment:
         """With how the actor stands now; of one that has raised it may be in the middle of something."""
@@ -190,51 +192,40 @@ def replay_run(folder: Path, choice: Choice, *, on_event: Callable[[float], None
         UserFault: nothing was recorded; or what is asked for is not there; or the recording is damaged, or was made by
             other rules.
     """
-    files = _chosen_files(folder, choice)
-    notes = _notes(folder)
-    until_s = _time_of_step(folder, choice.until_step)
+    files, notes, until_s = chosen_files(folder, choice), _notes(folder), _time_of_step(folder, choice.until)
     live: dict[Path, _Incarnation] = {}
-    num_events = num_commands = num_incarnations = 0
-    end_s = 0.0
-    stopped_at = divergence = None
+    num_events, num_commands, end_s, last = 0, 0, 0.0, None
     for at_s, path, row in _merged(files):
-        if until_s is not None and at_s > until_s:
+        if last is not None or (until_s is not None and at_s > until_s):
             break
         if isinstance(row, Began):
             notes.update(_checked(path, row, choice))
             live[path] = _Incarnation(path.stem, row)
-            num_incarnations += 1
             continue
-        incarnation = live.get(path)
-        if incarnation is None:
+        if (incarnation := live.get(path)) is None:
             raise UserFault(f"{path}: damaged: its first line does not say what {path.stem} was built with")
         moment = incarnation.handle(row)
         num_events, num_commands, end_s = num_events + 1, num_commands + len(moment.commands), at_s
         on_event(at_s)
-        if not moment.is_same:
-            divergence = incarnation.described(moment)
-            break
-        if moment.error:
+        if moment.error and moment.is_same:
             notes[f"{moment.event_id} ({row.event}) raises {moment.error}, as it did in the run"] = None
-        if _is_end(moment, choice):
-            stopped_at = incarnation.described(moment)
-            break
-    if stopped_at is None and divergence is None and (choice.until_event or choice.breaks_on):
-        notes[f"{choice.until_event or choice.breaks_on} did not come"] = None
+        if not moment.is_same or _is_end(moment, choice):
+            last = incarnation.described(moment)
+    if last is None and (wanted := choice.breaks_on or (choice.until if until_s is None else "")):
+        notes[f"{wanted} did not come"] = None
     return Replayed(
         num_events=num_events,
         num_commands=num_commands,
-        num_incarnations=num_incarnations,
+        num_incarnations=len(live),
         end_s=end_s,
-        stopped_at=stopped_at,
-        divergence=divergence,
+        moment=last,
         notes=tuple(notes),
     )
 
 
 def story_of(folder: Path, moment: Moment, ids: frozenset[str]) -> tuple[StoryLine, ...]:
-    """The last events before this one that were about one of these subjects, by time, without reports of progress; where
-    there are none, the last that its actor has handled.
+    """The last events before this one that were about one of these subjects, by time, without reports of progress;
+    where there are none, the last that its actor has handled.
 
     Raises:
         UserFault: the recording is damaged.
@@ -255,11 +246,6 @@ def story_of(folder: Path, moment: Moment, ids: frozenset[str]) -> tuple[StoryLi
     return tuple(about or own)
 
 
-def num_lines(folder: Path, choice: Choice) -> int:
-    """Lines to be read, for a bar of progress; takes as long as reading them without a look at them."""
-    return sum(1 for path in _chosen_files(folder, choice) for _ in whole_lines(path))
-
-
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -271,7 +257,12 @@ def _files(folder: Path) -> list[Path]:
     return found
 
 
-def _chosen_files(folder: Path, choice: Choice) -> list[Path]:
+def chosen_files(folder: Path, choice: Choice) -> list[Path]:
+    """The recordings of the actors that are chosen.
+
+    Raises:
+        UserFault: there are none.
+    """
     files, stem = _files(folder), choice.actor.replace("/", "-")
     names = sorted({path.stem.rpartition("-")[0] for path in files})
     if choice.actor and stem not in names:
@@ -291,14 +282,17 @@ def _merged(files: list[Path]) -> Iterator[tuple[float, Path, Began | Handled]]:
     return heapq.merge(*map(rows, files), key=lambda found: found[0])
 
 
-def _time_of_step(folder: Path, step: int | None) -> float | None:
-    if step is None:
+def _time_of_step(folder: Path, until: str) -> float | None:
+    """When the Buffer heard of it; None where no step is asked for."""
+    if not until.isdigit():
+        if until and not _EVENT_ID.fullmatch(until):
+            raise UserFault(f"--until: {until!r} is neither the number of a step nor an event, such as buffer-1:123")
         return None
     buffers = [path for path in _files(folder) if path.stem.rpartition("-")[0] == BUFFER]
     for at_s, _, row in _merged(buffers):
-        if isinstance(row, Handled) and row.event == _STEP and row.subject == f"step {step}":
+        if isinstance(row, Handled) and row.event == _STEP and row.subject == f"step {until}":
             return at_s
-    raise UserFault(f"--until: step {step} is not in the recording")
+    raise UserFault(f"--until: step {until} is not in the recording")
 
 
 def _notes(folder: Path) -> dict[str, None]:
@@ -326,19 +320,12 @@ def _unpacked(data: bytes, form: type[Any], what: str) -> Any:  # noqa: ANN401 -
         raise UserFault(f"{what} cannot be read by this version: {error}") from error
 
 
-def _padded(recorded: list[AskedCommand], derived: list[AskedCommand]) -> tuple[list[Any], list[Any]]:
-    length = max(len(recorded), len(derived))
-    return recorded + [None] * (length - len(recorded)), derived + [None] * (length - len(derived))
-
-
 def _is_end(moment: Moment, choice: Choice) -> bool:
-    if choice.until_event and moment.event_id == choice.until_event:
-        return True
     if not (wanted := choice.breaks_on):
-        return False
+        return choice.until == moment.event_id
     handled = moment.handled
     return wanted in (handled.event, handled.subject, handled.subject.partition("/")[0]) or any(
-        wanted in names_of(command.derived) for command in moment.commands if command.derived is not None
+        wanted in _names_of(command.derived) for command in moment.commands if command.derived is not None
     )
 
 
@@ -346,7 +333,7 @@ def _plain(command: AskedCommand) -> Any:  # noqa: ANN401 - maps and lists of wh
     return msgspec.msgpack.decode(command.body)
 
 
-def names_of(command: AskedCommand) -> tuple[str, ...]:
+def _names_of(command: AskedCommand) -> tuple[str, ...]:
     """The classes of a command and of the event that it sends."""
     if not command.body:
         return tuple(command.label.split()[:2])

@@ -6,8 +6,9 @@ Invariants:
   budget less what the writers may add until the next look: the newest lines are always there.
 * ``removed.json`` says up to when something is missing before the first byte of it goes (:mod:`.removed`).
 * Counted and never removed: logs of processes, which have bounds of their own, the time accounting, whose sums are
-  the run's, and recordings, which are of no use without their beginning: they end at half of the budget. The ledger,
-  checkpoints and what was asked for (samples, dumps, profiles, trackers) do not count.
+  the run's, and recordings, which are of no use without their beginning: they end at half of the budget. These are
+  not compressed either: they grow fast, and tokens hardly shrink. The ledger, checkpoints and what was asked for
+  (samples, dumps, profiles, trackers) do not count.
 * A disk that is full or gone ends nothing here: the next look tries again. The thread ends with
   :meth:`DiskKeeper.close`, which waits :data:`CLOSE_S` for its last look.
 """
@@ -63,7 +64,8 @@ class DiskKeeper:
         """
         self._folder = run_folder
         self._recording = run_folder / RECORDING_FOLDER
-        self._folders = (run_folder / EVENTS_FOLDER, run_folder / TRACES_FOLDER, self._recording)
+        self._folders = (run_folder / EVENTS_FOLDER, run_folder / TRACES_FOLDER)
+        self._num_recorded = 0
         self._max_disk_gb = max_disk_gb
         self._num_looks = 0
         self._told: set[str] = set()
@@ -96,7 +98,8 @@ class DiskKeeper:
         is_round = self._num_looks % LOOKS_PER_ROUND == 0
         self._num_looks += 1
         closed = [file for folder in (self._folder, *self._folders) for file in plain_segments(folder)]
-        if not closed and not is_round:
+        before, self._num_recorded = self._num_recorded, len(plain_segments(self._recording))
+        if not closed and not is_round and before == self._num_recorded:
             return
         for step in (partial(self._compress, closed, is_round), partial(self._remove, self._max_disk_gb)):
             try:
@@ -111,7 +114,8 @@ class DiskKeeper:
 
     def _counted(self) -> list[tuple[float, Path, int]]:
         """All files that count: the time of the last line, name and bytes, by their time."""
-        found = [each for folder in (*self._folders, self._folder / LOGS_FOLDER) for each in folder.glob("*")]
+        folders = (*self._folders, self._recording, self._folder / LOGS_FOLDER)
+        found = [each for folder in folders for each in folder.glob("*")]
         names = (EVENTS_FILE, ACTIVITY_FILE, GPU_FILE)
         found += [each for name in names for each in self._folder.glob(f"{name.removesuffix(SUFFIX)}.*")]
         stats = ((file, _stat(file)) for file in found)

@@ -6,7 +6,8 @@ Invariants:
   whole, with the commands that it returned. A short command is written whole, of a long one the checksum.
 * A file is whole from its start to some moment. What exceeds the budget is not removed from its beginning, it is not
   written any more: a history without its beginning cannot be replayed.
-* A process that is killed loses what it handled in its last second.
+* A process that is killed loses what it handled since its last heartbeat, and of this most often the last tenth of a
+  second alone.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ FORM: Final = 1
 WHOLE_BYTES: Final = 2048
 """A command of more bytes is written as its checksum."""
 FLUSH_BYTES: Final = 256 << 10
-MAX_DELAY_S: Final = 1.0
-"""An event is in its file when another one follows it so much later, if not before."""
+MAX_DELAY_S: Final = 0.1
+"""An event is in its file when another one follows it so much later, if not before, or at the next heartbeat."""
 
 _packer: Final = msgspec.msgpack.Encoder()
 

@@ -174,6 +174,7 @@ class ActorLoop:
         self._cut: set[str] = set()
         """Peers whose line went down, and whom nobody has given up."""
         self._next_report_s = self._next_lines_s = 0.0
+        self._recording = recording
         self._store = open_ledger(Path(boot.run_folder)) if boot.name == BUFFER else None
         self._timers = ThreadTimers(self._fail)
         self._machine: Machine[Any] = _built(wiring, boot, plan, self._store, recording)
@@ -325,6 +326,8 @@ class ActorLoop:
             self._activities.switch(now.activity, now_s, now.occupancy, now.outside)
         if now_s >= self._next_report_s:
             self._next_report_s = now_s + self.boot.heartbeat_s
+            if self._recording is not None:
+                self._recording.flush()
             self._report(now_s)
 
     def _look_at_lines(self) -> None:

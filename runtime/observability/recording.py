@@ -155,7 +155,9 @@ class Recording:
         self._actor, self._epoch, self._now_s = actor, epoch, now_s
         self._full = path.with_name(FULL_FILE)
         self._file = None if self._full.exists() else SegmentFile(path, max_bytes=segment_bytes, anew=True)
-        self._lines = bytearray()
+        self._rows: list[Began | Handled] = []
+        self._num_bytes = 0
+        """Of the events in them."""
         self._encoder = msgspec.json.Encoder()
         self._due_s = 0.0
         self._number = 0
@@ -163,7 +165,7 @@ class Recording:
     def begin(self, plan: bytes, ledger: LedgerRead | None = None) -> None:
         """The actor is built, from this plan and, of a Buffer, this ledger."""
         at_s, read = self._now_s(), b"" if ledger is None else _packer.encode(ledger)
-        self._put(Began(FORM, at_s, self._actor, self._epoch, __version__, rules_digest(), plan, read))
+        self._rows.append(Began(FORM, at_s, self._actor, self._epoch, __version__, rules_digest(), plan, read))
         self._due_s = at_s + MAX_DELAY_S
 
     def add(
@@ -182,31 +184,27 @@ class Recording:
         asked = tuple(map(asked_command, commands))
         kind, subject, body = type(event).__name__, subject_text(event), _packer.encode(event)
         raised = "" if error is None else error_text(error)
-        self._put(Handled(self._number, at_s, kind, subject, sender, epoch, message_id, body, asked, raised))
-        if len(self._lines) >= FLUSH_BYTES or at_s >= self._due_s:
+        self._rows.append(Handled(self._number, at_s, kind, subject, sender, epoch, message_id, body, asked, raised))
+        self._num_bytes += len(body)
+        if self._num_bytes >= FLUSH_BYTES or at_s >= self._due_s:
             self._due_s = at_s + MAX_DELAY_S
             self.flush()
 
     def flush(self) -> None:
         """Hand what was collected to the operating system; the last time when the recording has become too large."""
-        if self._file is None or not self._lines:
-            return
-        lines, self._lines = bytes(self._lines), bytearray()
-        self._file.write(lines)
-        if self._full.exists():
-            self.close()
+        rows, self._rows, self._num_bytes = self._rows, [], 0
+        if self._file is not None and rows:
+            self._file.write(self._encoder.encode_lines(rows))
+            if self._full.exists():
+                self.close()
 
     def close(self) -> None:
         """Flush and close the file; a second time does nothing."""
-        file, self._file = self._file, None
-        if file is not None:
-            if self._lines:
-                file.write(bytes(self._lines))
-            file.close()
-
-    def _put(self, row: Began | Handled) -> None:
-        self._encoder.encode_into(row, self._lines, -1)
-        self._lines += b"\n"
+        if self._file is not None and not self._file.closed:
+            rows, self._rows = self._rows, []
+            self._file.write(self._encoder.encode_lines(rows))
+            self._file.close()
+            self._file = None
 
 
 def asked_command(command: AnyCommand) -> AskedCommand:

@@ -28,7 +28,7 @@ class ChaosRun:
     ) -> None:
         self.folder = folder
         path = HERE / name
-        keys = (f"runtime.host={HOST}", *overrides, f"run.folder={folder}")
+        keys = (f"runtime.host={HOST}", "observability.record=true", *overrides, f"run.folder={folder}")
         scenario = load_scenario(path, keys)
         planned = planned_faults(scenario, faults, num_faults=None, seed=seed)
         self.verdict: Verdict = play(scenario, path, keys, planned, seed=seed, timeout_s=TIMEOUT_S)

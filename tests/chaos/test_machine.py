@@ -39,6 +39,7 @@ def test_a_full_disk_stops_the_run_with_the_reason_and_it_goes_on_when_there_is_
             *command,
             f"run.folder={tmp_path}",
             f"runtime.host={HOST}",
+            "observability.record=true",
             "run.num_steps=20",
             "--faults",
             "disk_full@0.5",

@@ -29,6 +29,7 @@ SHARED = (
     "learner.save_every=3",
     "sampling.max_response_tokens=48",
     f"run.num_steps={NUM_STEPS}",
+    "observability.record=true",
 )
 
 

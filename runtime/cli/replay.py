@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from penstock.messages.samples import group_name
 from penstock.runtime.observability.segments import whole_lines
-from penstock.runtime.run.replay import StoryLine, chosen_files, replay_run, story_of
+from penstock.runtime.run.replay import StoryLine, chosen_files, plain, replay_run, story_of
 from penstock.runtime.safe_text import terminal_text
 from penstock.runtime.terminal import print_json
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.runtime.observability.recording import AskedCommand
-    from penstock.runtime.run.replay import Choice, Moment
+    from penstock.runtime.run.replay import Choice, Moment, Plain
 
 MAX_TEXT: Final = 60
 """Characters of a text within an event, and items of a list, that are shown."""
@@ -102,7 +102,6 @@ def show_replay(folder: Path, console: Console, choice: Choice, *, as_json: bool
 
 def _shown(folder: Path, moment: Moment) -> Shown:
     handled = moment.handled
-    body = msgspec.msgpack.decode(handled.body)
     sides = tuple(_side(each.recorded, each.derived) for each in moment.commands if moment.is_same or not each.is_same)
     return Shown(
         event_id=moment.event_id,
@@ -110,7 +109,7 @@ def _shown(folder: Path, moment: Moment) -> Shown:
         event=handled.event,
         subject=handled.subject,
         sender=f"{handled.sender} {handled.sender_epoch}" if handled.sender else "",
-        content=_text(body),
+        content=_text(plain(handled.body)),
         state=moment.state,
         waits=moment.waits,
         commands=sides,
@@ -122,7 +121,7 @@ def _shown(folder: Path, moment: Moment) -> Shown:
 def _side(recorded: AskedCommand | None, derived: AskedCommand | None) -> Side:
     difference = ""
     if recorded is not None and derived is not None and recorded.body and derived.body:
-        difference = first_difference(*(msgspec.msgpack.decode(each.body) for each in (recorded, derived)))
+        difference = first_difference(*(plain(each.body) for each in (recorded, derived)))
     return Side(recorded=_command_text(recorded), derived=_command_text(derived), first_difference=difference)
 
 
@@ -130,14 +129,15 @@ def _command_text(command: AskedCommand | None) -> str:
     if command is None:
         return ""
     if command.body:
-        return _text(msgspec.msgpack.decode(command.body))
+        return _text(plain(command.body))
     return f"{command.label}, {command.size_bytes:,} bytes, CRC-32 {command.checksum:08x}"
 
 
-def first_difference(recorded: Any, derived: Any, place: str = "") -> str:  # noqa: ANN401 - what msgpack holds
+def first_difference(recorded: Plain, derived: Plain, place: str = "") -> str:
     """The first place in which two values differ, with both; empty where they are equal."""
     if recorded == derived:
         return ""
+    pairs: list[tuple[str, Plain, Plain]]
     if isinstance(recorded, dict) and isinstance(derived, dict):
         keys = [*recorded, *(key for key in derived if key not in recorded)]
         pairs = [(f"{place}.{key}", recorded.get(key), derived.get(key)) for key in keys]
@@ -150,7 +150,7 @@ def first_difference(recorded: Any, derived: Any, place: str = "") -> str:  # no
     return next(filter(None, (first_difference(one, other, path) for path, one, other in pairs)), "")
 
 
-def _text(value: Any) -> str:  # noqa: ANN401 - what msgpack holds
+def _text(value: Plain) -> str:
     """On one line, without what is long."""
     if isinstance(value, dict):
         kind = value.get("type", "")
@@ -211,23 +211,21 @@ def _show_moment(shown: Shown, console: Console, *, is_same: bool) -> None:
 def _ids(moment: Moment) -> frozenset[str]:
     """The subjects that an event, or the commands that differ, are about."""
     differing = [side for each in moment.commands if not each.is_same for side in (each.recorded, each.derived)]
-    bodies = [msgspec.msgpack.decode(side.body) for side in differing if side is not None and side.body]
+    bodies = [plain(side.body) for side in differing if side is not None and side.body]
     groups = sorted({group for body in bodies for group in _groups(body)})
     if not groups:
-        groups = sorted(set(_groups(msgspec.msgpack.decode(moment.handled.body))))
+        groups = sorted(set(_groups(plain(moment.handled.body))))
     subject = moment.handled.subject.partition("/")[0]
     return frozenset([*map(group_name, groups[:MAX_IDS]), *([subject] if subject else [])])
 
 
-def _groups(value: Any) -> Iterator[int]:  # noqa: ANN401 - what msgpack holds
+def _groups(value: Plain) -> Iterator[int]:
     if isinstance(value, dict):
         for key, each in value.items():
             if key == "group_id" and isinstance(each, int):
                 yield each
-            elif key == "group_ids" and isinstance(each, list):
-                yield from each
-            elif key == "key" and isinstance(each, list):
-                yield each[0]
+            elif key in ("group_ids", "key") and isinstance(each, list):  # a key is a group's id and an index
+                yield from (one for one in (each if key == "group_ids" else each[:1]) if isinstance(one, int))
             else:
                 yield from _groups(each)
     elif isinstance(value, list):

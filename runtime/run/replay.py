@@ -15,7 +15,7 @@ import heapq
 import re
 from collections import deque
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 import msgspec
 
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
 
+Plain: TypeAlias = "dict[str, Plain] | list[Plain] | bytes | str | int | float | None"
+"""What msgpack holds, without the classes that it was."""
 STORY_LINES: Final = 24
 _PROGRESS: Final = frozenset(kind.__name__ for kind in (GenerationAdvanced, GenerationProgressed, EpisodeMoved))
 """Not told in a story: there are many, and nothing follows from most."""
@@ -85,7 +87,7 @@ class Command(msgspec.Struct, frozen=True):
         if one is None or other is None:
             return False
         if one.body and other.body:
-            return one.body == other.body or _plain(one) == _plain(other)
+            return one.body == other.body or plain(one.body) == plain(other.body)
         return (one.size_bytes, one.checksum) == (other.size_bytes, other.checksum)
 
 
@@ -275,7 +277,7 @@ def _merged(files: list[Path]) -> Iterator[tuple[float, Path, Began | Handled]]:
 
     def rows(path: Path) -> Iterator[tuple[float, Path, Began | Handled]]:
         latest_s = 0.0
-        for row in read_rows(path, Began | Handled):  # type: ignore[arg-type] # a union is a form, and no class
+        for row in read_rows(path, cast("type[Began | Handled]", Began | Handled)):
             latest_s = max(latest_s, row.at_s)
             yield latest_s, path, row
 
@@ -329,14 +331,15 @@ def _is_end(moment: Moment, choice: Choice) -> bool:
     )
 
 
-def _plain(command: AskedCommand) -> Any:  # noqa: ANN401 - maps and lists of whatever is in it
-    return msgspec.msgpack.decode(command.body)
+def plain(body: bytes) -> Plain:
+    """An event or a command that was recorded, for looking at it."""
+    return cast("Plain", msgspec.msgpack.decode(body))
 
 
 def _names_of(command: AskedCommand) -> tuple[str, ...]:
     """The classes of a command and of the event that it sends."""
     if not command.body:
         return tuple(command.label.split()[:2])
-    body = msgspec.msgpack.decode(command.body)
-    event = body.get("event")
-    return (body["type"], event["type"]) if isinstance(event, dict) else (body["type"],)
+    body = plain(command.body)
+    both = (body, body.get("event")) if isinstance(body, dict) else ()
+    return tuple(str(each["type"]) for each in both if isinstance(each, dict))

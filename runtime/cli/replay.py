@@ -121,7 +121,7 @@ def _shown(folder: Path, moment: Moment) -> Shown:
 def _side(recorded: AskedCommand | None, derived: AskedCommand | None) -> Side:
     difference = ""
     if recorded is not None and derived is not None and recorded.body and derived.body:
-        difference = first_difference(*(plain(each.body) for each in (recorded, derived)))
+        difference = first_difference(plain(recorded.body), plain(derived.body))
     return Side(recorded=_command_text(recorded), derived=_command_text(derived), first_difference=difference)
 
 

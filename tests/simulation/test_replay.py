@@ -10,7 +10,7 @@ from io import StringIO
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import msgspec
 import pytest
@@ -21,14 +21,20 @@ from trials.fuzz import TrialRun
 from penstock.actors.filter.machine import Filter
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.messages.errors import UserFault
-from penstock.messages.flow import SampleScored
+from penstock.messages.local import TimerFired
 from penstock.runtime.cli import replay as view
 from penstock.runtime.hosts.virtual.recording import RunRecording
+from penstock.runtime.hosts.virtual.simulate import simulated
 from penstock.runtime.observability import recording
 from penstock.runtime.observability.disk_budget import DiskKeeper
-from penstock.runtime.observability.recording import Handled, Recording, recording_file
+from penstock.runtime.observability.event_observer import EventObserver
+from penstock.runtime.observability.recording import Recording, recording_file
+from penstock.runtime.observability.trackers import EventLog
 from penstock.runtime.run import replay
 from penstock.runtime.run.replay import Choice, replay_run
+from penstock.runtime.run.wiring import build_machine, hears
+from penstock.runtime.scenario import load_scenario
+from penstock.runtime.shell.shell import Shell, ShellSettings
 from penstock.runtime.terminal import TerminalConsole
 
 if TYPE_CHECKING:
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any
 
+    from penstock.messages.commands import AnyCommand
     from penstock.runtime.run.replay import Replayed
 
 EVERYTHING = Choice()
@@ -253,30 +260,43 @@ def test_a_recording_ends_at_half_of_the_disk_that_it_may_take_and_replays_up_to
     assert any("half of observability.max_disk_gb" in text for text in keeper.take_news())
 
 
+def raising(self: Filter, event: Any) -> list[AnyCommand]:
+    """A Filter that no timer may wake."""
+    if isinstance(event, TimerFired):
+        raise KeyError(event.key)
+    return []
+
+
 def test_what_an_actor_raised_is_recorded_and_raised_again(tmp_path: Path) -> None:
-    source, broken = recording_file(recorded(4), "filter", 0), recording_file(tmp_path, "filter", 0)
-    broken.parent.mkdir()
-    lines = source.read_bytes().splitlines(keepends=True)
-    rows = [msgspec.json.decode(line, type=Handled) for line in lines[1:]]
-    at = next(n for n, row in enumerate(rows, start=1) if row.event == "SampleScored")
-    last = msgspec.structs.replace(rows[at - 1], commands=(), error="KeyError: 7")
-    broken.write_bytes(b"".join(lines[:at]) + msgspec.json.encode(last) + b"\n")
+    plan, written = draw_trial("sync", 1).plan, Recording(tmp_path, "filter", 1, now_s=lambda: 0.0)
+    machine = build_machine("filter", plan, epoch=1)
+    written.begin(msgspec.msgpack.encode(plan))
+    observer = EventObserver(EventLog(), name="filter", epoch=1, now_s=lambda: 0.0, recording=written)
+    host = Mock(now_s=Mock(return_value=0.0))
+    settings = ShellSettings(name="filter", epoch=1)
+    shell = Shell(machine, host, settings=settings, hears=hears("filter"), observer=observer)
+    with patch.object(Filter, "handle", raising):
+        shell.start()
+        with pytest.raises(KeyError):
+            shell.on_local(TimerFired(key="late"))
+        written.close()
+        same = replay_run(tmp_path, EVERYTHING)
+    assert (same.is_same, same.num_events) == (True, 2)
+    assert same.notes == ("filter-1:2 (TimerFired) raises KeyError: 'late', as it did in the run",)
     sound = replay_run(tmp_path, EVERYTHING)
     assert not sound.is_same, "it does not raise any more"
-    handle = Filter.handle
+    with patch.object(Filter, "handle", side_effect=ValueError("at once")):
+        new = replay_run(tmp_path, EVERYTHING).moment
+    assert new is not None
+    assert (new.event_id, new.error, new.handled.error) == ("filter-1:1", "ValueError: at once", "")
 
-    def raising(self: Filter, event: Any) -> Any:
-        if isinstance(event, SampleScored):
-            raise KeyError(8)
-        return handle(self, event)
 
-    with patch.object(Filter, "handle", raising):
-        same = replay_run(tmp_path, EVERYTHING)
-        other = replay_run(recorded(4), Choice(actor="filter"))
-    assert same.is_same
-    assert "raises KeyError: 8, as it did in the run" in same.notes[0]
-    assert other.moment is not None
-    assert (other.moment.error, other.moment.handled.error) == ("KeyError: 8", "")
+def test_a_simulated_run_that_writes_a_folder_is_recorded_where_its_scenario_says_so(tmp_path: Path) -> None:
+    keys = ("observability.record=true", "run.num_steps=2")
+    scenario = load_scenario(Path(__file__).parents[1] / "chaos" / "modelled.yaml", keys)
+    simulated(scenario, seed=1, run_folder=tmp_path / "run")
+    replayed = replay_run(tmp_path / "run", EVERYTHING)
+    assert (replayed.moment, replayed.notes, replayed.num_incarnations) == (None, (), 8)
 
 
 def test_a_command_that_no_longer_comes_and_one_that_is_new_are_told() -> None:

@@ -299,14 +299,14 @@ def test_a_simulated_run_that_writes_a_folder_is_recorded_where_its_scenario_say
     assert (replayed.moment, replayed.notes, replayed.num_incarnations) == (None, (), 8)
 
 
-def test_a_command_that_no_longer_comes_and_one_that_is_new_are_told() -> None:
-    handle = WeightPublisher.handle
+def test_a_command_that_no_longer_comes_is_told() -> None:
+    folder, handle = recorded(4), WeightPublisher.handle
 
     def silent(self: WeightPublisher, event: Any) -> Any:
         return handle(self, event)[:-1]
 
     with patch.object(WeightPublisher, "handle", silent):
-        lost: Replayed = replay_run(recorded(4), Choice(actor="weight_publisher"))
+        lost: Replayed = replay_run(folder, Choice(actor="weight_publisher"))
     assert lost.moment is not None
     (command,) = [each for each in lost.moment.commands if not each.is_same]
     assert command.recorded is not None

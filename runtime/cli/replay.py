@@ -153,9 +153,9 @@ def first_difference(recorded: Plain, derived: Plain, place: str = "") -> str:
 def _text(value: Plain) -> str:
     """On one line, without what is long."""
     if isinstance(value, dict):
-        kind = value.get("type", "")
+        tag = value.get("type")
         fields = (f"{key}={_text(each)}" for key, each in value.items() if key != "type")
-        return f"{kind}({', '.join(fields)})"
+        return f"{tag if isinstance(tag, str) else ''}({', '.join(fields)})"
     if isinstance(value, list):
         more = [f"… {len(value) - MAX_ITEMS} more"] if len(value) > MAX_ITEMS else []
         return f"[{', '.join([*map(_text, value[:MAX_ITEMS]), *more])}]"

@@ -11,6 +11,7 @@ How it is measured:
   rates needs a quiet machine; the Buffer's CPU time, in which writing and syncing are, holds on a busy one too.
 * What tracing costs: runs with and without it, in turn; the median over pairs, of the rate and of the CPU time of all
   processes from when they are built, as their logs have it. ``--ledger traces`` runs nothing else.
+* What recording for ``penstock replay`` costs: the same, with ``--ledger recording``.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 IN_MEMORY: Final = Variant("CURVE, traces on, ledger in memory", (), in_memory=True)
+RECORDED: Final = Variant("CURVE, traces on, recorded", ("observability.record=true",))
 VARIANTS: Final = (
     Variant("CURVE, traces on", ()),
     Variant("CURVE, traces off", ("observability.tracing=false",)),
@@ -130,13 +132,14 @@ def _start_cpu_s(folder: Path, actor: str) -> float:
 
 def variants_of(ledger: str) -> tuple[Variant, ...]:
     """What is run in turn: ``file`` leaves the ledger in memory out, ``memory`` runs nothing else beside the first, and
-    ``traces`` compares with and without tracing alone."""
+    ``traces`` and ``recording`` compare with and without one of these alone."""
     first, *others = VARIANTS
     return {
         "file": VARIANTS,
         "memory": (first, IN_MEMORY),
         "both": (first, IN_MEMORY, *others),
         "traces": VARIANTS[:2],
+        "recording": (first, RECORDED),
     }[ledger]
 
 
@@ -169,7 +172,10 @@ def measure(given: argparse.Namespace) -> Measured:
         profile.append(plain_figure("what tracing costs", "share of groups/s", losses))
         costs = [ratio - 1 for ratio in pairs(started[0], started[at])]
         claims.append(claim("share of the CPU time that tracing costs", costs, at_most=MAX_TRACING_COST))
-    left_out = (variant.name for variant in (*VARIANTS, IN_MEMORY) if variant not in variants)
+    if (at := by_name.get(RECORDED.name)) is not None:
+        costs = [ratio - 1 for ratio in pairs(started[at], started[0])]
+        profile.append(plain_figure("what recording costs", "share of the CPU time", costs))
+    left_out = (variant.name for variant in (*VARIANTS, IN_MEMORY, RECORDED) if variant not in variants)
     return Measured(rates + cpu + profile, claims, tuple(left_out))
 
 
@@ -185,10 +191,10 @@ def main(argv: list[str] | None = None) -> int:
     benchmark.option("--steps", type=int, default=300)
     benchmark.option(
         "--ledger",
-        choices=("both", "file", "memory", "traces"),
+        choices=("both", "file", "memory", "traces", "recording"),
         default="both",
         help="compare the ledger on disk with one in memory, leave that out, or measure nothing else; "
-        "traces: only what tracing costs",
+        "traces, recording: only what one of these costs",
     )
     return benchmark.run(argv, measure)
 

@@ -164,7 +164,7 @@ def _trained(command: Train) -> BatchTrained:
         version=command.version,
         num_trained_tokens=num_tokens - num_masked,
         num_masked_tokens=num_masked,
-        metrics=(Metric("reward/mean", mean), Metric("train/tokens", num_tokens - num_masked)),
+        metrics=(Metric("reward/mean", mean), Metric("train/tokens", float(num_tokens - num_masked))),
     )
 
 

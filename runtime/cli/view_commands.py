@@ -222,3 +222,30 @@ def trace(
     if slowest is not None:
         chosen = chosen._replace(limit=max(limit, slowest))
     show_trace(run_folder(run), console, chosen, [path for path in (perfetto, chrome) if path is not None])
+
+
+@app.command(
+    epilog="[bold]Examples[/]\n\npenstock replay\n\npenstock replay runs/math-20260801-120000 --actor buffer --until 12"
+    "\n\npenstock replay --break-on 12/3\n\npenstock replay --break-on ReplaceActor --json"
+)
+def replay(
+    run: RunFolder = None,
+    actor: Annotated[str, typer.Option(metavar="NAME", help="Replay this one alone, such as buffer.")] = "",
+    until: Annotated[
+        str, typer.Option(metavar="STEP|EVENT", help="Stop behind this step, or behind an event such as buffer-1:123.")
+    ] = "",
+    break_on: Annotated[
+        str,
+        typer.Option(metavar="KIND|ID", help="Stop at the first event or command of this class, or about this id."),
+    ] = "",
+    anyway: Annotated[bool, typer.Option("--anyway", help="Also where other rules recorded the run.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Take a recorded run (observability.record) through the same state machines: every command must come out again.
+
+    It stops at the first that does not, with both sides and what went before. The exit code is 1 then."""
+    from penstock.runtime.cli.replay import show_replay
+    from penstock.runtime.run.replay import Choice
+
+    choice = Choice(actor, until, break_on, anyway)
+    raise typer.Exit(show_replay(run_folder(run), console, choice, as_json=as_json))

@@ -5,8 +5,10 @@ Invariants:
 * Closed segments are compressed, and removed, the oldest of all writers first, while all that counts is above the
   budget less what the writers may add until the next look: the newest lines are always there.
 * ``removed.json`` says up to when something is missing before the first byte of it goes (:mod:`.removed`).
-* Counted and never removed: logs of processes, which have bounds of their own, and the time accounting, whose sums are
-  the run's. The ledger, checkpoints and what was asked for (samples, dumps, profiles, trackers) do not count.
+* Counted and never removed: logs of processes, which have bounds of their own, the time accounting, whose sums are
+  the run's, and recordings, which are of no use without their beginning: they end at half of the budget. These are
+  not compressed either: they grow fast, and tokens hardly shrink. The ledger, checkpoints and what was asked for
+  (samples, dumps, profiles, trackers) do not count.
 * A disk that is full or gone ends nothing here: the next look tries again. The thread ends with
   :meth:`DiskKeeper.close`, which waits :data:`CLOSE_S` for its last look.
 """
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.observability.nvml import GPU_FILE
+from penstock.runtime.observability.recording import FULL_FILE, RECORDING_FOLDER
 from penstock.runtime.observability.removed import Removed, read_removed, write_removed
 from penstock.runtime.observability.segments import COMPRESSED, SEGMENT, SUFFIX, close_file, files_in, plain_segments
 from penstock.runtime.observability.traces import TRACES_FOLDER
@@ -42,6 +45,8 @@ DEAD_AFTER_S: Final = 60.0
 """The file of an incarnation that was replaced is closed when nothing was written for so long."""
 RESERVE: Final = 1 / 8
 """Share of the budget for what writers have open and add between two looks."""
+RECORDING_SHARE: Final = 1 / 2
+"""Of the budget, that a recording may take."""
 COMPRESSION_LEVEL: Final = 1
 PARTIAL: Final = ".partial"
 _KEPT: Final = ACTIVITY_FILE.removesuffix(SUFFIX)
@@ -58,7 +63,9 @@ class DiskKeeper:
             max_disk_gb: None: there is nothing to do.
         """
         self._folder = run_folder
+        self._recording = run_folder / RECORDING_FOLDER
         self._folders = (run_folder / EVENTS_FOLDER, run_folder / TRACES_FOLDER)
+        self._num_recorded = 0
         self._max_disk_gb = max_disk_gb
         self._num_looks = 0
         self._told: set[str] = set()
@@ -91,7 +98,8 @@ class DiskKeeper:
         is_round = self._num_looks % LOOKS_PER_ROUND == 0
         self._num_looks += 1
         closed = [file for folder in (self._folder, *self._folders) for file in plain_segments(folder)]
-        if not closed and not is_round:
+        before, self._num_recorded = self._num_recorded, len(plain_segments(self._recording))
+        if not closed and not is_round and before == self._num_recorded:
             return
         for step in (partial(self._compress, closed, is_round), partial(self._remove, self._max_disk_gb)):
             try:
@@ -106,7 +114,8 @@ class DiskKeeper:
 
     def _counted(self) -> list[tuple[float, Path, int]]:
         """All files that count: the time of the last line, name and bytes, by their time."""
-        found = [each for folder in (*self._folders, self._folder / LOGS_FOLDER) for each in folder.glob("*")]
+        folders = (*self._folders, self._recording, self._folder / LOGS_FOLDER)
+        found = [each for folder in folders for each in folder.glob("*")]
         names = (EVENTS_FILE, ACTIVITY_FILE, GPU_FILE)
         found += [each for name in names for each in self._folder.glob(f"{name.removesuffix(SUFFIX)}.*")]
         stats = ((file, _stat(file)) for file in found)
@@ -123,10 +132,13 @@ class DiskKeeper:
         total = sum(size for _, _, size in files)
         victims: list[tuple[float, Path]] = []
         for at, file, size in files:
-            is_kept = not SEGMENT.fullmatch(file.name) or file.name.startswith(_KEPT)
+            is_kept = not SEGMENT.fullmatch(file.name) or file.name.startswith(_KEPT) or file.parent == self._recording
             if total > allowed * (1 - RESERVE) and not is_kept:
                 victims.append((at, file))
                 total -= size
+        if sum(size for _, file, size in files if file.parent == self._recording) > allowed * RECORDING_SHARE:
+            (self._recording / FULL_FILE).touch()
+            self._tell("the recording for penstock replay ends here: it has come to half of observability.max_disk_gb")
         if total > allowed:
             self._tell("logs and time accounting alone take more than observability.max_disk_gb; they are left alone")
         if victims:

@@ -1,5 +1,5 @@
-"""Writes what an actor handles to an event log, and what a Learner publishes to a log of weights, and lets another
-observer watch too."""
+"""Writes what an actor handles to an event log and, where that is asked for, whole to a recording, and what a Learner
+publishes to a log of weights; and lets another observer watch too."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
     from penstock.messages.wire import Header
+    from penstock.runtime.observability.recording import Recording
     from penstock.runtime.observability.trackers import EventLog
     from penstock.runtime.observability.weights_log import WeightsLog
     from penstock.runtime.shell.shell import Contexts, Observer
@@ -32,6 +33,7 @@ class EventObserver:
         now_s: Callable[[], float],
         inner: Observer | None = None,
         weights: WeightsLog | None = None,
+        recording: Recording | None = None,
     ) -> None:
         """
         Args:
@@ -41,6 +43,7 @@ class EventObserver:
             now_s: seconds since the start of the run.
             inner: who else watches, such as a ``TraceObserver``.
             weights: where publishes go, of a Learner; whoever made it closes it.
+            recording: what takes each event whole, with its commands; whoever made it closes it.
         """
         self._log = log
         self._name = name
@@ -48,6 +51,7 @@ class EventObserver:
         self._now_s = now_s
         self._inner = inner
         self._weights = weights
+        self._recording = recording
         self.clock_ns: Callable[[], int] = time.time_ns if inner is None else inner.clock_ns
         """Unix time in nanoseconds, or what the inner observer takes for it."""
 
@@ -55,9 +59,22 @@ class EventObserver:
         self, event: Event, header: Header | None, start_ns: int, end_ns: int, commands: list[AnyCommand]
     ) -> Contexts:
         """Log the event; what is returned is the inner observer's."""
-        self._log.append(self._now_s(), self._name, self._epoch, type(event).__name__, subject_text(event))
+        self._write(event, header, commands)
         if self._weights is not None:
             self._weights.saw(event)
         if self._inner is None:
             return NO_CONTEXTS
         return self._inner.handled(event, header, start_ns, end_ns, commands)
+
+    def failed(self, event: Event, header: Header | None, error: Exception) -> None:
+        """Log the event on which the actor has raised: it is the last one."""
+        self._write(event, header, [], error)
+        if self._inner is not None:
+            self._inner.failed(event, header, error)
+
+    def _write(
+        self, event: Event, header: Header | None, commands: list[AnyCommand], error: Exception | None = None
+    ) -> None:
+        self._log.append(self._now_s(), self._name, self._epoch, type(event).__name__, subject_text(event))
+        if self._recording is not None:
+            self._recording.add(event, header, commands, error)

@@ -99,6 +99,9 @@ class TraceObserver:
                 begin(command, end_ns)
         return contexts
 
+    def failed(self, event: Event, header: Header | None, error: Exception) -> None:
+        """There is no span of what was not handled."""
+
     def _untied(self, kind: type[Event], start_ns: int, end_ns: int) -> None:
         """An event about nothing in particular, which is kept at the same rate as groups are, so that a small fraction
         makes a small trace. What it sends is about something, and hangs on the root of that."""

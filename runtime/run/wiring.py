@@ -126,9 +126,14 @@ def inbox_union(name: str) -> Any:  # noqa: ANN401 - a type form
     return _INBOXES[role_of(name)][0]
 
 
+def event_union(name: str) -> Any:  # noqa: ANN401 - a type form
+    """The union of the events that this actor's ``handle`` takes."""
+    return _INBOXES[role_of(name)][1]
+
+
 def hears(name: str) -> frozenset[type[Event]]:
     """The classes of events that this actor's ``handle`` takes."""
-    return classes_of(_INBOXES[role_of(name)][1])
+    return classes_of(event_union(name))
 
 
 # --- machines -----------------------------------------------------------------------------------------------------

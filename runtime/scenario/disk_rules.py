@@ -45,7 +45,7 @@ def segment_bytes(s: Scenario) -> int:
 
 
 def _num_writers(s: Scenario) -> int:
-    """Every actor writes its events, and its spans where there are traces."""
+    """Every actor writes its events, its spans where there are traces, and a recording where there is one."""
     others = sum(each.count for each in (s.teacher, s.reward_model) if each is not None)
     num_actors = NUM_SINGLE_ACTORS + num_engines(s.engines) + others
-    return num_actors * (2 if s.observability.tracing else 1)
+    return num_actors * (1 + s.observability.tracing + s.observability.record)

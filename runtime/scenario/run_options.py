@@ -104,6 +104,9 @@ class ObservabilityOptions(Options, frozen=True, kw_only=True):
     """What events, spans, logs and the time accounting of a run may take of the disk, in 10⁹ bytes. Events and spans
     are compressed as they grow old, and the oldest removed when this is reached, which is told; null: all are kept, as
     they were written."""
+    record: bool = False
+    """Write what every actor handles and asks for to ``recording/`` in the run's folder, whole, so that ``penstock
+    replay`` can go through it again. It takes up to half of `max_disk_gb`, and ends there."""
     report: bool = True
     """Write ``report.html`` at the end of a run."""
     samples: Annotated[int, Meta(ge=0, le=1_000_000)] = 1000

@@ -84,6 +84,10 @@ class Observer(Protocol):
         go with what the commands send."""
         ...
 
+    def failed(self, event: Event, header: Header | None, error: Exception) -> None:
+        """The actor has raised on this event, and its process ends."""
+        ...
+
     def clock_ns(self) -> int:
         """Wall clock for spans."""
         ...
@@ -272,7 +276,11 @@ class Shell:
             commands = self.machine.handle(event)
         else:
             start_ns = observer.clock_ns()
-            commands = self.machine.handle(event)
+            try:
+                commands = self.machine.handle(event)
+            except Exception as error:
+                observer.failed(event, header, error)
+                raise
             contexts = observer.handled(event, header, start_ns, observer.clock_ns(), commands)
         if self.settings.validate:
             self.machine.validate()

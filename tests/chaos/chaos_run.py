@@ -10,6 +10,7 @@ from host_harness import HOST
 from penstock.runtime.chaos.verdict import CHAOS_FILE, Verdict
 from penstock.runtime.chaos.watch import OUTPUT_FILE
 from penstock.runtime.cli.chaos import planned_faults, play
+from penstock.runtime.run.replay import Choice, replay_run
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class ChaosRun:
     ) -> None:
         self.folder = folder
         path = HERE / name
-        keys = (f"runtime.host={HOST}", *overrides, f"run.folder={folder}")
+        keys = (f"runtime.host={HOST}", "observability.record=true", *overrides, f"run.folder={folder}")
         scenario = load_scenario(path, keys)
         planned = planned_faults(scenario, faults, num_faults=None, seed=seed)
         self.verdict: Verdict = play(scenario, path, keys, planned, seed=seed, timeout_s=TIMEOUT_S)
@@ -42,7 +43,8 @@ class ChaosRun:
         return "".join(file.read_text(errors="replace") for file in sorted((self.run_folder / "logs").glob("*.log")))
 
     def assert_clean(self) -> None:
-        """It was completed, every fault came, the audit is clean, nothing was trained twice or generated again."""
+        """It was completed, every fault came, the audit is clean, nothing was trained twice or generated again, and
+        every command comes out again in a replay."""
         verdict = self.verdict
         (output,) = self.folder.glob(f"*/{OUTPUT_FILE}")
         assert verdict.is_clean, f"{verdict}\n{output.read_text(errors='replace')[-3000:]}\n{self.logs()[-3000:]}"
@@ -51,3 +53,11 @@ class ChaosRun:
         assert verdict.issued == verdict.trained + verdict.evaluated > verdict.evaluated, (
             f"{verdict}\n{self.logs()[-5000:]}"
         )
+        assert_replays(self.run_folder)
+
+
+def assert_replays(run_folder: Path) -> None:
+    """Every incarnation of every actor asks for the same again, from all that it heard."""
+    replayed = replay_run(run_folder, Choice())
+    assert (replayed.moment, replayed.notes) == (None, ())
+    assert replayed.num_events > 1000

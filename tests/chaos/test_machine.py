@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from chaos_run import HERE, TIMEOUT_S, ChaosRun
+from chaos_run import HERE, TIMEOUT_S, ChaosRun, assert_replays
 from host_harness import HOST
 
 from penstock.backends.ledger.audit import audit_ledger
@@ -39,6 +39,7 @@ def test_a_full_disk_stops_the_run_with_the_reason_and_it_goes_on_when_there_is_
             *command,
             f"run.folder={tmp_path}",
             f"runtime.host={HOST}",
+            "observability.record=true",
             "run.num_steps=20",
             "--faults",
             "disk_full@0.5",
@@ -59,6 +60,7 @@ def test_a_full_disk_stops_the_run_with_the_reason_and_it_goes_on_when_there_is_
     assert [code == 0 for code in verdict.exit_codes] == [False, True]
     assert "disk is full" in told
     assert audit_ledger(kept.parent / LEDGER_FILE).is_clean
+    assert_replays(kept.parent)
 
 
 def test_the_machine_goes_down_and_the_run_goes_on_after_it(tmp_path: Path) -> None:

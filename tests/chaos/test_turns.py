@@ -6,6 +6,7 @@ from pathlib import Path
 from shutil import copy
 
 import pytest
+from chaos_run import assert_replays
 from live_run import LiveRun
 from turn_faults import FAULTS, mark_of
 
@@ -28,6 +29,7 @@ SHARED = (
     "learner.save_every=3",
     "sampling.max_response_tokens=48",
     f"run.num_steps={NUM_STEPS}",
+    "observability.record=true",
 )
 
 
@@ -45,6 +47,7 @@ def test_either_side_may_be_lost_in_either_turn(tmp_path: Path) -> None:
     assert summary.max_staleness == 1
     assert summary.balance.in_system == 0
     assert audit_ledger(run.folder / LEDGER_FILE).findings == ()
+    assert_replays(run.folder)
     for engine in ("engine/0", "engine/1"):
         both = [
             (ours, theirs)

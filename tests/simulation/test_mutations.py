@@ -106,7 +106,9 @@ def loses_a_sample() -> AbstractContextManager[Any]:
     """A group goes out without its last sample."""
     whole = Assembly.group
     return patch.object(
-        Assembly, "group", lambda self: msgspec.structs.replace(whole(self), samples=whole(self).samples[:-1])
+        Assembly,
+        "group",
+        lambda self, **fields: msgspec.structs.replace(g := whole(self, **fields), samples=g.samples[:-1]),
     )
 
 
@@ -158,9 +160,9 @@ def two_writers() -> AbstractContextManager[Any]:
 
     commit = MemoryStore.commit
 
-    def trusting(self: MemoryStore, entries: Any) -> None:
+    def trusting(self: MemoryStore, entries: Any, snapshot: Any = None) -> None:
         self._epoch = self._ledger.epoch
-        commit(self, entries)
+        commit(self, entries, snapshot)
 
     return patch.object(MemoryStore, "commit", trusting)
 
@@ -193,12 +195,13 @@ def forms_the_open_batch_anew() -> AbstractContextManager[Any]:
     """A Buffer that comes back has forgotten the open lease."""
     construct = Buffer.__init__
 
-    def forgetful(self: Buffer, settings: Any, policy: Any, records: Any = ()) -> None:
-        records = list(records)
+    def forgetful(
+        self: Buffer, settings: Any, policy: Any, records: Any = (), *, row_of: Any = None, kept: Any = None
+    ) -> None:
+        records = list(records)  # all of them, and no snapshot
         trained = {entry.version for entry in records if type(entry).__name__ == "StepRecorded"}
-        construct(
-            self, settings, policy, [e for e in records if not isinstance(e, BatchLeased) or e.version in trained]
-        )
+        known = [e for e in records if not isinstance(e, BatchLeased) or e.version in trained]
+        construct(self, settings, policy, known, row_of=row_of)
 
     return _both(patch.object(Buffer, "__init__", forgetful), without_validation())
 
@@ -207,11 +210,13 @@ def forgets_its_grants() -> AbstractContextManager[Any]:
     """A Buffer that comes back has missed the last grant."""
     construct = Buffer.__init__
 
-    def forgetful(self: Buffer, settings: Any, policy: Any, records: Any = ()) -> None:
-        records = list(records)
+    def forgetful(
+        self: Buffer, settings: Any, policy: Any, records: Any = (), *, row_of: Any = None, kept: Any = None
+    ) -> None:
+        records = list(records)  # all of them, and no snapshot
         if records and isinstance(records[-1], GroupsGranted):
             records.pop()
-        construct(self, settings, policy, records)
+        construct(self, settings, policy, records, row_of=row_of)
 
     return patch.object(Buffer, "__init__", forgetful)
 

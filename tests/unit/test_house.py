@@ -44,6 +44,7 @@ CATCHES_EVERYTHING = {
     "runtime/contracts/checks.py": "the user's code may raise anything, and that is what a contract finds",
     "runtime/contracts/playing.py": "the user's code may raise anything, and that is how its episode ends",
     "runtime/observability/tracker_process.py": "a tracker may raise anything, which is counted and told",
+    "runtime/run/replay.py": "whatever a machine raises is what its user looks for, and the answer",
     "runtime/hosts/driver/main.py": "the edge of a process: the launcher tells where the story is",
     "runtime/hosts/processes/actor_process.py": "the edge of a process: whatever it is, the supervisor hears the story",
 }

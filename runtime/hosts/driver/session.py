@@ -223,6 +223,7 @@ class Session:
             trace_fraction=observability.trace_fraction,
             otlp_endpoint=observability.otlp_endpoint,
             segment_bytes=segment_bytes(job.scenario),
+            records=observability.record,
             wiring=job.wiring,
             plan=plan,
         )

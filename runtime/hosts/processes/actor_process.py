@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.processes.remote_ranks import RemoteRanks
     from penstock.runtime.observability.event_observer import EventObserver
+    from penstock.runtime.observability.recording import Recording
     from penstock.runtime.observability.span_collector import SpanCollector
     from penstock.runtime.observability.spans import AttributeValue
     from penstock.runtime.observability.tracing import TraceObserver
@@ -79,7 +80,9 @@ def run_process(boot: Boot, *, node_id: str, node_host: str, remote_ranks: Remot
 def _run_actor(boot: Boot, links: Links, pulse: Pulse, remote_ranks: RemoteRanks | None) -> EndKind:
     began_s, clock = time.monotonic(), RunClock(boot.started_unix_s)
     with ExitStack() as stack:
-        loop = ActorLoop(boot, links, pulse, clock, _open_event_log(boot, stack, clock), remote_ranks)
+        recording = _open_recording(boot, stack, clock)
+        observer = _open_event_log(boot, stack, clock, recording)
+        loop = ActorLoop(boot, links, pulse, clock, observer, remote_ranks, recording)
         stack.callback(loop.close)
         gc.collect()
         gc.freeze()  # modules and the model are there to stay; walking them costs milliseconds
@@ -142,9 +145,21 @@ def _ignore(number: int, frame: FrameType | None) -> None:
     """Signals are heard elsewhere."""
 
 
-def _open_event_log(boot: Boot, stack: ExitStack, clock: RunClock) -> EventObserver:
-    """What watches the shell: the event log of this incarnation, of a Learner the log of weights, and the traces where
-    they are on."""
+def _open_recording(boot: Boot, stack: ExitStack, clock: RunClock) -> Recording | None:
+    if not boot.records:
+        return None
+    from penstock.runtime.observability.recording import Recording
+
+    recording = Recording(
+        Path(boot.run_folder), boot.name, boot.epoch, now_s=clock.now_s, segment_bytes=boot.segment_bytes
+    )
+    stack.callback(recording.close)
+    return recording
+
+
+def _open_event_log(boot: Boot, stack: ExitStack, clock: RunClock, recording: Recording | None) -> EventObserver:
+    """What watches the shell: the event log of this incarnation and its recording, of a Learner the log of weights, and
+    the traces where they are on."""
     from penstock.runtime.observability.event_observer import EventObserver
     from penstock.runtime.observability.trackers import EventLog, event_file
     from penstock.runtime.observability.weights_log import WeightsLog
@@ -156,7 +171,15 @@ def _open_event_log(boot: Boot, stack: ExitStack, clock: RunClock) -> EventObser
     if boot.name == LEARNER:
         weights = WeightsLog(Path(boot.run_folder))
         stack.callback(weights.close)
-    return EventObserver(log, name=boot.name, epoch=boot.epoch, now_s=clock.now_s, inner=traces, weights=weights)
+    return EventObserver(
+        log,
+        name=boot.name,
+        epoch=boot.epoch,
+        now_s=clock.now_s,
+        inner=traces,
+        weights=weights,
+        recording=recording,
+    )
 
 
 def _open_traces(boot: Boot, stack: ExitStack) -> TraceObserver | None:

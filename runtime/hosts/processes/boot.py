@@ -103,6 +103,8 @@ class Boot(Value, frozen=True, kw_only=True):
     otlp_endpoint: str | None
     segment_bytes: int = 0
     """From what size on a file of events or spans is closed and the next one begun; 0: never."""
+    records: bool = False
+    """What the actor handles is recorded whole."""
     wiring: str
     """Module with a :class:`Wiring`."""
     plan: bytes

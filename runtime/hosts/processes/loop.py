@@ -48,6 +48,7 @@ from penstock.runtime.hosts.processes.descendants import resident_bytes
 from penstock.runtime.hosts.processes.links import LineState
 from penstock.runtime.hosts.processes.wakeup import Wakeup
 from penstock.runtime.observability.activity import ActivityClock
+from penstock.runtime.observability.recording import LedgerTee
 from penstock.runtime.shell.shell import Shell, ShellSettings
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from penstock.runtime.hosts.processes.boot import Wiring
     from penstock.runtime.hosts.processes.heartbeat import Pulse
     from penstock.runtime.hosts.processes.links import Links
+    from penstock.runtime.observability.recording import Recording
     from penstock.runtime.shell.shell import Observer
 
 MAX_FRAMES_A_TURN: Final = 64
@@ -118,11 +120,26 @@ class RunClock:
         return time.monotonic() + self._offset_s
 
 
-def _built(wiring: Wiring, boot: Boot, plan: Any, store: LedgerStore | None) -> Machine[Any]:  # noqa: ANN401
+def _built(
+    wiring: Wiring,
+    boot: Boot,
+    plan: Any,  # noqa: ANN401 - of the wiring
+    store: LedgerStore | None,
+    recording: Recording | None,
+) -> Machine[Any]:
     if store is None:
-        return wiring.build_machine(boot.name, plan, epoch=boot.epoch)
+        machine = wiring.build_machine(boot.name, plan, epoch=boot.epoch)
+        if recording is not None:
+            recording.begin(boot.plan)
+        return machine
     store.claim(boot.epoch)  # from here on nobody else adds to what is read next
-    return wiring.build_machine(boot.name, plan, epoch=boot.epoch, records=store.entries(), kept=store.kept_books())
+    records, kept = store.entries(), store.kept_books()
+    if recording is None:
+        return wiring.build_machine(boot.name, plan, epoch=boot.epoch, records=records, kept=kept)
+    tee = LedgerTee(kept, records)
+    machine = wiring.build_machine(boot.name, plan, epoch=boot.epoch, records=tee.records, kept=tee.kept)
+    recording.begin(boot.plan, tee.read())
+    return machine
 
 
 class ActorLoop:
@@ -136,6 +153,7 @@ class ActorLoop:
         clock: RunClock,
         observer: Observer | None,
         remote_ranks: RemoteRanks | None = None,
+        recording: Recording | None = None,
     ) -> None:
         """Imports the actor and builds it; nothing of it runs yet."""
         wiring = load_wiring(boot.wiring)
@@ -156,9 +174,10 @@ class ActorLoop:
         self._cut: set[str] = set()
         """Peers whose line went down, and whom nobody has given up."""
         self._next_report_s = self._next_lines_s = 0.0
+        self._recording = recording
         self._store = open_ledger(Path(boot.run_folder)) if boot.name == BUFFER else None
         self._timers = ThreadTimers(self._fail)
-        self._machine: Machine[Any] = _built(wiring, boot, plan, self._store)
+        self._machine: Machine[Any] = _built(wiring, boot, plan, self._store, recording)
         self._backend: Backend[Any] | None = wiring.open_backend(
             boot.name, plan, epoch=boot.epoch, timers=self._timers, store=self._store, host=links.host,
             remote_ranks=remote_ranks if is_engine(boot.name) or boot.name == LEARNER else None,
@@ -307,6 +326,8 @@ class ActorLoop:
             self._activities.switch(now.activity, now_s, now.occupancy, now.outside)
         if now_s >= self._next_report_s:
             self._next_report_s = now_s + self.boot.heartbeat_s
+            if self._recording is not None:
+                self._recording.flush()
             self._report(now_s)
 
     def _look_at_lines(self) -> None:

@@ -282,6 +282,9 @@ class _Observer:
             watcher.handled(process, event, header, commands)
         return NO_CONTEXTS
 
+    def failed(self, event: Event, header: Header | None, error: Exception) -> None:
+        """The error ends the run, and tells by itself."""
+
     def clock_ns(self) -> int:
         """Handling takes no virtual time."""
         return 0

@@ -22,6 +22,7 @@ from penstock.runtime.hosts.virtual.accounting import RunAccounts
 from penstock.runtime.hosts.virtual.event_digest import EventDigest
 from penstock.runtime.hosts.virtual.host import HostSettings, VirtualHost
 from penstock.runtime.hosts.virtual.process import Player
+from penstock.runtime.hosts.virtual.recording import RunRecording
 from penstock.runtime.hosts.virtual.simulate_view import ProgressView, Result, result_table
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
 from penstock.runtime.observability.disk_budget import DiskKeeper
@@ -124,6 +125,11 @@ class Simulation:
             self.host.clock, self.figures, recorder=self._recorder, events=self._events, on_step=self._tell
         )
         self.host.watch(self.accounts, events=self._events is not None)
+        self._recording: RunRecording | None = None
+        if run_folder is not None and scenario.observability.record:
+            plan = plan_of(scenario)
+            self._recording = RunRecording(run_folder, lambda _: plan, segment_bytes=segment_bytes(scenario))
+            self.host.watch(self._recording)
 
     def run(self, console: Console | None = None) -> Ending:
         """Go on to the end of the run."""
@@ -160,6 +166,8 @@ class Simulation:
         """Close the files as they are; after a run that ended it does nothing."""
         if self._recorder is not None and self._events is not None:
             self._recorder.abandon()
+        if self._recording is not None:
+            self._recording.close()
 
     def last_word(self, ending: Ending) -> RunFinished:
         """What the Buffer said at the end, or what is known without it."""
@@ -211,9 +219,9 @@ def _rare_collections() -> Generator[None]:
         gc.set_threshold(*thresholds)
 
 
-def casting_of(scenario: Scenario) -> Casting:
-    """Who plays whom: the machines and the simulated backends of the wiring."""
-    plan = RunPlan(
+def plan_of(scenario: Scenario) -> RunPlan:
+    """What the actors of a simulated run know about it."""
+    return RunPlan(
         scenario=scenario,
         run_id="simulated",
         run_folder="",
@@ -222,6 +230,11 @@ def casting_of(scenario: Scenario) -> Casting:
         sources=row_sources(scenario),
         num_evaluation_prompts=num_evaluation_prompts(scenario),
     )
+
+
+def casting_of(scenario: Scenario) -> Casting:
+    """Who plays whom: the machines and the simulated backends of the wiring."""
+    plan = plan_of(scenario)
 
     def cast(name: str, epoch: int, timers: Timers, store: LedgerStore | None) -> Player:
         return Player(

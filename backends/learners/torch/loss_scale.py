@@ -86,5 +86,4 @@ class LossScale:
             return
         if KEY not in tensors:
             raise CheckpointError(f"the checkpoint has no {KEY}, and float16 is trained with one")
-        value, good_steps = tensors[KEY].tolist()
-        self.value, self._good_steps = float(value), int(good_steps)
+        self.value, self._good_steps = float(tensors[KEY][0]), int(tensors[KEY][1])

@@ -86,12 +86,12 @@ NO_LATENT_ATTENTION: Final = "RuntimeError: Expected size for first two dimensio
 """``torch_native`` is the only attention of SGLang 0.5.23 on a CPU without AMX. Prompts of latent attention come to it
 with keys of each head, and it takes the compressed ones out of the cache instead."""
 NO_PLAIN_ROTATION: Final = "assert rope_scaling is not None"
-"""For latent attention the CPU build has the rotary positions of ``yarn`` alone."""
+"""For DeepSeek-V3 the CPU build has the rotary positions of ``yarn`` alone."""
 UNSERVED: Final = {
     "DeepSeek-V3": (Family("deepseek_v3", LATENT), NO_LATENT_ATTENTION),
     "Kimi K2": (Family("deepseek_v3", KIMI), NO_LATENT_ATTENTION),
     "Moonlight": (Family("deepseek_v3 plain", LATENT), NO_PLAIN_ROTATION),
-    "GLM-4.7-Flash": (Family("glm4_moe_lite"), NO_PLAIN_ROTATION),
+    "GLM-4.7-Flash": (Family("glm4_moe_lite", LATENT | {"first_k_dense_replace": 1}), NO_LATENT_ATTENTION),
 }
 
 

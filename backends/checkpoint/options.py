@@ -11,6 +11,8 @@ from penstock.messages.option_keys import FileKey, ModelKey
 
 ModelSize = Literal["xs", "s", "m", "moe_xs", "vlm_xs"]
 """Models that can be made."""
+ModelDtype = Literal["float32", "bfloat16", "float16"]
+"""Types of number that models compute in."""
 SEEING_MODEL: Final = "vlm_xs"
 """The one that sees images."""
 
@@ -28,8 +30,9 @@ class ModelOptions(Options, frozen=True, kw_only=True):
     make: ModelSize | None = None
     """A small Qwen3 (`moe_xs`: Qwen3-MoE; `vlm_xs`: Qwen2.5-VL, which sees images) with random weights and a character
     tokenizer, made in the run's folder from the run's seed."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of number that the model computes in; `bfloat16` for large models on GPUs. The learner's own weights and
-    what the optimizer keeps are float32 either way."""
+    dtype: ModelDtype = "float32"
+    """Type of number that the model computes in; `bfloat16` for large models on GPUs; `float16`, with the torch
+    learner, rounds an eighth as much and is trained with a loss scale (docs/learner.md). The learner's own weights and
+    what the optimizer keeps are float32 in any case."""
     max_context: Annotated[int, Meta(ge=16)] = 512
     """Prompt and response together, in tokens."""

@@ -69,7 +69,7 @@ class EngineContext:
     max_context: int
     """Tokens of prompt and response together."""
     dtype: str
-    """``float32`` or ``bfloat16``."""
+    """``float32``, ``bfloat16`` or ``float16``."""
     true_on_policy: bool = False
     """Its log-probs have the bits of the learner's."""
     seed: int

@@ -27,13 +27,14 @@ from penstock.messages.errors import UserFault
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from penstock.backends.checkpoint.options import ModelDtype
     from penstock.backends.engines.options import EnginesOptions
     from penstock.backends.weights.service_messages import Libraries
 
 NUM_COPIES: Final = 3
 """Kept at once: the newest, the one before (engines may still read it), and the one being written."""
 
-_ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
+_ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 _HEADER_BYTES: Final = 8
 _LFS_POINTER: Final = b"version https://git-lfs"
 
@@ -128,7 +129,7 @@ def check_libraries(ours: Libraries, theirs: Libraries | None, backend: Literal[
     return ""
 
 
-def model_size_bytes(folder: Path, dtype: Literal["float32", "bfloat16"]) -> int:
+def model_size_bytes(folder: Path, dtype: ModelDtype) -> int:
     """Size of a checkpoint's weights once they are held as ``dtype``; reads only the headers of its files.
 
     Raises:

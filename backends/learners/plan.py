@@ -52,7 +52,7 @@ class LearnerPlan(Value, frozen=True, kw_only=True):
     temperature: float
     """Of the sampling; 1 where engines draw greedily, as they then report log-probs of temperature 1."""
     dtype: str
-    """``float32``, or ``bfloat16`` with float32 copies of the weights in the optimizer."""
+    """``float32``, or ``bfloat16`` or ``float16`` with float32 copies of the weights in the optimizer."""
     seed: int
     """Of the run."""
     num_steps: int

@@ -1,7 +1,7 @@
 """Whether a rank of the learner, and an engine, have room on one GPU, before anything is started.
 
 A rank of the torch learner needs of each weight 16 bytes with ``parallel: fsdp`` (float32 weight, gradient and two
-moments, shared out over the ranks); where weights are not shared out and ``model.dtype`` is bfloat16, 2 more for the
+moments, shared out over the ranks); where weights are not shared out and ``model.dtype`` has 16 bits, 2 more for the
 copy that computes. Activations, logits, and all of the Megatron learner are counted by
 :mod:`~penstock.backends.learners.megatron.layout.memory`; the layers of transformers, which are not fused, keep twice
 as much. SGLang's servers have the weights in ``model.dtype``, shared out over their GPUs, and what

@@ -49,10 +49,20 @@ def megatron_rules(s: Scenario) -> Iterator[Broken]:
             yield KEY, f"has no effect with learner.backend: {learner.backend}; set it to megatron, or remove the block"
         return
     yield from _keys(learner)
+    yield from _precision(s)
     yield from _fields(s)
     yield from _overlaps(learner.megatron)
     yield from _replay(s)
     yield from _model(s)
+
+
+def _precision(s: Scenario) -> Iterator[Broken]:
+    if s.model.dtype == "float16":
+        yield (
+            ("model", "dtype"),
+            "float16 is trained with a loss scale, which the Megatron learner has not; set it to bfloat16, or "
+            "learner.backend to torch",
+        )
 
 
 def _keys(learner: LearnerOptions) -> Iterator[Broken]:

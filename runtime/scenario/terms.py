@@ -89,7 +89,7 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
     **dict.fromkeys(
         ("gradient_checkpointing", "enable_gradient_checkpointing"), ("learner.activation_checkpointing", "")
     ),
-    **dict.fromkeys(("bf16", "fp16", "torch_dtype", "param_dtype"), ("model.dtype", "bfloat16 or float32")),
+    **dict.fromkeys(("bf16", "fp16", "torch_dtype", "param_dtype"), ("model.dtype", "bfloat16, float16 or float32")),
     **dict.fromkeys(
         ("max_steps", "total_training_steps", "total_steps", "num_rollout", "train_steps"), ("run.num_steps", "")
     ),

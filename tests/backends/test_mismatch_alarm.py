@@ -169,15 +169,17 @@ def test_a_mismatch_of_two_hundredths_of_a_nat_is_named(
     assert ("at 1.03 times the learner's temperature" in text) == (fault == "the temperature")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("mode", UpdateMode)
-def test_in_bfloat16_a_wrong_temperature_is_named_and_rounding_is_not(
-    before: Case, trained: Case, mode: UpdateMode
+def test_in_16_bits_a_wrong_temperature_is_named_and_rounding_is_not(
+    before: Case, trained: Case, mode: UpdateMode, dtype: str
 ) -> None:
     for seed in range(2):
-        right, notices = heard(trained, draw(before, trained, Drawn(mode, dtype="bfloat16"), seed), "bfloat16")
+        right, notices = heard(trained, draw(before, trained, Drawn(mode, dtype=dtype), seed), dtype)
         assert (right["train/mismatch_alarm"], notices) == (0, ())
-        warm = draw(before, trained, Drawn(mode, temperature=1.03, dtype="bfloat16"), seed)
-        wrong, (text,) = heard(trained, warm, "bfloat16")
+        assert right["train/fresh_logprob_abs_diff"] < {"bfloat16": 0.02, "float16": 0.0025}[dtype]
+        warm = draw(before, trained, Drawn(mode, temperature=1.03, dtype=dtype), seed)
+        wrong, (text,) = heard(trained, warm, dtype)
         assert wrong["train/fresh_logprob_abs_diff"] < 0.05  # of which rounding alone may be as much in a large model
         assert wrong["train/mismatch_alarm"] == 1
         assert "at 1.03 times the learner's temperature" in text

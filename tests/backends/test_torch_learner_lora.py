@@ -201,7 +201,9 @@ def test_the_canary_of_the_learner_is_what_the_published_weights_say(
     torch.testing.assert_close(said, expected, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize(("options", "dtype"), [(LORA, "float32"), (WITH_KL, "float32"), (LORA, "bfloat16")])
+@pytest.mark.parametrize(
+    ("options", "dtype"), [(LORA, "float32"), (WITH_KL, "float32"), (LORA, "bfloat16"), (LORA, "float16")]
+)
 def test_a_learner_with_adapters_goes_on_bit_for_bit(
     options: LearnerOptions, dtype: str, model_folder: Path, tmp_path: Path, opened: list[RunningLearner]
 ) -> None:

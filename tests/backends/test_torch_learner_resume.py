@@ -89,6 +89,7 @@ CASES: Final = {
         LearnerOptions(learning_rate=1e-2, num_updates=3, num_passes=2, objective=objective("ppo", critic_only_steps=2))
     ),
     "shared_critic": Case(LearnerOptions(learning_rate=1e-2, num_updates=2, objective=SHARED), "bfloat16"),
+    "shared_critic_in_float16": Case(LearnerOptions(learning_rate=1e-2, num_updates=2, objective=SHARED), "float16"),
     "own_critic_in_bfloat16": Case(LearnerOptions(learning_rate=1e-2, objective=objective("ppo")), "bfloat16"),
     "everything": Case(
         LearnerOptions(learning_rate=1e-2, lr_schedule="linear", warmup_steps=4, warm_start=WARM_START, objective=KL),

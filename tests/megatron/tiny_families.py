@@ -5,15 +5,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
-from penstock.backends.checkpoint.terminal import quiet_transformers
+sys.path.insert(0, str(Path(__file__).parents[1] / "sglang"))
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from tiny_models import END_ID, PAD_ID, VOCAB_SIZE, make_tokenizer
+
+from penstock.backends.checkpoint.terminal import quiet_transformers
 
 models: Any = transformers
 SIZES: dict[str, Any] = {
@@ -103,8 +108,24 @@ def has_experts(name: str) -> bool:
 
 def make_tiny(name: str, folder: Path) -> Path:
     """Write a model whose weights all differ: norms away from 1 and biases from 0, so that a mix-up shows."""
+    return _write(CONFIGS[name], folder)
+
+
+def make_served(name: str, folder: Path, **published: object) -> Path:
+    """The same with a vocabulary of words and its tokenizer, for a whole run; what is ``published`` stands in the
+    ``config.json`` as well, without transformers knowing it."""
+    config = copy.deepcopy(CONFIGS[name])
+    config.vocab_size, config.eos_token_id, config.pad_token_id = VOCAB_SIZE, END_ID, PAD_ID
+    _write(config, folder)
+    make_tokenizer().save_pretrained(str(folder))
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | published))
+    return folder
+
+
+def _write(config: Any, folder: Path) -> Path:  # noqa: ANN401 - a config of transformers
     torch.manual_seed(3)
-    model = models.AutoModelForCausalLM.from_config(CONFIGS[name]).float()
+    model = models.AutoModelForCausalLM.from_config(config).float()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

@@ -162,3 +162,35 @@ def test_servers_and_an_embedded_engine_serve_one_run(environment: SglangEnviron
         run.interrupt()
         folder = run.folder
     assert audit_ledger(folder / LEDGER_FILE).is_clean
+
+
+FLOAT16 = (
+    "run.num_steps=4",
+    "run.seed=3",
+    "model.dtype=float16",
+    "engines.count=1",
+    "reward.function=random",
+    "staleness.policy=sync",  # so that every token is trained by the weights that made it
+    "staleness.max_staleness=0",
+    "sampling.max_response_tokens=32",
+    "learner.groups_per_batch=4",
+    "learner.warm_start=null",
+    "runtime.heartbeat_timeout_s=30",
+)
+
+
+# Loss scale and overflows are in tests/backends/test_torch_learner_float16.py, and how weights of two types travel in
+# tests/backends/test_contracts.py: what is left is that a server computes in it.
+@pytest.mark.slow
+@pytest.mark.timeout(580)
+def test_a_server_and_the_learner_agree_in_float16(environment: SglangEnvironment, tmp_path: Path) -> None:
+    assert environment.is_cpu
+    with LiveRun("sglang_cpu.yaml", tmp_path, FLOAT16, timeout_s=RUN_S) as run:
+        summary = run.finish()
+        steps = read_steps(run.folder)
+        assert [step.version for step in steps] == [1, 2, 3, 4]
+        assert all(step.metrics["train/loss_scale"] for step in steps)
+        for step in steps:  # as far apart as float16 rounds, and not as bfloat16 does
+            assert 1e-6 < (step.metrics["train/train_rollout_logprob_abs_diff"] or 0.0) < 2.5e-3
+        assert summary.restarts == ()
+        assert audit_ledger(run.folder / LEDGER_FILE).is_clean

@@ -90,7 +90,7 @@ def make_tiny_model(folder: Path, architecture: Architecture = "qwen3", *, seed:
         assert model.generation_config is not None
         model.generation_config.eos_token_id = END_ID
         model.save_pretrained(folder)
-    _tokenizer().save_pretrained(str(folder))
+    make_tokenizer().save_pretrained(str(folder))
     return folder
 
 
@@ -109,7 +109,7 @@ def _random_model(architecture: Architecture) -> Qwen3ForCausalLM | LlamaForCaus
             )  # fmt: skip
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

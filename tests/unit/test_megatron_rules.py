@@ -50,6 +50,13 @@ def refused(learner: dict[str, Any], **blocks: Any) -> tuple[str, str]:  # noqa:
     return ".".join(map(str, found[0])), found[1]
 
 
+def test_float16_is_for_the_learner_that_scales_its_loss() -> None:
+    key, text = refused({}, model={"make": "xs", "dtype": "float16"})
+    assert key == "model.dtype"
+    assert "loss scale" in text
+    assert broken_rule(scenario({"backend": "torch"}, model={"make": "xs", "dtype": "float16"})) is None
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Callable[..., str]:
     """Writes a ``config.json``; says where."""

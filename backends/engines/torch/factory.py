@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.backends.weights.protocol import WeightFetcher
     from penstock.messages.commands import EngineCommand
 
-DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def open_torch_engine(

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.batch.updates import Update
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.torch.critic import Critic
+    from penstock.backends.learners.torch.loss_scale import LossScale
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.rounds import MicroBatch
     from penstock.backends.learners.training.batch_trainer import UpdateWork
@@ -57,6 +58,7 @@ class Accumulation:
         *,
         temperature: float,
         check_stop: Callable[[], None],
+        scale: LossScale,
         workers: WorkerGroup,
         recorder: TokenRecorder | None,
     ) -> None:
@@ -67,6 +69,7 @@ class Accumulation:
         self._critic = critic
         self._options = options
         self._temperature = temperature
+        self._scale = scale
         self._workers = workers
         opened = open_objective(objective, num_steps=options.num_updates * options.num_passes)
         self._objective = opened if recorder is None else recorder.around(opened)
@@ -221,7 +224,7 @@ class Accumulation:
                 with torch.no_grad():
                     hidden = self._scores(batch, with_reference=False).hidden
             terms = critic.terms(batch.packed, hidden, own.value_targets(batch.part))
-            torch.autograd.backward(terms.loss)
+            self._send_back(terms.loss)
             return terms.figures
 
         return self._rounds.run("values", batches, spare, work)
@@ -276,12 +279,15 @@ class Accumulation:
         """Send the loss of the policy back through it, and that of the values; the figures of these."""
         critic = self._critic
         if critic is None or not critic.is_shared:
-            torch.autograd.backward(loss)
+            self._send_back(loss)
         if critic is None:
             return {}
         terms = critic.terms(batch.packed, hidden, own.value_targets(batch.part))
         if critic.is_shared:
-            torch.autograd.backward(loss + self._options.objective.value_coef * terms.loss)
+            self._send_back(loss + self._options.objective.value_coef * terms.loss)
         else:
-            torch.autograd.backward(terms.loss)
+            self._send_back(terms.loss)
         return terms.figures
+
+    def _send_back(self, loss: Tensor) -> None:
+        torch.autograd.backward(self._scale.scaled(loss))

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.batch.packing import PackedTokens
     from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.torch.loss_scale import LossScale
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.training.step import ValueTargets
     from penstock.backends.learners.worker_group.workers import WorkerGroup
@@ -61,13 +62,20 @@ class Critic:
     """Owns the weights that predict values, and their optimizer."""
 
     def __init__(
-        self, policy: PackedModel, options: LearnerOptions, *, num_steps: int, workers: WorkerGroup = SOLO
+        self,
+        policy: PackedModel,
+        options: LearnerOptions,
+        *,
+        num_steps: int,
+        scale: LossScale | None = None,
+        workers: WorkerGroup = SOLO,
     ) -> None:
         """
         Args:
             policy: as it is before the first step; what the trunk is copied from or shared with.
             options: the ``learner:`` block.
             num_steps: of the whole run, for the schedule.
+            scale: of the losses; see :class:`.MasterAdamW`.
             worker group: the ranks that the policy is on.
 
         Raises:
@@ -95,6 +103,7 @@ class Critic:
             weight_decay=options.weight_decay,
             max_grad_norm=options.max_grad_norm,
             compute_dtype=policy.dtype,
+            scale=scale,
             workers=workers,
         )
 
@@ -134,7 +143,7 @@ class Critic:
             name: of this step, for the message.
 
         Raises:
-            DivergedError: the loss or the gradient is not finite.
+            DivergedError: see :meth:`.MasterAdamW.step`.
         """
         return self._optimizer.step(self.learning_rate(step), loss=loss, name=f"{name}, critic")
 

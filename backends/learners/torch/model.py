@@ -53,10 +53,10 @@ if TYPE_CHECKING:
 
 ADAPTER_PREFIX: Final = "adapter/"
 """How names of adapters begin in the state of a trainer."""
-DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LEAK_TOLERANCE: Final = 1e-5
 """Nats by which the tokens of another sequence may change one: shapes are the same, so nothing is rounded otherwise."""
-SHIFT_TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+SHIFT_TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Mean nats between a sequence alone and behind another, where products of other shapes round otherwise."""
 
 
@@ -255,6 +255,11 @@ class PackedModel:
             alone = self.logprobs(pack([last]), temperature=1.0)
             behind, behind_other = (
                 self.logprobs(pack([self._probe(start), last]), temperature=1.0)[-len(alone) :] for start in (1, 2)
+            )
+        if self.dtype == torch.float16 and not bool(alone.isfinite().all()):
+            raise CheckpointError(
+                f"{type(self.model).__name__}: what it computes is larger than float16 holds (65504), and log-probs "
+                "are no numbers; set model.dtype: bfloat16"
             )
         leak, shift = float((behind - behind_other).abs().max()), float((behind - alone).abs().mean())
         if not (leak <= LEAK_TOLERANCE and shift <= SHIFT_TOLERANCE[self.dtype]):

@@ -2,10 +2,11 @@
 
 Invariants:
 
-* Gradients of all micro-batches are summed in float32. A bfloat16 model keeps a float32 copy of each weight, which
-  is what the optimizer changes; the model holds its rounded value. (A step of 1e-6 is lost in bfloat16.)
+* Gradients of all micro-batches are summed in float32. A bfloat16 or float16 model keeps a float32 copy of each weight,
+  which is what the optimizer changes; the model holds its rounded value. (A step of 1e-6 is lost in either.)
 * What ``state`` gave and ``restore`` took makes the next step the same, bit for bit.
-* A step whose gradient is not finite changes nothing and raises.
+* A step whose gradient is not finite changes nothing and raises; under a loss scale, which may be at fault, it changes
+  nothing.
 * Over ranks a gradient is the sum of theirs, and its norm that of all weights. Every rank comes to the same decision.
   Of sharded weights (DTensors) each rank changes its own share, and ``state`` has shares; ``restore`` takes either.
 """
@@ -22,6 +23,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.backends.learners.checkpoints.shards import is_divided, local_of
+from penstock.backends.learners.torch.loss_scale import LossScale
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.learners.torch.parallel import like, load_into
 from penstock.backends.learners.training.alarms import non_finite
@@ -55,6 +57,7 @@ class MasterAdamW:
         weight_decay: float,
         max_grad_norm: float,
         compute_dtype: torch.dtype = torch.float32,
+        scale: LossScale | None = None,
         workers: WorkerGroup = SOLO,
     ) -> None:
         """
@@ -64,6 +67,7 @@ class MasterAdamW:
             weight_decay: of matrices.
             max_grad_norm: what a larger gradient is scaled down to.
             compute_dtype: what the model computes in, also where its weights are more exact than that here.
+            scale: what gradients are multiplied by when they come; None: nothing.
             worker group: all ranks.
         """
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -73,6 +77,7 @@ class MasterAdamW:
         self._max_grad_norm = max_grad_norm
         self._workers = workers
         self._is_rounded = compute_dtype != torch.promote_types(compute_dtype, torch.float32)
+        self._scale = scale or LossScale(torch.float32)
         self._is_summed = False
         self._is_sharded = any(isinstance(parameter, DTensor) for parameter in self._parameters)
         self._hooks = [
@@ -98,13 +103,16 @@ class MasterAdamW:
             name: of this step, for the message.
 
         Returns:
-            The norm of the gradient before clipping.
+            The norm of the gradient before clipping; one that is not finite where it has overflown under a loss scale.
 
         Raises:
-            DivergedError: the loss or the gradient is not finite.
+            DivergedError: the loss is not finite, or the gradient where nothing scales it.
         """
         self.sum_gradients()
         norm = self._clip()
+        if self._scale.is_dynamic and math.isfinite(loss) and not math.isfinite(norm):
+            self.forget_gradients()
+            return norm
         if (error := non_finite(loss=loss, norm=norm, name=name)) is not None:
             self.forget_gradients()
             raise error
@@ -120,9 +128,18 @@ class MasterAdamW:
         return list(self._masters)
 
     def sum_gradients(self) -> None:
-        """Add up over the ranks what each has found alone; ``step`` does it otherwise, and not twice."""
-        if self._workers.is_alone or self._is_sharded or self._is_summed:
+        """Add up over the ranks what each has found alone, and divide by the scale; ``step`` does it otherwise, and not
+        twice."""
+        if self._is_summed:
             return
+        if not (self._workers.is_alone or self._is_sharded):
+            self._sum_over_ranks()
+        if self._scale.is_dynamic:
+            for gradient in (master.grad for master in self._masters if master.grad is not None):
+                gradient.mul_(1.0 / self._scale.value)
+        self._is_summed = True
+
+    def _sum_over_ranks(self) -> None:
         # A weight that no rank has reached is left alone, as it would be on one.
         found = torch.tensor([float(master.grad is not None) for master in self._masters])
         is_reached = cast("list[float]", self._workers.max_(found.to(self._workers.device)).tolist())
@@ -135,7 +152,6 @@ class MasterAdamW:
             for gradient in bucket:
                 gradient.copy_(together[start : start + gradient.numel()].view_as(gradient))
                 start += gradient.numel()
-        self._is_summed = True
 
     def forget_gradients(self) -> None:
         """Drop what the micro-batches of this step have added so far."""
@@ -210,7 +226,7 @@ class MasterAdamW:
             if len(moments) not in (0, len(MOMENTS)) or (needs_master and f"{MASTER}/{name}" not in state):
                 raise CheckpointError(
                     f"the optimizer state of {name} is not whole: expected {', '.join((*MOMENTS, MASTER))} (the last "
-                    f"with bfloat16 only), found {', '.join(moments) or 'nothing'} of the first three"
+                    f"with bfloat16 and float16 only), found {', '.join(moments) or 'nothing'} of the first three"
                 )
         return state
 

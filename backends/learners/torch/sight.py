@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_PROMPTS: Final = 8
 LEAST_CHANGE: Final = 1e-7
 """Nats by which some log-prob has to change with the images."""
-NOISE: Final = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+NOISE: Final = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
 """Mean nats between engine and learner that rounding explains."""
 
 AS_FAR: Final = 0.9

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.torch.model import PackedModel
 
-DTYPE_NAMES: Final = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+DTYPE_NAMES: Final = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 EXPERT_KEYS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 
 

@@ -5,11 +5,13 @@ Invariants:
 * Loss, gradient and figures are those of the whole batch, whatever its micro-batches and the ranks are
   (:mod:`.accumulation`).
 * Every rank runs its own micro-batches.
+* What overflows float16 is not applied, counted, and halves the loss scale (:mod:`.loss_scale`).
 * Micro-batches that memory does not suffice for are tried anew at half the size, and so are all after them.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from penstock.backends.learners.batch.updates import whole_batch
@@ -18,11 +20,13 @@ from penstock.backends.learners.objectives.objective import finished
 from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.torch.accumulation import Accumulation
 from penstock.backends.learners.torch.critic import Critic
+from penstock.backends.learners.torch.loss_scale import LossScale
 from penstock.backends.learners.torch.model import ADAPTER_PREFIX, CheckpointError
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 from penstock.backends.learners.torch.rounds import OutOfMemoryError
 from penstock.backends.learners.torch.sight import FirstLook
 from penstock.backends.learners.torch.speed import DTYPE_NAMES, speed_of
+from penstock.backends.learners.training.alarms import LOSS_SCALE, OVERFLOWS
 from penstock.backends.learners.training.batch_trainer import BatchTrainer, UpdateWork
 from penstock.backends.learners.training.mismatched import mismatched
 from penstock.backends.learners.worker_group.workers import SOLO
@@ -87,8 +91,9 @@ class PolicyTrainer(BatchTrainer):
         )
         has_critic = options.objective.critic != "none"
         self._policy = model
-        self._critic = Critic(model, options, num_steps=num_steps, workers=workers) if has_critic else None
-        self._optimizer = _optimizer_of(model, options, workers)
+        scale = self._scale = LossScale(model.dtype)
+        self._critic = Critic(model, options, num_steps=num_steps, scale=scale, workers=workers) if has_critic else None
+        self._optimizer = _optimizer_of(model, options, scale, workers)
         self._look = None if model.eyes is None else FirstLook(model, temperature)
         self._optimizers = [one for one in (self._optimizer, self._critic) if one is not None]
         self._accumulation = Accumulation(
@@ -98,6 +103,7 @@ class PolicyTrainer(BatchTrainer):
             options,
             temperature=temperature,
             check_stop=check_stop,
+            scale=self._scale,
             workers=workers,
             recorder=self._recorder,
         )
@@ -113,10 +119,10 @@ class PolicyTrainer(BatchTrainer):
 
     def state(self) -> dict[str, Tensor]:
         """What the next step depends on beside the model and the version; see :meth:`.MasterAdamW.state`,
-        :meth:`.Critic.state` and :meth:`.Adapters.state`."""
+        :meth:`.Critic.state`, :meth:`.LossScale.state` and :meth:`.Adapters.state`."""
         adapters = self._policy.adapters
         of_policy = self._optimizer.state() | ({} if adapters is None else adapters.state())
-        return of_policy | ({} if self._critic is None else self._critic.state())
+        return of_policy | ({} if self._critic is None else self._critic.state()) | self._scale.state()
 
     def layouts(self) -> dict[str, Tensor]:
         """Where and how what ``state`` has is divided over ranks; see :meth:`.MasterAdamW.layouts`."""
@@ -132,6 +138,7 @@ class PolicyTrainer(BatchTrainer):
                 "or start a new run from the checkpoint's model, which has them added in (model.path)"
             )
         self._optimizer.restore(tensors)
+        self._scale.restore(tensors)
         if self._critic is not None:
             self._critic.restore(tensors)
 
@@ -188,15 +195,21 @@ class PolicyTrainer(BatchTrainer):
         if "train/loss" in totals:
             rate = policy_learning_rate(step, self._options, num_steps=self._num_steps)
             norms["train/grad_norm"] = self._optimizer.step(rate, loss=totals["train/loss"], name=name)
-        return norms
+        if not self._scale.is_dynamic:
+            return norms
+        found = {key: norm for key, norm in norms.items() if math.isfinite(norm)}
+        figures = {LOSS_SCALE: self._scale.value, OVERFLOWS: float(len(norms) - len(found))}
+        self._scale.follow(has_overflown=len(found) < len(norms), name=name)
+        return found | figures
 
 
-def _optimizer_of(model: PackedModel, options: LearnerOptions, workers: WorkerGroup) -> MasterAdamW:
+def _optimizer_of(model: PackedModel, options: LearnerOptions, scale: LossScale, workers: WorkerGroup) -> MasterAdamW:
     return MasterAdamW(
         model.model,
         betas=options.betas,
         weight_decay=options.weight_decay,
         max_grad_norm=options.max_grad_norm,
         compute_dtype=model.dtype,
+        scale=scale,
         workers=workers,
     )

@@ -4,17 +4,19 @@ Invariants:
 
 * Which demonstrations a step sees is a function of the seed (:mod:`.warm_batches`).
 * The loss is the mean of ``−log-prob`` over all response tokens of the batch, at temperature 1.
-* Its optimizer ends with it: reinforcement starts with fresh moments.
+* Its optimizer and loss scale end with it: reinforcement starts with fresh ones.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 
 from penstock.backends.learners.batch.packing import divide_over_ranks
 from penstock.backends.learners.batch.warm_batches import warm_steps
+from penstock.backends.learners.torch.loss_scale import LossScale
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 from penstock.backends.learners.torch.rounds import laid_out
 from penstock.backends.learners.worker_group.workers import SOLO
@@ -54,16 +56,19 @@ def warm_start(
     Raises:
         DivergedError: the loss or the gradient is not finite.
     """
+    scale = LossScale(model.dtype)
     optimizer = MasterAdamW(
         model.model,
         betas=options.betas,
         weight_decay=options.weight_decay,
         max_grad_norm=options.max_grad_norm,
+        scale=scale,
         workers=workers,
     )
     for step in warm_steps(demonstrations, block, seed=seed):
-        loss = accumulate(model, step.sequences, options.max_tokens_per_micro_batch, check_stop, workers)
-        optimizer.step(step.learning_rate, loss=loss, name=step.name)
+        loss = accumulate(model, step.sequences, options.max_tokens_per_micro_batch, check_stop, workers, scale)
+        norm = optimizer.step(step.learning_rate, loss=loss, name=step.name)
+        scale.follow(has_overflown=not math.isfinite(norm), name=step.name)
         report(step.fraction, loss)
     optimizer.close()
 
@@ -74,6 +79,7 @@ def accumulate(
     max_tokens: int,
     check_stop: Callable[[], None],
     workers: WorkerGroup = SOLO,
+    scale: LossScale | None = None,
 ) -> float:
     """Add the gradient of the mean loss over the batch to the weights' gradients; returns that loss in nats. Each rank
     adds its own share of the gradient."""
@@ -86,6 +92,6 @@ def accumulate(
         check_stop()
         logprobs = model.logprobs(micro_batch.packed, temperature=1.0)[: micro_batch.num_tokens]
         loss = -logprobs.sum() / num_trained
-        torch.autograd.backward(loss)
+        torch.autograd.backward(loss if scale is None else scale.scaled(loss))
         total += loss.detach()
     return float(workers.sum_(total))

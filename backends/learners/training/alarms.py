@@ -32,18 +32,21 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.options import LearnerOptions
 
-MISMATCH_NATS: Final = {"float32": 1e-3}
+MISMATCH_NATS: Final = {"float32": 1e-3, "float16": 0.02}
 """Mean difference of log-probs, under the same weights, from which on engine and learner compute different models, by
 the type of number that both compute in."""
 LOOSE_NATS: Final = 0.1
 """The same in other types of numbers."""
-FIRST_STEP_NATS: Final = {"float32": 1e-4}
+FIRST_STEP_NATS: Final = {"float32": 1e-4, "float16": 0.02}
 """The same at the first step, before training has made weights large and rounding with them."""
 FIRST_STEP_KL: Final = {"float32": 1e-8}
 """How far the policy may be from itself, and from the reference, before it has moved."""
 LOOSE_KL: Final = 1e-3
 """The same in other types of numbers, where two forward passes round differently."""
 ALARM: Final = "train/mismatch_alarm"
+LOSS_SCALE: Final = "train/loss_scale"
+OVERFLOWS: Final = "train/overflown_updates"
+"""Optimizer steps that were left out since float16 could not hold their gradients at that scale."""
 SMALLEST_ESS: Final = 0.5
 """Share of its tokens that a batch is worth, below which a few of them decide the step."""
 MAIN_SHARE: Final = 0.5
@@ -71,6 +74,7 @@ class Alarms:
         self._dtype = dtype
         self._is_alarmed = False
         self._is_far = False
+        self._is_overflown = False
 
     def hear(self, figures: dict[str, float], *, version: int) -> tuple[str, ...]:
         """Sentences for people about what is wrong with this batch. Adds ``train/mismatch_alarm``, 1 or 0, where
@@ -82,6 +86,7 @@ class Alarms:
         """
         notices = list(self._mismatch(figures, version)) if FRESH_DIFFERENCE in figures else []
         notices += self._distance(figures, version)
+        notices += self._overflow(figures, version)
         return (*notices, *self._first_step(figures)) if version == 1 else tuple(notices)
 
     def _mismatch(self, figures: dict[str, float], version: int) -> Iterator[str]:
@@ -119,6 +124,17 @@ class Alarms:
                 "from what drew them, and a few of them decide the step. Lower learner.learning_rate "
                 f"({self._options.learning_rate:g}) or staleness.max_staleness, or bound the ratio more tightly: "
                 f"learner.objective.clip_high ({objective.clip_high:g}), clip_low ({objective.clip_low:g})"
+            )
+
+    def _overflow(self, figures: Mapping[str, float], version: int) -> Iterator[str]:
+        count = figures.get(OVERFLOWS, 0.0)
+        was, self._is_overflown = self._is_overflown, count > 0
+        if self._is_overflown and not was:
+            yield (
+                f"step {version}: gradients did not fit into float16 at a loss scale of {figures[LOSS_SCALE]:g}, so "
+                f"{count:g} of its optimizer steps changed nothing and the scale was halved. A few of these belong to "
+                f"float16; {OVERFLOWS} counts them. If they do not end, lower learner.learning_rate or set "
+                "model.dtype: bfloat16"
             )
 
     def _first_step(self, figures: Mapping[str, float]) -> Iterator[str]:

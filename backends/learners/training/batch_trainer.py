@@ -30,7 +30,7 @@ from penstock.backends.learners.learning_rate import critic_learning_rate, polic
 from penstock.backends.learners.objectives.mismatch import COMPARISON_SUMS
 from penstock.backends.learners.objectives.objective import finished
 from penstock.backends.learners.objectives.validity import compares_rewards
-from penstock.backends.learners.training.alarms import Alarms
+from penstock.backends.learners.training.alarms import LOSS_SCALE, OVERFLOWS, Alarms
 from penstock.backends.learners.training.metrics import as_metrics, batch_metrics
 from penstock.backends.learners.training.token_records import TokenRecorder
 from penstock.backends.profiling import ThreadProfiler
@@ -256,7 +256,9 @@ def joined_figures(trained: Sequence[TrainedUpdate], reduction: Reduction) -> di
     names = {name: None for each in trained for name in each.totals}
     figures = finished(first if len(trained) == 1 else {name: _joined(name, trained, reduction) for name in names})
     if len(trained) > 1:
-        figures |= {f"{name}_max": max(each.totals[name] for each in trained) for name in NORMS if name in names}
+        for name in NORMS:
+            if norms := [each.totals[name] for each in trained if name in each.totals]:
+                figures[f"{name}_max"] = max(norms)
         if "train/ppo_kl" in first:
             figures["train/first_ppo_kl"] = first["train/ppo_kl"]
     return {**figures, "train/num_updates": float(len(trained))}
@@ -267,7 +269,9 @@ def _joined(name: str, trained: Sequence[TrainedUpdate], reduction: Reduction) -
     if name in OF_FIRST_STEP:
         return trained[0].totals.get(name, 0.0)
     steps = [each for each in trained if name in each.totals]
-    if name.startswith("sums/"):
+    if name == LOSS_SCALE:
+        return steps[-1].totals[name]
+    if name == OVERFLOWS or name.startswith("sums/"):
         return sum(each.totals[name] for each in steps)
     if name in NORMS:
         weights = [1] * len(steps)

@@ -195,7 +195,7 @@ def _pairs_by_layer(shape: ModelShape, work: Work) -> Iterator[int]:
 
 def peak_tflops(device_name: str, dtype: str) -> float | None:
     """Of a device in this type of number; None where it is not known."""
-    if dtype != "bfloat16":
+    if dtype not in ("bfloat16", "float16"):  # of equal speed on all of these
         return None
     words = f" {re.sub(r'[^A-Za-z0-9]+', ' ', device_name)} "
     return next((peak for name, peak in BFLOAT16_PEAKS_TFLOPS.items() if f" {name} " in words), None)

@@ -38,14 +38,14 @@ from penstock.backends.learners.megatron.layout.stages import layers_of_pieces
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from penstock.backends.checkpoint.options import ModelDtype
     from penstock.backends.learners.megatron.bridge.architecture import Architecture
     from penstock.backends.learners.megatron.layout.layout import Layout
-    from penstock.backends.learners.megatron.layout.model_config import Precision
     from penstock.backends.learners.megatron_options import ConfigValue, MegatronOptions
 
 FLOAT32_BYTES: Final = 4
-WEIGHT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2}
-DTYPE_BYTES: Final[dict[str, int]] = WEIGHT_BYTES | {"float16": 2, "uint8": 1}
+WEIGHT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES: Final[dict[str, int]] = WEIGHT_BYTES | {"uint8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ def estimate_memory(
     layout: Layout,
     options: MegatronOptions,
     *,
-    precision: Precision,
+    precision: ModelDtype,
     max_tokens: int,
     extras: Extras = POLICY_ALONE,
 ) -> MemoryEstimate:
@@ -141,7 +141,7 @@ def estimate_stages(
     layout: Layout,
     options: MegatronOptions,
     *,
-    precision: Precision,
+    precision: ModelDtype,
     max_tokens: int,
     extras: Extras = POLICY_ALONE,
 ) -> list[MemoryEstimate]:
@@ -180,7 +180,7 @@ def pieces_of(architecture: Architecture, layout: Layout, options: MegatronOptio
     )
 
 
-def _training(count: _Count, layout: Layout, options: MegatronOptions, precision: Precision) -> _Training:
+def _training(count: _Count, layout: Layout, options: MegatronOptions, precision: ModelDtype) -> _Training:
     is_divided = options.distributed_optimizer
     dense_ranks, expert_ranks = (layout.data * layout.context, layout.expert_data) if is_divided else (1, 1)
     share = count.dense / dense_ranks + count.experts / expert_ranks
@@ -197,11 +197,11 @@ def _training(count: _Count, layout: Layout, options: MegatronOptions, precision
     )
 
 
-def _optimizer_bytes(given: Mapping[str, ConfigValue], precision: Precision) -> tuple[int, int]:
+def _optimizer_bytes(given: Mapping[str, ConfigValue], precision: ModelDtype) -> tuple[int, int]:
     """What AdamW keeps of one parameter: of the weight itself, and of its two moments."""
     names = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
     main, *moments = (DTYPE_BYTES[str(given.get(name) or "float32")] for name in names)
-    return main if precision == "bfloat16" else 0, sum(moments)
+    return main if precision != "float32" else 0, sum(moments)
 
 
 def _number(value: ConfigValue) -> float:
@@ -294,7 +294,7 @@ def _of_attention(architecture: Architecture, layout: Layout) -> float:
 
 
 def _logits(
-    architecture: Architecture, layout: Layout, options: MegatronOptions, precision: Precision, tokens: int
+    architecture: Architecture, layout: Layout, options: MegatronOptions, precision: ModelDtype, tokens: int
 ) -> int:
     share = _vocab(architecture, layout, options) // layout.tensor
     return 2 * tokens * share * (WEIGHT_BYTES[precision] + FLOAT32_BYTES)

@@ -8,12 +8,13 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.backends.data.row_chooser import RowChooser
-from penstock.backends.draws import mixed, uniform
+from penstock.backends.draws import mixed, normal, uniform
 from penstock.messages.arrays import pack_tokens
 from penstock.messages.commands import ChooseRows, JudgeSamples, KeepSamples, Score, ShowGroup
 from penstock.messages.local import (
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.messages.local import LocalEvent
     from penstock.messages.samples import SampleKey
 
-_REWARD, _FAILS, _HANGS, _VERDICT, _TOKENS, _RECORDED, _DROPS, _CHOOSES, _RETRIES = range(9)
+_REWARD, _FAILS, _HANGS, _VERDICT, _TOKENS, _RECORDED, _DROPS, _CHOOSES, _RETRIES, _CONSTANT, _LATENCY = range(11)
 """Streams of random numbers of one run."""
 
 
@@ -46,8 +47,12 @@ class JudgingModel(msgspec.Struct, frozen=True, kw_only=True):
     """How simulated rewards and verdicts come about."""
 
     latency_s: float = 0.01
+    latency_sigma: float = 0.0
+    """Of the logarithm of a reward's latency, whose median is ``latency_s``."""
     success_rate: float = 0.5
     """Share of samples with reward 1; the others get 0."""
+    constant_rate: float = 0.0
+    """Share of groups whose samples all get the same reward."""
     failure_rate: float = 0.0
     """Share of samples whose reward function raises."""
     hang_rate: float = 0.0
@@ -168,8 +173,14 @@ class SimulatedScorer(_Answering):
         if model.failure_rate and uniform(self._seed, _FAILS, *where) < model.failure_rate:
             reason = "simulated failure of the reward"
             return model.latency_s, SampleJudged(key=key, attempt=attempt, reward=None, reason=reason)
-        value = float(uniform(self._seed, _REWARD, *where) < model.success_rate)
-        return model.latency_s, SampleJudged(key=key, attempt=attempt, reward=Reward(value=value))
+        is_constant = model.constant_rate and uniform(self._seed, _CONSTANT, key.group_id) < model.constant_rate
+        drawn = uniform(self._seed, _REWARD, *((key.group_id,) if is_constant else where))
+        value = float(drawn < model.success_rate)
+        latency_s = model.latency_s
+        if model.latency_sigma:
+            latency_s *= math.exp(model.latency_sigma * normal(self._seed, _LATENCY, *where, attempt))
+        judged = SampleJudged(key=key, attempt=attempt, reward=Reward(value=value))
+        return min(timeout_s, latency_s), judged
 
 
 class SimulatedJudge(_Answering):

@@ -60,7 +60,7 @@ class DecodeClock:
 
     def when(self, count: float) -> float:
         """The moment at which the count will be there, if nothing changes."""
-        tokens, step_s = max(0.0, count - self.count), self._step_s
+        tokens, step_s = max(0.0, count - self.count), self.step_s
         growth_s = self._model.context_token_s * self.num_running / self._speed
         return self._counted_s + self._held_s + tokens * step_s + growth_s * tokens * tokens / 2
 
@@ -70,13 +70,14 @@ class DecodeClock:
         return self.count + left / self.num_running if self.num_running else math.inf
 
     @property
-    def _step_s(self) -> float:
+    def step_s(self) -> float:
+        """Of the next token of every running request."""
         model = self._model
         load_s = (self.num_running - 1) * model.token_load_s + self.context_tokens * model.context_token_s
         return (model.token_s + load_s) / self._speed
 
     def _tokens_in(self, seconds: float) -> float:
-        step_s = self._step_s
+        step_s = self.step_s
         growth_s = self._model.context_token_s * self.num_running / self._speed
         if not growth_s:
             return seconds / step_s

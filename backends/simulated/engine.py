@@ -13,7 +13,7 @@ Invariants:
   the limit, the one that was admitted last goes back to the head of the queue and is read again later. A lone request
   is never sent back, so the run goes on however small the limit is.
 
-``prefill_s`` is modelled as the tokens that a lone request would make in its time: it holds up nobody else. What a
+``prefill_s`` is modelled as the tokens that a running request makes in its time: it holds up nobody else. What a
 token of a prefill costs (``prefill_token_s``) holds up all. A prompt is read once as long as the engine remembers it:
 the prompts of as many groups as it has slots, until new weights come.
 """
@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.simulated.decode_clock import DecodeClock
 from penstock.backends.simulated.engine_request import SLACK, SimulatedRequest
-from penstock.backends.simulated.lengths import num_tokens_of
 from penstock.backends.simulated.learner import canary_logprobs
+from penstock.backends.simulated.lengths import num_tokens_of
 from penstock.messages.base import Metric
 from penstock.messages.commands import (
     AbortGeneration,
@@ -158,11 +158,11 @@ class SimulatedEngine:
         self._advance()
         while self._queued and len(self._running) < self._num_slots and self._fits(self._queued[0]):
             request = self._queued.popleft()
-            request.start = self._clock.count + self._model.prefill_s / self._model.token_s
-            request.start -= request.made - request.num_prefix  # more than the prefix, of one that was sent back
             request.version = self._version
             self._running[request] = None
             self._clock.admit(request.context_tokens, request.made + self._unread_prompt(request))
+            request.start = self._clock.count + self._model.prefill_s / self._clock.step_s
+            request.start -= request.made - request.num_prefix  # more than the prefix, of one that was sent back
             request.admitted = self._clock.count - request.context_tokens
             self._plan(request)
         self._arm()

@@ -196,6 +196,7 @@ class SimulatedEngine:
             request = next(reversed(self._running))
             request.make(request.tokens_at(self._clock.count))
             self._stop(request)
+            self._read.pop(request.key.group_id, None)
             self._queued.appendleft(request)
             self._next = [entry for entry in self._next if entry[2] is not request]
             heapq.heapify(self._next)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from penstock.runtime.observability.texts import duration_text, number_text, short_count
+from penstock.runtime.observability.texts import length_text, number_text, short_count
 from penstock.runtime.prediction.calibrate import calibrate
 from penstock.runtime.prediction.checking import checked
 from penstock.runtime.prediction.forecast import forecast
@@ -61,7 +61,7 @@ def _fits_table(models: Models) -> Table:
     for heading in ("fit", "value", "measured", "error on unseen steps", "bias"):
         table.add_column(heading, justify="left" if heading in ("fit", "value") else "right")
     for fit in models.fits:
-        values = "\n".join(f"{key} {number_text(value, 3)}" for key, value in fit.values.items())
+        values = "\n".join(f"{key.partition('.')[2]} {number_text(value, 3)}" for key, value in fit.values.items())
         table.add_row(fit.what, values, f"{fit.count:,}", percent(fit.error), percent(fit.bias, sign=True))
     return table
 
@@ -72,7 +72,7 @@ def _checks_table(models: Models) -> Table:
         table.add_column(heading, justify="left" if heading in ("run", "policy") else "right")
     for check in models.checks:
         table.add_row(
-            escape(check.folder.rpartition("/")[2]), escape(check.policy), duration_text(check.step_s),
+            escape(check.folder.rpartition("/")[2]), escape(check.policy), length_text(check.step_s),
             percent(check.step_error, sign=True), percent(check.engines_busy), percent(check.engines_busy_predicted),
             percent(check.learner_busy), percent(check.learner_busy_predicted),
         )  # fmt: skip
@@ -107,7 +107,7 @@ def _forecast_table(found: Forecast) -> Table:
     table = Table(title=title, box=box.ROUNDED, show_header=False, title_justify="left")
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    table.add_row("step time", _spread(found.step_s, duration_text))
+    table.add_row("step time", _spread(found.step_s, length_text))
     table.add_row("tokens/s", f"{_spread(found.tokens_per_s, short_count)} trained")
     for name, states in (("engines", found.engines), ("learner", found.learner)):
         table.add_row(name, "\n".join(f"{_spread(share, percent)} {escape(state)}" for state, share in states.items()))
@@ -116,10 +116,10 @@ def _forecast_table(found: Forecast) -> Table:
     ages = ", ".join(f"{percent(share)} {age} old" for age, share in enumerate(found.ages) if share)
     table.add_row("staleness", f"{ages} (versions)")
     bound = found.bound
-    most = "" if bound.most_s is None else f" to {duration_text(bound.most_s)}"
-    slack = f", the other has {duration_text(bound.slack_s)} of slack" if bound.slack_s else ""
+    most = "" if bound.most_s is None else f" to {length_text(bound.most_s)}"
+    slack = f", the other has {length_text(bound.slack_s)} of slack" if bound.slack_s else ""
     table.add_row(
-        "bound", f"{escape(bound.formula)}: {duration_text(bound.least_s)}{most}; active: {bound.active}{slack}"
+        "bound", f"{escape(bound.formula)}: {length_text(bound.least_s)}{most}; active: {bound.active}{slack}"
     )
     return table
 

@@ -21,7 +21,7 @@ def calibrate(
     ),
     check: Annotated[
         bool,
-        typer.Option("--check/--no-check", help="Play each run again with the models, and say how far off they are."),
+        typer.Option("--check/--no-check", help="Play each run again with the models: how far are they off?"),
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:

@@ -114,11 +114,11 @@ def simulate(
     out: Annotated[Path | None, typer.Option(help="Write the event log and metrics into this folder.")] = None,
     models: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="How long things take, as penstock calibrate has fitted it to runs."),
+        typer.Option(metavar="FILE", help="How long things take, as penstock calibrate fits it to runs."),
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Play so many seeds, from --seed on, and print the figures with intervals."),
+        typer.Option(min=1, help="Play so many seeds, from --seed on, for figures with intervals; with --models 5."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="With --models or --seeds: as one JSON object.")] = False,
 ) -> None:
@@ -142,7 +142,7 @@ def simulate(
         from penstock.runtime.prediction.models import read_models
 
         fitted = None if models is None else read_models(models)
-        simulate_and_show(loaded, range(seed, seed + (seeds or 1)), console, models=fitted, as_json=as_json)
+        simulate_and_show(loaded, range(seed, seed + (seeds or 5)), console, models=fitted, as_json=as_json)
         return
     if as_json:
         raise UserFault("--json is for --models or --seeds")

@@ -285,7 +285,7 @@ class _Fits:
 
     def _line(self, works: Sequence[Work], columns: dict[str, str | None]) -> Line:
         seconds = np.array([work.duration_s for work in works])
-        sizes = np.array([work.size for work in works])
+        sizes = np.array([work.size for work in works], dtype=np.float64)
         is_even = np.array([work.version % 2 == 0 for work in works])
         return fit_line(
             seconds, {key: np.ones_like(sizes) if of is None else sizes for key, of in columns.items()}, is_even

@@ -84,9 +84,9 @@ def _of_engine(recording: Recording, engine: str, generations: Sequence[Generati
     starts, ends, made, prompts, read = _columns(generations)
     share = recording.trace_fraction
     context = Course(
-        np.concatenate((starts, ends)),
-        np.concatenate((prompts, -(prompts + made))) / share,
-        np.concatenate((made / (ends - starts), -made / (ends - starts))) / share,
+        np.concatenate((ends, starts)),  # at one moment, who ends goes first
+        np.concatenate((-(prompts + made), prompts)) / share,
+        np.concatenate((-made / (ends - starts), made / (ends - starts))) / share,
     )
     running = _running(recording, engine, starts, ends)
     own_starts, own_ends, own_made, _, _ = _columns(whole)
@@ -126,7 +126,7 @@ def _columns(generations: Sequence[Generation]) -> tuple[Floats, Floats, Floats,
 def _running(recording: Recording, engine: str, starts: Floats, ends: Floats) -> Course:
     """Requests that ran: of spans where all were traced, else of the lane's occupancy."""
     if recording.trace_fraction >= ALL_TRACED:
-        return Course(np.concatenate((starts, ends)), np.concatenate((np.ones_like(starts), -np.ones_like(ends))))
+        return Course(np.concatenate((ends, starts)), np.concatenate((-np.ones_like(ends), np.ones_like(starts))))
     offset_s, slots = recording.offset_s, recording.scenario.engines.slots
     times: list[float] = []
     jumps: list[float] = []

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import statistics
 from concurrent.futures import ProcessPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     from penstock.messages.training import StepReported
     from penstock.runtime.scenario import Scenario
+
+MIN_SHARED: Final = 3
+"""Fewer simulations are sooner done than other processes are there."""
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +86,7 @@ def forecast(scenario: Scenario, seeds: Sequence[int], *, on_done: Callable[[], 
 def played(jobs: Sequence[Job], *, num_processes: int | None = None) -> Iterator[Steady]:
     """The steady part of each simulation, in order, several at a time where there are several."""
     num_processes = min(len(jobs), num_processes or os.cpu_count() or 1)
-    if num_processes <= 1:
+    if num_processes <= 1 or len(jobs) < MIN_SHARED:
         yield from map(play, jobs)
         return
     # Spawned, for a fork would take along what threads of this process hold; their owner is this block.

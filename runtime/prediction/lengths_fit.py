@@ -24,8 +24,8 @@ def quantiles_of(lengths: Sequence[int]) -> tuple[float, ...]:
 
 
 def correlation_of(samples: Sequence[SampleSeen]) -> float | None:
-    """Intraclass correlation of the lengths' normal scores within groups, in [0, 1], from the variance within; None where
-    no group has two samples, or all lengths are equal."""
+    """Intraclass correlation of the lengths' normal scores within groups, in [0, 1]; None where no group has two
+    samples, or all lengths are equal."""
     lengths = np.array([sample.num_tokens for sample in samples], dtype=np.float64)
     if len(lengths) < 2 or lengths.min() == lengths.max():
         return None

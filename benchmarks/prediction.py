@@ -2,11 +2,11 @@
 
 How it is measured:
 
-* ``penstock run`` with the embedded engine and learner, in scenarios that differ in what binds. Each policy has a run of
-  its own in each repetition; the learning rate is too small to change what is sampled.
-* In each repetition the models are fitted to the run of one policy alone, and play the scenarios of the other two on the
-  virtual clock. An error is (predicted − measured) ÷ measured of the time of a step, and the difference of the shares of
-  the time in which engines and learner worked. Steps are those of the steady part (``runtime/prediction/steady.py``).
+* ``penstock run`` with the embedded engine and learner, in scenarios that differ in what binds. Each policy has a run
+  of its own in each repetition; the learning rate is too small to change what is sampled.
+* In each repetition the models are fitted to the run of one policy alone, and play the scenarios of the other two on
+  the virtual clock. An error is (predicted − measured) ÷ measured of the time of a step, and the difference of the
+  shares of the time in which engines and learner worked. Steps are those of ``runtime/prediction/steady.py``.
 * Beside each error stands the machine's own noise: how far the repetitions of one run are from their mean.
 """
 

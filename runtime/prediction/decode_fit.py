@@ -138,4 +138,5 @@ def _running(recording: Recording, engine: str, starts: Floats, ends: Floats) ->
 
 
 def _overlap(starts: Floats, ends: Floats, start_s: float, end_s: float) -> Floats:
-    return np.maximum(np.minimum(ends, end_s) - np.maximum(starts, start_s), 0.0)
+    overlap: Floats = np.maximum(np.minimum(ends, end_s) - np.maximum(starts, start_s), 0.0)
+    return overlap

@@ -157,4 +157,5 @@ class Course:
     def _area(self, at: Floats) -> Floats:
         place = np.maximum(np.searchsorted(self._times, at, side="right") - 1, 0)
         past = np.maximum(at - self._times[place], 0.0)
-        return self._areas[place] + self._values[place] * past + self._slopes[place] * past**2 / 2
+        area: Floats = self._areas[place] + self._values[place] * past + self._slopes[place] * past**2 / 2
+        return area

@@ -48,7 +48,8 @@ class SampleSeen(NamedTuple):
     """A sample of the ledger."""
 
     group_id: int
-    index: int
+    number: int
+    """In its group."""
     num_tokens: int
     reward: float | None
     state: str | None
@@ -156,7 +157,7 @@ def _ledger(path: Path) -> tuple[list[SampleSeen], dict[int, float]]:
 
 def _by_trace(folder: Path, samples: Sequence[SampleSeen]) -> dict[str, SampleSeen]:
     salt = run_salt(folder)
-    return {trace_id_of(salt, sample.group_id, sample.index).hex(): sample for sample in samples}
+    return {trace_id_of(salt, sample.group_id, sample.number).hex(): sample for sample in samples}
 
 
 def _generations(spans: Sequence[SpanRow], by_trace: Mapping[str, SampleSeen]) -> list[Generation]:

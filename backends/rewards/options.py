@@ -111,6 +111,8 @@ class SimulatedRewardOptions(Options, frozen=True, kw_only=True):
     """Share of samples with the reward 1."""
     constant_rate: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of groups whose samples all get the same reward."""
+    num_workers: Annotated[int, Meta(ge=1)] | None = None
+    """Rewards that are worked out side by side; further ones wait. null: all."""
 
 
 class RewardOptions(Options, frozen=True, kw_only=True):

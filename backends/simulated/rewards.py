@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import heapq
 import math
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,8 @@ class JudgingModel(msgspec.Struct, frozen=True, kw_only=True):
     """Share of samples with reward 1; the others get 0."""
     constant_rate: float = 0.0
     """Share of groups whose samples all get the same reward."""
+    num_workers: int | None = None
+    """Rewards that are worked out side by side; None: all."""
     failure_rate: float = 0.0
     """Share of samples whose reward function raises."""
     hang_rate: float = 0.0
@@ -152,17 +155,28 @@ class SimulatedScorer(_Answering):
     def __init__(self, model: JudgingModel, *, seed: int, timers: Timers) -> None:
         super().__init__(seed=seed, timers=timers)
         self._model = model
+        self._free_s = [0.0] * (model.num_workers or 0)
+        """When each worker has done what it has; a heap."""
 
     def execute(self, command: Score | ScoreGroup, /) -> None:
         """See :class:`penstock.backends.protocol.Backend`."""
         if isinstance(command, Score):
             delay_s, answer = self._judged(command.sample.key, command.sample.attempt, command.timeout_s)
-            self._answer_after(delay_s, answer)
+            self._answer_after(self._worked_off(delay_s), answer)
             return
         each = [self._judged(sample.key, sample.attempt, command.timeout_s) for sample in command.samples]
         group_id = command.samples[0].key.group_id
         scored = GroupScored(group_id=group_id, samples=tuple(answer for _, answer in each))
-        self._answer_after(max(delay_s for delay_s, _ in each), scored)
+        self._answer_after(self._worked_off(max(delay_s for delay_s, _ in each)), scored)
+
+    def _worked_off(self, duration_s: float) -> float:
+        """In how long a worker will have done this too."""
+        if not self._free_s:
+            return duration_s
+        now_s = self._timers.now_s()
+        done_s = max(now_s, self._free_s[0]) + duration_s
+        heapq.heapreplace(self._free_s, done_s)
+        return done_s - now_s
 
     def _judged(self, key: SampleKey, attempt: int, timeout_s: float) -> tuple[float, SampleJudged]:
         """When the answer comes, and which."""

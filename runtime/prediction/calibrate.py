@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -21,11 +22,14 @@ from msgspec.structs import replace
 from penstock import __version__
 from penstock.backends.engines.options import LatencyOptions, engine_groups
 from penstock.backends.learners.options import SimulatedLearnerOptions
+from penstock.backends.rewards.functions_asked import num_workers
 from penstock.backends.rewards.options import SimulatedRewardOptions
 from penstock.messages.errors import UserFault
+from penstock.messages.names import SCORER
 from penstock.runtime.observability.facts import read_starts
+from penstock.runtime.observability.shares import Shares
 from penstock.runtime.prediction.decode_fit import fit_decode
-from penstock.runtime.prediction.fitting import error_of, fit_line
+from penstock.runtime.prediction.fitting import Error, error_of, fit_line
 from penstock.runtime.prediction.lengths_fit import correlation_of, drift_of, quantiles_of
 from penstock.runtime.prediction.models import FitResult, Models, SourceRun
 from penstock.runtime.prediction.recorded import starts_s
@@ -33,9 +37,11 @@ from penstock.runtime.prediction.recorded import starts_s
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.runtime.prediction.fitting import Error, Line
+    from penstock.runtime.prediction.fitting import Line
     from penstock.runtime.prediction.recorded import Recording, SampleSeen, Work
 
+QUEUED: Final = 2.0
+"""Times as long as the work of a worker, from which on the time of a reward is mostly a wait for one."""
 DRIFT: Final = 0.1
 """Of the mean length between the halves of a run, from which on it is told."""
 
@@ -95,19 +101,13 @@ def _source(recording: Recording) -> SourceRun:
     starts = read_starts(recording.folder)
     if not starts:
         raise UserFault(f"{recording.folder}: it has no starts.jsonl, so nobody can tell where and when it ran")
-    machine = starts[-1].facts.machine
-    scenario = recording.scenario
     return SourceRun(
         folder=str(recording.folder),
-        name=scenario.run.name,
         started_at=starts[-1].at,
-        policy=scenario.staleness.policy,
+        policy=recording.scenario.staleness.policy,
         num_steps=recording.num_steps,
-        num_engines=sum(each.count for each in engine_groups(scenario.engines)),
-        slots=scenario.engines.slots,
-        system=machine.system,
-        num_cpus=machine.num_cpus,
-        gpus=machine.gpus,
+        num_cpus=starts[-1].facts.machine.num_cpus,
+        gpus=starts[-1].facts.machine.gpus,
     )
 
 
@@ -142,26 +142,21 @@ class _Fits:
             f"engines.kv_tokens: {decode.most_context:,} tokens were held at most, and no run says where the limit is; "
             "none is modelled"
         )
-        fetch_s, apply_s = (
-            self._mean("fetch_weights", "fetch_weights_s"),
-            self._mean("apply_weights", "apply_weights_s"),
-        )
-        lengths = self._lengths()
         generations = [each for recording in self._recordings for each in recording.generations]
         failed = sum(each.outcome == "infra_error" for each in generations) / max(1, len(generations))
         read = [sample.num_read for sample in self.samples if sample.num_read]
         if not read:
             self._unknown("engines.prompt_tokens: engines did not say how many tokens they read; 64 are modelled")
         return replace(
-            lengths,
+            self._lengths(),
             prompt_tokens=max(1, round(statistics.fmean(read))) if read else 64,
             prefill_s=values.get("prefill_s", 0.0),
             prefill_token_s=values.get("prefill_token_s", 0.0),
             token_s=max(values["token_s"], 1e-9),
             token_load_s=values.get("token_load_s", 0.0),
             context_token_s=values.get("context_token_s", 0.0),
-            apply_weights_s=apply_s,
-            fetch_weights_s=fetch_s,
+            apply_weights_s=self._mean("apply_weights", "apply_weights_s"),
+            fetch_weights_s=self._mean("fetch_weights", "fetch_weights_s"),
             failure_rate=failed,
             start_s=self._start("engine", "engines.start_s"),
         )
@@ -239,44 +234,41 @@ class _Fits:
     # --- rewards ----------------------------------------------------------------------------------------------------
 
     def reward(self) -> SimulatedRewardOptions:
-        """Latency, and what decides which groups a filter turns away."""
-        scores = [each for recording in self._recordings for each in recording.scores_s]
-        if not scores:
-            self._unknown("reward.latency_s: no reward was traced; 0 is modelled")
-        seconds = np.maximum(np.array([duration_s for _, duration_s in scores] or [1e-6]), 1e-6)
-        is_even = np.array([version % 2 == 0 for version, _ in scores] or [False])
-        odd = seconds[~is_even] if (~is_even).any() else seconds
-        sigma = float(np.log(seconds).std())
-        # The median of a log-normal time of the measured mean: the mean is what a step waits for.
-        median_s = float(seconds.mean()) * math.exp(-sigma * sigma / 2)
-        error = error_of(seconds, np.full_like(seconds, float(odd.mean())), is_even)
-        found = {"latency_s": median_s, "latency_sigma": sigma}
-        self._add("latency of a reward", found, len(scores), error, "reward.")
+        """The time that a worker takes, and what decides which groups a filter turns away."""
+        busy_s = sum(
+            Shares(recording.activity.get(SCORER, ())).occupied_s * sum(num_workers(recording.scenario.reward))
+            for recording in self._recordings
+        )
+        num_scored = sum(recording.num_scored for recording in self._recordings)
+        mean_s = busy_s / max(1, num_scored)
+        spans_s = np.maximum([each for recording in self._recordings for each in recording.scores_s] or [0.0], 1e-6)
+        sigma = float(np.log(spans_s).std())
+        if not mean_s or spans_s.mean() > QUEUED * mean_s:
+            self._unknown(
+                f"reward.latency_sigma: a worker took {mean_s:.3g} s a sample, and with the wait for one it was "
+                f"{spans_s.mean():.3g} s: how much the work alone varies is not told; 0 is modelled"
+            )
+            sigma = 0.0
+        # The median of a log-normal time of this mean.
+        found = {"latency_s": mean_s * math.exp(-sigma * sigma / 2), "latency_sigma": sigma}
+        self._add("time of a reward", found, num_scored, Error(typical=None, bias=None, count=0), "reward.")
         rewards = [min(1.0, max(0.0, sample.reward)) for sample in self.samples if sample.reward is not None]
         success = statistics.fmean(rewards) if rewards else 0.5
-        return SimulatedRewardOptions(
-            latency_s=median_s if scores else 0.0,
-            latency_sigma=sigma if scores else 0.0,
-            success_rate=success,
-            constant_rate=self._constant_rate(success),
-        )
+        return SimulatedRewardOptions(**found, success_rate=success, constant_rate=self._constant_rate(success))
 
     def _constant_rate(self, success: float) -> float:
         """So that as many groups are without spread as in the runs, beside those that are by chance."""
-        groups: dict[tuple[int, int], set[float]] = {}
-        sizes: list[int] = []
+        groups: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
         for run, recording in enumerate(self._recordings):
-            sizes.append(recording.scenario.sampling.samples_per_group)
             for sample in recording.samples:
                 if sample.reward is not None:
-                    groups.setdefault((run, sample.group_id), set()).add(sample.reward)
+                    groups[run, sample.group_id].append(sample.reward)
         if not groups:
-            self._unknown("reward: no sample has a reward; half of them are modelled as 1")
+            self._unknown("reward.success_rate: no sample has a reward; half of them are modelled as 1")
             return 0.0
-        measured = sum(len(rewards) == 1 for rewards in groups.values()) / len(groups)
-        size = statistics.fmean(sizes)
-        by_chance = success**size + (1 - success) ** size
-        return min(1.0, max(0.0, (measured - by_chance) / (1 - by_chance))) if by_chance < 1 else 0.0
+        measured = statistics.fmean(min(rewards) == max(rewards) for rewards in groups.values())
+        by_chance = statistics.fmean(success ** len(each) + (1 - success) ** len(each) for each in groups.values())
+        return max(0.0, (measured - by_chance) / (1 - by_chance)) if by_chance < 1 else 0.0
 
     # --- shared -----------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from penstock.backends.engines.options import LatencyOptions
 from penstock.backends.learners.options import SimulatedLearnerOptions
+from penstock.backends.rewards.functions_asked import num_workers
 from penstock.backends.rewards.options import SimulatedRewardOptions
 from penstock.messages.base import Options
 from penstock.messages.errors import UserFault
@@ -27,14 +28,9 @@ class SourceRun(Options, frozen=True, kw_only=True):
     """A run that the models were fitted to."""
 
     folder: str
-    name: str
     started_at: str
     policy: str
     num_steps: int
-    num_engines: int
-    slots: int
-    """Of one engine."""
-    system: str
     num_cpus: int
     gpus: tuple[str, ...]
 
@@ -100,11 +96,12 @@ class Models(Options, frozen=True, kw_only=True):
     def applied(self, scenario: Scenario) -> Scenario:
         """The scenario with these models."""
         replace = msgspec.structs.replace
+        workers = min(num_workers(scenario.reward))
         return replace(
             scenario,
             engines=replace(scenario.engines, simulated=self.engines),
             learner=replace(scenario.learner, simulated=self.learner),
-            reward=replace(scenario.reward, simulated=self.reward),
+            reward=replace(scenario.reward, simulated=replace(self.reward, num_workers=workers)),
         )
 
     def doubts(self, scenario: Scenario) -> list[str]:

@@ -99,8 +99,10 @@ class Recording(NamedTuple):
     trace_fraction: float
     samples: list[SampleSeen]
     generations: list[Generation]
-    scores_s: list[tuple[int, float]]
-    """The step that trained the sample, or 0, and how long its reward took."""
+    scores_s: list[float]
+    """How long rewards took, with the wait for a worker."""
+    num_scored: int
+    """Samples that have a reward, those of evaluations too."""
     work: dict[str, list[Work]]
     """By the name of the span."""
     activity: Mapping[str, Sequence[ActivityRow]]
@@ -117,7 +119,7 @@ def read_recording(folder: Path) -> Recording:
         raise UserFault(f"{folder}: it has no traces, which calibration reads; run with observability.tracing: true")
     if not (folder / LEDGER_FILE).is_file():
         raise UserFault(f"{folder}: it has no {LEDGER_FILE}, which calibration reads; was it simulated?")
-    samples, recorded = _ledger(folder / LEDGER_FILE)
+    samples, recorded, num_scored = _ledger(folder / LEDGER_FILE)
     if len(recorded) < 2:
         raise UserFault(f"{folder}: it has made {len(recorded)} steps; calibration needs two or more")
     begun_s = recorded[min(recorded)]
@@ -135,24 +137,22 @@ def read_recording(folder: Path) -> Recording:
         trace_fraction=scenario.observability.trace_fraction,
         samples=samples,
         generations=_generations(spans, by_trace),
-        scores_s=[
-            (sample.version or 0, row.duration_s)
-            for row in spans
-            if row.name == "score" and (sample := by_trace.get(row.trace_id)) is not None
-        ],
+        scores_s=[row.duration_s for row in spans if row.name == "score"],
+        num_scored=num_scored,
         work=_work(spans),
         activity=activity,
     )
 
 
-def _ledger(path: Path) -> tuple[list[SampleSeen], dict[int, float]]:
+def _ledger(path: Path) -> tuple[list[SampleSeen], dict[int, float], int]:
     try:
         with closing(open_read_only(path)) as database:
             samples = [SampleSeen(*row) for row in database.execute(_SAMPLES)]
             recorded: dict[int, float] = dict(database.execute("SELECT version, recorded_at FROM steps").fetchall())
+            (num_scored,) = database.execute("SELECT count(*) FROM samples WHERE reward IS NOT NULL").fetchone()
     except sqlite3.Error as error:
         raise UserFault(f"{path}: {error}") from None
-    return samples, recorded
+    return samples, recorded, num_scored
 
 
 def _by_trace(folder: Path, samples: Sequence[SampleSeen]) -> dict[str, SampleSeen]:

@@ -131,6 +131,7 @@ def _modelled(name: str, plan: RunPlan, epoch: int, timers: Timers | None) -> Ba
         latency_sigma=reward.latency_sigma,
         success_rate=reward.success_rate,
         constant_rate=reward.constant_rate,
+        num_workers=reward.num_workers,
     )
     return open_simulated(
         role_of(name),

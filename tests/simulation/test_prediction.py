@@ -24,9 +24,11 @@ from penstock.messages.local import (
     WeightsSwapped,
 )
 from penstock.messages.names import SCORER, is_engine
+from penstock.messages.training import Activity
 from penstock.runtime.cli.app import app
 from penstock.runtime.hosts.virtual.simulate import Simulation
 from penstock.runtime.observability.facts import Start, facts_of
+from penstock.runtime.observability.trackers import ActivityRow
 from penstock.runtime.prediction import calibrate as calibration
 from penstock.runtime.prediction.calibrate import calibrate
 from penstock.runtime.prediction.fitting import Course, fit_line
@@ -69,6 +71,8 @@ TRUTH = (
     "learner.simulated.publish_s=0.25",
     "learner.simulated.size_bytes=1000",
     "learner.simulated.checkpoint_s=0.9",
+    "reward.num_workers=64",
+    "reward.simulated.num_workers=64",
     "reward.simulated.latency_s=0.05",
     "reward.simulated.latency_sigma=0.4",
     "reward.simulated.constant_rate=0.2",
@@ -107,6 +111,8 @@ class Played:
         self._clock = simulation.host.clock
         simulation.host.watch(self)
         assert simulation.run().completed
+        worked_s = simulation.accounts.shares_of(SCORER.__eq__).occupied_s
+        self._scorer = ActivityRow(actor=SCORER, epoch=0, activity=Activity.WORKING, start_s=0.0, end_s=worked_s)
         self.recording = self._recorded(folder)
 
     def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
@@ -180,9 +186,10 @@ class Played:
             trace_fraction=1.0,
             samples=list(seen.values()),
             generations=rows,
-            scores_s=[(seen[key].version or 0, took_s) for key, took_s in self.scores.items() if took_s > 0],
+            scores_s=[took_s for took_s in self.scores.values() if took_s > 0],
+            num_scored=len(self.scores),
             work=self.work,
-            activity={},
+            activity={SCORER: [self._scorer]},
         )
 
 
@@ -248,6 +255,12 @@ def test_slots_that_never_filled_are_told(recording: Recording) -> None:
     found = calibrate([recording._replace(scenario=replace(recording.scenario, engines=engines))])
     assert any(text.startswith("engines.slots: at most 12 of 500") for text in found.unknown)
     assert any("engines.slots is 500" in text for text in found.doubts(replace(recording.scenario, engines=engines)))
+
+
+def test_rewards_that_wait_for_a_worker_tell_its_work_and_no_spread(recording: Recording) -> None:
+    found = calibrate([recording._replace(scores_s=[10 * each for each in recording.scores_s])])
+    assert any(text.startswith("reward.latency_sigma: a worker took 0.05") for text in found.unknown)
+    assert (found.reward.latency_s, found.reward.latency_sigma) == (pytest.approx(0.054, rel=0.05), 0.0)
 
 
 def test_longer_responses_than_were_recorded_are_doubted(models: Models, recording: Recording) -> None:

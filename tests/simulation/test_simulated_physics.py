@@ -204,6 +204,11 @@ def test_latencies_of_rewards_are_log_normal_and_end_at_the_deadline() -> None:
     assert times[-1] <= 50.0
 
 
+def test_rewards_beyond_the_workers_wait_in_order() -> None:
+    times = [at_s for at_s, _ in judged(JudgingModel(latency_s=2.0, num_workers=3), 2)]
+    assert times == [2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 6.0, 6.0]
+
+
 def test_a_share_of_the_groups_gets_one_reward_for_all_samples() -> None:
     rewards: dict[int, set[float]] = {}
     for _, answer in judged(JudgingModel(constant_rate=0.5), 1000):

@@ -21,13 +21,13 @@ from penstock.benchmarks._runs import run
 from penstock.messages.errors import UserFault
 from penstock.runtime.observability.facts import SCENARIO_FILE
 from penstock.runtime.prediction.calibrate import calibrate
-from penstock.runtime.prediction.forecast import Job, play
+from penstock.runtime.prediction.forecast import play
 from penstock.runtime.prediction.recorded import Recording, read_recording
 from penstock.runtime.scenario.modelled import load_modelled
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from penstock.benchmarks._results import Claim, Figure
@@ -92,13 +92,13 @@ def record(name: str, policy: str, num_steps: int, folder: Path) -> Arm:
     return Arm(read_recording(made), load_modelled(made / SCENARIO_FILE)[0])
 
 
-def compared(name: str, fitted_on: str, arms: dict[str, Sequence[Arm]]) -> tuple[list[Figure], list[Claim]]:
+def compared(name: str, fitted_on: str, arms: Mapping[str, Sequence[Arm]]) -> tuple[list[Figure], list[Claim]]:
     """Errors of one scenario, by policy; ``arms`` has its repetitions by policy."""
     models = [calibrate([arm.recording]) for arm in arms[fitted_on]]
     found: list[Figure] = []
     claims: list[Claim] = []
     for policy, runs in arms.items():
-        predicted = [play(Job(each.applied(arm.modelled), 0)) for each, arm in zip(models, runs, strict=True)]
+        predicted = [play(each.applied(arm.modelled), 0) for each, arm in zip(models, runs, strict=True)]
         measured = [arm.steady for arm in runs]
         pairs = list(zip(predicted, measured, strict=True))
         what = f"{name}, {policy}" + (" (fitted)" if policy == fitted_on else "")

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.observability.facts import SCENARIO_FILE
-from penstock.runtime.prediction.forecast import Job, play
+from penstock.runtime.prediction.forecast import play
 from penstock.runtime.prediction.models import Check
 from penstock.runtime.scenario.modelled import load_modelled
 
@@ -41,7 +41,7 @@ def _check(models: Models, recording: Recording) -> Check:
         raise UserFault(f"{recording.num_steps} steps are too few for a steady part")
     scenario = models.applied(load_modelled(recording.folder / SCENARIO_FILE)[0])
     scenario = replace(scenario, run=replace(scenario.run, num_steps=recording.num_steps))
-    predicted = play(Job(scenario, run.seed))
+    predicted = play(scenario, run.seed)
     return Check(
         folder=str(recording.folder),
         policy=scenario.staleness.policy,

@@ -6,11 +6,8 @@ off: that is what calibration's checks say.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import statistics
-from concurrent.futures import ProcessPoolExecutor
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,13 +20,10 @@ from penstock.runtime.observability.shares import LABELS
 from penstock.runtime.prediction.steady import Lanes, Steady, StepSeen, steady_of, stretch_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.messages.training import StepReported
     from penstock.runtime.scenario import Scenario
-
-MIN_SHARED: Final = 3
-"""Fewer simulations are sooner done than other processes are there."""
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,13 +51,6 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     bound: Bound
 
 
-class Job(NamedTuple):
-    """One simulation."""
-
-    scenario: Scenario
-    seed: int
-
-
 def forecast(scenario: Scenario, seeds: Sequence[int], *, on_done: Callable[[], None] | None = None) -> Forecast:
     """Simulate a resolved, modelled scenario with each of these seeds.
 
@@ -76,36 +63,24 @@ def forecast(scenario: Scenario, seeds: Sequence[int], *, on_done: Callable[[], 
         UserFault: a simulation did not come to its end, or has too few steps.
     """
     found: list[Steady] = []
-    for steady in played([Job(scenario, seed) for seed in seeds]):
-        found.append(steady)
+    for seed in seeds:
+        found.append(play(scenario, seed))
         if on_done is not None:
             on_done()
     return summed_up(scenario, seeds, found)
 
 
-def played(jobs: Sequence[Job], *, num_processes: int | None = None) -> Iterator[Steady]:
-    """The steady part of each simulation, in order, several at a time where there are several."""
-    num_processes = min(len(jobs), num_processes or os.cpu_count() or 1)
-    if num_processes <= 1 or len(jobs) < MIN_SHARED:
-        yield from map(play, jobs)
-        return
-    # Spawned, for a fork would take along what threads of this process hold; their owner is this block.
-    with ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(play, jobs)
-
-
-def play(job: Job) -> Steady:
-    """The steady part of one simulation.
+def play(scenario: Scenario, seed: int) -> Steady:
+    """The steady part of one simulation; ``seed`` takes the place of ``run.seed``.
 
     Raises:
         UserFault: it did not come to its end, or has too few steps.
     """
-    run = msgspec.structs.replace(job.scenario.run, seed=job.seed)
-    scenario = msgspec.structs.replace(job.scenario, run=run)
+    scenario = msgspec.structs.replace(scenario, run=msgspec.structs.replace(scenario.run, seed=seed))
     watch = _Watch(scenario)
     ending = watch.simulation.run(None)
     if not ending.completed:
-        raise UserFault(f"the simulation with seed {job.seed} did not complete: {ending.story}")
+        raise UserFault(f"the simulation with seed {seed} did not complete: {ending.story}")
     return watch.steady()
 
 

@@ -106,23 +106,24 @@ class Models(Options, frozen=True, kw_only=True):
 
     def doubts(self, scenario: Scenario) -> list[str]:
         """In what a scenario leaves what the runs have shown."""
-        found: list[str] = []
-        longest = scenario.sampling.max_response_tokens
-        if longest > self.max_response_tokens and self.truncated_share:
-            found.append(
+        longest, slots = scenario.sampling.max_response_tokens, scenario.engines.slots
+        cases = (
+            (
+                longest > self.max_response_tokens and self.truncated_share,
                 f"sampling.max_response_tokens is {longest:,}, and the runs cut responses off at "
-                f"{self.max_response_tokens:,} ({100 * self.truncated_share:.1f} %): longer ones are not modelled"
-            )
-        if scenario.engines.slots > self.most_running:
-            found.append(
-                f"engines.slots is {scenario.engines.slots:,}, and at most {self.most_running:,} requests ran side by "
-                "side: the time of a step is extrapolated beyond that"
-            )
-        if scenario.episode.kind != "single":
-            found.append(
-                f"episode.kind is {scenario.episode.kind}: turns and tools are not modelled, each is one response"
-            )
-        return found
+                f"{self.max_response_tokens:,} ({100 * self.truncated_share:.1f} %): longer ones are not modelled",
+            ),
+            (
+                slots > self.most_running,
+                f"engines.slots is {slots:,}, and at most {self.most_running:,} requests ran side by side: the time of "
+                "a step is extrapolated beyond that",
+            ),
+            (scenario.episode.kind != "single", "episode: turns and tools are not modelled, each is one response"),
+            (scenario.engines.placement == "colocate", "engines.placement: how long sleep and wake take is not fitted"),
+            (scenario.teacher is not None, "teacher: how long it takes is not fitted"),
+            (scenario.evaluation.datasets, "evaluation: its responses are modelled as long as those of training"),
+        )
+        return [text for is_so, text in cases if is_so]
 
 
 def write_models(models: Models, path: Path) -> None:

@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import itertools
+import math
 import sqlite3
 import statistics
 from collections import Counter, defaultdict
@@ -120,8 +121,8 @@ def read_recording(folder: Path) -> Recording:
     if not (folder / LEDGER_FILE).is_file():
         raise UserFault(f"{folder}: it has no {LEDGER_FILE}, which calibration reads; was it simulated?")
     samples, recorded, num_scored = _ledger(folder / LEDGER_FILE)
-    if len(recorded) < 2:
-        raise UserFault(f"{folder}: it has made {len(recorded)} steps; calibration needs two or more")
+    if min(len(recorded), len(steps)) < 2:
+        raise UserFault(f"{folder}: it has made {min(len(recorded), len(steps))} steps; calibration needs two or more")
     begun_s = recorded[min(recorded)]
     spans = [row for row in each_span(folder) if row.name in _LOOKED_AT and row.start_ns / 1e9 >= begun_s]
     by_trace = _by_trace(folder, samples)
@@ -168,7 +169,7 @@ def _generations(spans: Sequence[SpanRow], by_trace: Mapping[str, SampleSeen]) -
             engine=row.actor,
             start_s=row.start_ns / 1e9,
             end_s=row.end_ns / 1e9,
-            num_tokens=int(row.attributes.get("num_tokens", 0)),
+            num_tokens=round(_number(row, "num_tokens")),
             is_whole=times[row.trace_id] == 1 and not row.attributes.get("num_turns"),
             outcome=str(row.attributes.get("outcome", "")),
             sample=by_trace.get(row.trace_id),
@@ -182,13 +183,18 @@ def _work(spans: Sequence[SpanRow]) -> dict[str, list[Work]]:
     for row in spans:
         if row.name in ("generate", "score"):
             continue
-        told = row.attributes
-        size = float(told.get("size_bytes", 0))
+        size = _number(row, "size_bytes")
         if row.name == "step":
-            size = float(told.get("num_trained_tokens", 0)) + float(told.get("num_masked_tokens", 0))
-        version = int(told.get("version", 0))
+            size = _number(row, "num_trained_tokens") + _number(row, "num_masked_tokens")
+        version = round(_number(row, "version"))
         found[row.name].append(Work(row.actor, version, row.start_ns / 1e9, row.end_ns / 1e9, size))
     return found
+
+
+def _number(row: SpanRow, key: str) -> float:
+    """An attribute; 0 where the span has none of this name."""
+    value = row.attributes.get(key, 0)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
 
 
 def starts_s(recordings: Sequence[Recording], role: str) -> list[float]:

@@ -32,7 +32,7 @@ from penstock.runtime.observability.trackers import ActivityRow
 from penstock.runtime.prediction import calibrate as calibration
 from penstock.runtime.prediction.calibrate import calibrate
 from penstock.runtime.prediction.fitting import Course, fit_line
-from penstock.runtime.prediction.forecast import Job, forecast, play
+from penstock.runtime.prediction.forecast import forecast, play
 from penstock.runtime.prediction.lengths_fit import correlation_of
 from penstock.runtime.prediction.models import Models, read_models, write_models
 from penstock.runtime.prediction.recorded import Generation, Recording, SampleSeen, Work, read_recording
@@ -337,7 +337,7 @@ def test_simulate_takes_the_models_and_says_how_far_they_may_be_off(models: Mode
 
 def test_a_run_with_too_few_steps_has_no_steady_part() -> None:
     with pytest.raises(UserFault, match="too few for a steady part"):
-        play(Job(truth("sync", "run.num_steps=4"), 0))
+        play(truth("sync", "run.num_steps=4"), 0)
 
 
 # --- fits -------------------------------------------------------------------------------------------------------------

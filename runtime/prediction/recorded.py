@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
+from penstock.messages.samples import is_evaluation
 from penstock.messages.training import Activity
 from penstock.runtime.observability.explain.measure import read_scenario
 from penstock.runtime.observability.spans import trace_id_of
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 _LOOKED_AT: Final = ("generate", "score", "step", "publish", "fetch_weights", "apply_weights", "checkpoint")
 _SAMPLES: Final = (
     "SELECT group_id, sample_index, num_tokens, reward, state, version, num_read_tokens, num_cached_tokens, outcome "
-    "FROM samples WHERE group_id >= 0"
+    "FROM samples"
 )
 
 
@@ -99,6 +100,7 @@ class Recording(NamedTuple):
     """Unix time of the run's start."""
     trace_fraction: float
     samples: list[SampleSeen]
+    """For training."""
     generations: list[Generation]
     scores_s: list[float]
     """How long rewards took, with the wait for a worker."""
@@ -120,7 +122,7 @@ def read_recording(folder: Path) -> Recording:
         raise UserFault(f"{folder}: it has no traces, which calibration reads; run with observability.tracing: true")
     if not (folder / LEDGER_FILE).is_file():
         raise UserFault(f"{folder}: it has no {LEDGER_FILE}, which calibration reads; was it simulated?")
-    samples, recorded, num_scored = _ledger(folder / LEDGER_FILE)
+    samples, recorded = _ledger(folder / LEDGER_FILE)
     if min(len(recorded), len(steps)) < 2:
         raise UserFault(f"{folder}: it has made {min(len(recorded), len(steps))} steps; calibration needs two or more")
     begun_s = recorded[min(recorded)]
@@ -136,24 +138,23 @@ def read_recording(folder: Path) -> Recording:
         steady=recorded_steady(steps, activity, max_staleness=max_staleness),
         offset_s=statistics.median(recorded[row.version] - row.at_s for row in steps if row.version in recorded),
         trace_fraction=scenario.observability.trace_fraction,
-        samples=samples,
+        samples=[sample for sample in samples if not is_evaluation(sample.group_id)],
         generations=_generations(spans, by_trace),
         scores_s=[row.duration_s for row in spans if row.name == "score"],
-        num_scored=num_scored,
+        num_scored=sum(sample.reward is not None for sample in samples),
         work=_work(spans),
         activity=activity,
     )
 
 
-def _ledger(path: Path) -> tuple[list[SampleSeen], dict[int, float], int]:
+def _ledger(path: Path) -> tuple[list[SampleSeen], dict[int, float]]:
     try:
         with closing(open_read_only(path)) as database:
             samples = [SampleSeen(*row) for row in database.execute(_SAMPLES)]
             recorded: dict[int, float] = dict(database.execute("SELECT version, recorded_at FROM steps").fetchall())
-            (num_scored,) = database.execute("SELECT count(*) FROM samples WHERE reward IS NOT NULL").fetchone()
     except sqlite3.Error as error:
         raise UserFault(f"{path}: {error}") from None
-    return samples, recorded, num_scored
+    return samples, recorded
 
 
 def _by_trace(folder: Path, samples: Sequence[SampleSeen]) -> dict[str, SampleSeen]:

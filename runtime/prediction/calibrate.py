@@ -26,7 +26,6 @@ from penstock.backends.rewards.functions_asked import num_workers
 from penstock.backends.rewards.options import SimulatedRewardOptions
 from penstock.messages.errors import UserFault
 from penstock.messages.names import SCORER
-from penstock.runtime.observability.facts import read_starts
 from penstock.runtime.observability.shares import Shares
 from penstock.runtime.prediction.decode_fit import fit_decode
 from penstock.runtime.prediction.fitting import Error, error_of, fit_line
@@ -98,16 +97,14 @@ def _backends_of(recording: Recording) -> str:
 
 
 def _source(recording: Recording) -> SourceRun:
-    starts = read_starts(recording.folder)
-    if not starts:
-        raise UserFault(f"{recording.folder}: it has no starts.jsonl, so nobody can tell where and when it ran")
+    machine = recording.start.facts.machine
     return SourceRun(
         folder=str(recording.folder),
-        started_at=starts[-1].at,
+        started_at=recording.start.at,
         policy=recording.scenario.staleness.policy,
         num_steps=recording.num_steps,
-        num_cpus=starts[-1].facts.machine.num_cpus,
-        gpus=starts[-1].facts.machine.gpus,
+        num_cpus=machine.num_cpus,
+        gpus=machine.gpus,
     )
 
 

@@ -25,6 +25,7 @@ from penstock.messages.errors import UserFault
 from penstock.messages.samples import is_evaluation
 from penstock.messages.training import Activity
 from penstock.runtime.observability.explain.measure import read_scenario
+from penstock.runtime.observability.facts import Start, read_starts
 from penstock.runtime.observability.spans import trace_id_of
 from penstock.runtime.observability.traces import TRACES_FOLDER, each_span, run_salt
 from penstock.runtime.observability.trackers import read_activity, read_steps
@@ -93,6 +94,8 @@ class Recording(NamedTuple):
     """One run."""
 
     folder: Path
+    start: Start
+    """The last one: when, and on which machine."""
     scenario: Scenario
     num_steps: int
     steady: Steady | None
@@ -122,6 +125,8 @@ def read_recording(folder: Path) -> Recording:
         raise UserFault(f"{folder}: it has no traces, which calibration reads; run with observability.tracing: true")
     if not (folder / LEDGER_FILE).is_file():
         raise UserFault(f"{folder}: it has no {LEDGER_FILE}, which calibration reads; was it simulated?")
+    if not (starts := read_starts(folder)):
+        raise UserFault(f"{folder}: it has no starts.jsonl, so nobody can tell where and when it ran")
     samples, recorded = _ledger(folder / LEDGER_FILE)
     if min(len(recorded), len(steps)) < 2:
         raise UserFault(f"{folder}: it has made {min(len(recorded), len(steps))} steps; calibration needs two or more")
@@ -133,6 +138,7 @@ def read_recording(folder: Path) -> Recording:
     assert max_staleness is not None, "read_scenario() resolves it"
     return Recording(
         folder=folder,
+        start=starts[-1],
         scenario=scenario,
         num_steps=len(steps),
         steady=recorded_steady(steps, activity, max_staleness=max_staleness),

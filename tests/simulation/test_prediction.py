@@ -179,6 +179,7 @@ class Played:
             rows.append(Generation(engine, start_s, end_s, made, True, outcome, sample))
         return Recording(
             folder=folder,
+            start=Start(at="2026-01-01T00:00:00+00:00", facts=facts_of(self._scenario, command="penstock run")),
             scenario=self._scenario,
             num_steps=self._scenario.run.num_steps,
             steady=None,
@@ -195,15 +196,7 @@ class Played:
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    folder = tmp_path_factory.mktemp("recorded")
-    scenario = truth()
-    facts = facts_of(scenario, command="penstock run")
-    import msgspec
-
-    (folder / "starts.jsonl").write_bytes(
-        msgspec.json.encode(Start(at="2026-01-01T00:00:00+00:00", facts=facts)) + b"\n"
-    )
-    return Played(scenario, folder).recording
+    return Played(truth(), tmp_path_factory.mktemp("recorded")).recording
 
 
 @pytest.fixture(scope="module")

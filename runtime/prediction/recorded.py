@@ -5,8 +5,8 @@ Times are Unix seconds. A run without a ledger or traces cannot be read: there i
 Invariants:
 
 * Only pieces of work after the first step was recorded count: before that, caches are cold and engines fill up.
-* A generation is *whole* if it is the only one of its sample and no tool kept it: then its tokens and its time belong
-  together. The others still count as running.
+* A generation is *whole* if it is the only one of its sample, no tool kept it, and it began after that step: then its
+  tokens and its time belong together. The others still count as running.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def read_recording(folder: Path) -> Recording:
     if min(len(recorded), len(steps)) < 2:
         raise UserFault(f"{folder}: it has made {min(len(recorded), len(steps))} steps; calibration needs two or more")
     begun_s = recorded[min(recorded)]
-    spans = [row for row in each_span(folder) if row.name in _LOOKED_AT and row.start_ns / 1e9 >= begun_s]
+    all_spans = [row for row in each_span(folder) if row.name in _LOOKED_AT]
+    spans = [row for row in all_spans if row.start_ns / 1e9 >= begun_s]
     by_trace = _by_trace(folder, samples)
     activity = read_activity(folder)
     max_staleness = scenario.staleness.max_staleness
@@ -145,7 +146,7 @@ def read_recording(folder: Path) -> Recording:
         offset_s=statistics.median(recorded[row.version] - row.at_s for row in steps if row.version in recorded),
         trace_fraction=scenario.observability.trace_fraction,
         samples=[sample for sample in samples if not is_evaluation(sample.group_id)],
-        generations=_generations(spans, by_trace),
+        generations=_generations(all_spans, by_trace, begun_s),
         scores_s=[row.duration_s for row in spans if row.name == "score"],
         num_scored=sum(sample.reward is not None for sample in samples),
         work=_work(spans),
@@ -168,7 +169,7 @@ def _by_trace(folder: Path, samples: Sequence[SampleSeen]) -> dict[str, SampleSe
     return {trace_id_of(salt, sample.group_id, sample.number).hex(): sample for sample in samples}
 
 
-def _generations(spans: Sequence[SpanRow], by_trace: Mapping[str, SampleSeen]) -> list[Generation]:
+def _generations(spans: Sequence[SpanRow], by_trace: Mapping[str, SampleSeen], begun_s: float) -> list[Generation]:
     rows = [row for row in spans if row.name == "generate"]
     times = Counter(row.trace_id for row in rows)
     return [
@@ -177,7 +178,7 @@ def _generations(spans: Sequence[SpanRow], by_trace: Mapping[str, SampleSeen]) -
             start_s=row.start_ns / 1e9,
             end_s=row.end_ns / 1e9,
             num_tokens=round(_number(row, "num_tokens")),
-            is_whole=times[row.trace_id] == 1 and not row.attributes.get("num_turns"),
+            is_whole=times[row.trace_id] == 1 and row.start_ns / 1e9 >= begun_s and not row.attributes.get("num_turns"),
             outcome=str(row.attributes.get("outcome", "")),
             sample=by_trace.get(row.trace_id),
         )

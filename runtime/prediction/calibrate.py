@@ -246,12 +246,18 @@ class _Fits:
                 f"{spans_s.mean():.3g} s: how much the work alone varies is not told; 0 is modelled"
             )
             sigma = 0.0
-        # The median of a log-normal time of this mean.
-        found = {"latency_s": mean_s * math.exp(-sigma * sigma / 2), "latency_sigma": sigma}
+        # Of a log-normal time of this mean.
+        median_s = mean_s * math.exp(-sigma * sigma / 2)
+        found = {"latency_s": median_s, "latency_sigma": sigma}
         self._add("time of a reward", found, num_scored, Error(typical=None, bias=None, count=0), "reward.")
         rewards = [min(1.0, max(0.0, sample.reward)) for sample in self.samples if sample.reward is not None]
         success = statistics.fmean(rewards) if rewards else 0.5
-        return SimulatedRewardOptions(**found, success_rate=success, constant_rate=self._constant_rate(success))
+        return SimulatedRewardOptions(
+            latency_s=median_s,
+            latency_sigma=sigma,
+            success_rate=success,
+            constant_rate=self._constant_rate(success),
+        )
 
     def _constant_rate(self, success: float) -> float:
         """So that as many groups are without spread as in the runs, beside those that are by chance."""

@@ -253,7 +253,7 @@ def test_slots_that_never_filled_are_told(recording: Recording) -> None:
 def test_rewards_that_wait_for_a_worker_tell_its_work_and_no_spread(recording: Recording) -> None:
     found = calibrate([recording._replace(scores_s=[10 * each for each in recording.scores_s])])
     assert any(text.startswith("reward.latency_sigma: a worker took 0.05") for text in found.unknown)
-    assert (found.reward.latency_s, found.reward.latency_sigma) == (pytest.approx(0.054, rel=0.05), 0.0)
+    assert (found.reward.latency_s, found.reward.latency_sigma) == pytest.approx((0.054, 0.0), rel=0.05)
 
 
 def test_longer_responses_than_were_recorded_are_doubted(models: Models, recording: Recording) -> None:

@@ -149,7 +149,7 @@ class _Fits:
             prompt_tokens=max(1, round(statistics.fmean(read))) if read else 64,
             prefill_s=values.get("prefill_s", 0.0),
             prefill_token_s=values.get("prefill_token_s", 0.0),
-            token_s=max(values["token_s"], 1e-9),
+            token_s=values["token_s"],
             token_load_s=values.get("token_load_s", 0.0),
             context_token_s=values.get("context_token_s", 0.0),
             apply_weights_s=self._mean("apply_weights", "apply_weights_s"),

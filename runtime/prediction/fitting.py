@@ -108,7 +108,8 @@ def _left(column: Floats, others: Sequence[Floats]) -> float:
 
 
 def _solved(y: Floats, columns: dict[str, Floats], dropped: dict[str, str]) -> dict[str, float]:
-    """Drop, the least certain first, what is not above 0 by :data:`CERTAIN` standard errors."""
+    """Drop, the least certain first, what is not above 0 by :data:`CERTAIN` standard errors, then what leaves nothing
+    for the first column, which is all there is at last."""
     while True:
         names = list(columns)
         matrix = np.stack([columns[name] for name in names], axis=1)
@@ -118,10 +119,13 @@ def _solved(y: Floats, columns: dict[str, Floats], dropped: dict[str, str]) -> d
         spread = np.linalg.pinv(matrix.T @ matrix).diagonal() * float(residual @ residual) / freedom
         certainty = solution / np.sqrt(np.maximum(spread, 1e-300))
         doubtful = [i for i in range(1, len(names)) if certainty[i] < CERTAIN]
+        why = "its effect is not told apart from chance"
+        if not doubtful and solution[0] <= 0 and len(names) > 1:
+            doubtful, why = list(range(1, len(names))), f"with it {names[0]} would not be above 0"
         if not doubtful:
-            return {name: max(0.0, float(value)) for name, value in zip(names, solution, strict=True)}
+            return {name: float(value) for name, value in zip(names, solution, strict=True)}
         worst = names[min(doubtful, key=lambda i: float(certainty[i]))]
-        dropped[worst] = "its effect is not told apart from chance"
+        dropped[worst] = why
         del columns[worst]
 
 

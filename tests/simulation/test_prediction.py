@@ -371,6 +371,13 @@ def test_a_negative_effect_is_no_effect() -> None:
     assert list(line.values) == ["fixed"]
 
 
+def test_the_first_coefficient_is_above_0_whatever_else_it_costs() -> None:
+    size = np.linspace(5, 10, 100)
+    line = fit_line(size - 4, {"fixed": np.ones(100), "size": size}, np.arange(100) % 2 == 0)
+    assert line.values == {"fixed": pytest.approx(3.5, rel=0.01)}
+    assert line.dropped == {"size": "with it fixed would not be above 0"}
+
+
 def test_means_of_a_course_are_those_of_its_pieces() -> None:
     # 0 up to 1; then 2, growing by 1 a second up to 3; then 0.
     course = Course(np.array([1.0, 3.0]), np.array([2.0, -4.0]), np.array([1.0, -1.0]))

@@ -36,22 +36,42 @@ class SamplingOptions(Options, frozen=True, kw_only=True):
 
 
 class LatencyOptions(Options, frozen=True, kw_only=True):
-    """The model of a simulated engine: log-normal response lengths, a time per token that grows with the load."""
+    """The model of a simulated engine: lengths of responses, time of prefill and decode, limits, and weights. `penstock
+    calibrate` fits it to runs (docs/prediction.md)."""
 
     response_tokens_median: Annotated[float, Meta(gt=0)] = 400.0
     """Half of the responses are longer, before max_response_tokens cuts them off."""
     response_tokens_sigma: Annotated[float, Meta(ge=0)] = 0.8
     """Of the logarithm of the length: 0 makes all equally long; the larger, the longer the longest."""
+    response_tokens_quantiles: tuple[Annotated[float, Meta(ge=1)], ...] = ()
+    """Evenly spaced quantiles of recorded lengths, two or more, the shortest first. Empty: median and sigma count."""
+    response_tokens_correlation: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Of the lengths within a group: 1 makes them all equal."""
+    prompt_tokens: Annotated[int, Meta(ge=1)] = 64
+    """Of every simulated prompt."""
     prefill_s: Annotated[float, Meta(ge=0)] = 0.05
-    """Before the first token of a response."""
+    """Before the first token of a response; holds up no other request."""
+    prefill_token_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Of each token that is read, while which nothing is decoded. A prompt is read once for its group as long as the
+    engine remembers it."""
     token_s: Annotated[float, Meta(gt=0)] = 0.01
     """Of one token with one request running."""
     token_load_s: Annotated[float, Meta(ge=0)] = 0.00005
     """Added per token for every further request that runs beside it."""
+    context_token_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Added per token for every token that the running requests hold together."""
+    kv_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Tokens that all running requests may hold; beyond them requests wait or are sent back. null: as slots allow."""
     apply_weights_s: Annotated[float, Meta(ge=0)] = 0.5
     """To swap new weights in, with requests held meanwhile."""
     fetch_weights_s: Annotated[float, Meta(ge=0)] = 1.0
     """To fetch new weights, while requests go on."""
+    apply_byte_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Added for every byte of them (``learner.simulated.size_bytes``)."""
+    fetch_byte_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Likewise."""
+    start_s: Annotated[float, Meta(ge=0)] = 0.0
+    """From the start of its process until it is ready, of a replacement too."""
     failure_rate: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of generations that end as ``infra_error``."""
     sleep_s: Annotated[float, Meta(ge=0)] = 0.2

@@ -231,7 +231,15 @@ class SimulatedLearnerOptions(Options, frozen=True, kw_only=True):
     token_s: NonNegative = 0.0
     """Added per trained token."""
     publish_s: NonNegative = 0.5
-    """To export new weights, or to write a checkpoint."""
+    """To export new weights."""
+    publish_byte_s: NonNegative = 0.0
+    """Added for every byte of them."""
+    size_bytes: Annotated[int, Meta(ge=0)] = 0
+    """Of the weights of one version."""
+    checkpoint_s: NonNegative | None = None
+    """To write a checkpoint; null: as `publish_s`."""
+    start_s: NonNegative = 0.0
+    """From the start of its process until it is ready, of a replacement too."""
     jitter_sigma: NonNegative = 0.0
     """Log-normal noise on a step's time."""
     sleep_s: NonNegative = 0.2

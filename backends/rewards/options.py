@@ -100,6 +100,21 @@ class RewardAlarmOptions(Options, frozen=True, kw_only=True):
     calls of reward functions have failed, none is tried again until one gives a reward. 0: none of this."""
 
 
+class SimulatedRewardOptions(Options, frozen=True, kw_only=True):
+    """The model of rewards beside simulated engines: 0 or 1, after a log-normal time."""
+
+    latency_s: Annotated[float, Meta(ge=0)] = 0.01
+    """Half of the rewards take longer."""
+    latency_sigma: Annotated[float, Meta(ge=0)] = 0.0
+    """Of the logarithm of that time."""
+    success_rate: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    """Share of samples with the reward 1."""
+    constant_rate: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Share of groups whose samples all get the same reward."""
+    num_workers: Annotated[int, Meta(ge=1)] | None = None
+    """Rewards that are worked out side by side; further ones wait. null: all."""
+
+
 class RewardOptions(Options, frozen=True, kw_only=True):
     """How responses are scored."""
 
@@ -120,6 +135,8 @@ class RewardOptions(Options, frozen=True, kw_only=True):
     """How often a call that failed is tried again before the sample counts as failed."""
     num_workers: Annotated[int, Meta(ge=1)] = 1
     """Processes that run reward functions."""
+    simulated: SimulatedRewardOptions = SimulatedRewardOptions()
+    """Rewards under `penstock simulate`."""
     components: tuple[ComponentOptions, ...] = ()
     """The reward is the sum of these, each times its weight, instead of one function. Each is reported under its name.
     ``function: chosen`` stands for what function_key chooses."""

@@ -7,10 +7,15 @@ Invariants:
 * Arrays are real: token ``t`` of any response is ``t % 1000``, so a hole or a repeat shows.
 * Every ``Generate`` is answered by exactly one ``GenerationEnded``.
 * Asleep it generates nothing; the next ``ApplyWeights`` wakes it.
-* Nothing happens per token. All running requests advance alike, one token each ``token_s + (running − 1)·token_load_s``
-  seconds, so one shared count of tokens says when which of them is next.
+* Nothing happens per token. All running requests advance alike, so one shared count of tokens
+  (:mod:`.decode_clock`) says when which of them is next.
+* Running requests hold at most ``kv_tokens`` tokens together: those beyond wait in order, and when what runs grows into
+  the limit, the one that was admitted last goes back to the head of the queue and is read again later. A lone request
+  is never sent back, so the run goes on however small the limit is.
 
-A prefill is modelled as the tokens that a lone request would make in its time.
+``prefill_s`` is modelled as the tokens that a running request makes in its time: it holds up nobody else. What a
+token of a prefill costs (``prefill_token_s``) holds up all. A prompt is read once as long as the engine remembers it:
+the prompts of as many groups as it has slots, until new weights come.
 """
 
 from __future__ import annotations
@@ -19,12 +24,13 @@ import heapq
 import itertools
 import math
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
-from penstock.backends.draws import normal
-from penstock.backends.simulated.engine_request import LENGTH, SLACK, SimulatedRequest
+from penstock.backends.simulated.decode_clock import DecodeClock
+from penstock.backends.simulated.engine_request import SLACK, SimulatedRequest
 from penstock.backends.simulated.learner import canary_logprobs
+from penstock.backends.simulated.lengths import num_tokens_of
 from penstock.messages.base import Metric
 from penstock.messages.commands import (
     AbortGeneration,
@@ -59,7 +65,7 @@ if TYPE_CHECKING:
 class SimulatedEngine:
     """One engine with a number of slots; requests beyond them queue in order."""
 
-    def __init__(self, options: EnginesOptions, *, max_response_tokens: int, timers: Timers) -> None:
+    def __init__(self, options: EnginesOptions, *, max_response_tokens: int, timers: Timers, seed: int = 0) -> None:
         self.corrupt_fetches = 0
         """So many of the next fetches bring other bytes than the manifest says (a fault to inject)."""
         self.corrupt_swaps = 0
@@ -69,7 +75,7 @@ class SimulatedEngine:
         self.is_frozen = False
         """Nothing that runs makes a token any more (a fault to inject)."""
         self._model: LatencyOptions = options.simulated
-        self._speed = options.simulated_speed
+        self._seed = seed
         self._num_slots = options.slots
         self._progress_tokens = options.progress_tokens
         self._max_tokens = max_response_tokens
@@ -82,9 +88,9 @@ class SimulatedEngine:
         self._running: dict[SimulatedRequest, None] = {}
         self._next: list[tuple[float, int, SimulatedRequest]] = []
         self._order = itertools.count()
-        self._count = 0.0
-        """Tokens that a request would have made that ran from the start."""
-        self._counted_s = 0.0
+        self._clock = DecodeClock(options.simulated, speed=options.simulated_speed, now_s=0.0)
+        self._read: OrderedDict[int, None] = OrderedDict()
+        """Groups whose prompts need not be read again, the last one used last."""
         self._paused = False
         self._is_asleep = False
         self._wake_s = math.inf
@@ -94,7 +100,7 @@ class SimulatedEngine:
     def start(self, emit: Emit, fail: Fail) -> None:
         """See :class:`penstock.backends.protocol.Backend`."""
         self._emit = emit
-        self._counted_s = self._timers.now_s()
+        self._advance()
 
     def execute(self, command: EngineCommand, /) -> None:
         """See :class:`penstock.backends.protocol.Backend`."""
@@ -109,13 +115,14 @@ class SimulatedEngine:
                 case InterruptGenerations():
                     self._cancel(list(self._requests.values()), "interrupted")
                 case FetchWeights():
-                    self._after(self._model.fetch_weights_s, self._fetch, command.manifest)
+                    fetch_s = self._model.fetch_weights_s + self._model.fetch_byte_s * command.manifest.size_bytes
+                    self._after(fetch_s, self._fetch, command.manifest)
                 case ApplyWeights():
                     self._apply(command)
                 case SleepEngine():
                     self._sleep()
                 case OpenEngine():
-                    self._emit(EngineOpened(num_slots=self._num_slots))
+                    self._say_after(self._model.start_s, EngineOpened(num_slots=self._num_slots))
 
     def gauges(self) -> tuple[Metric, ...]:
         """Running and queued requests, and the share of slots in use."""
@@ -136,7 +143,8 @@ class SimulatedEngine:
         if self._version < 0 or self._is_asleep:
             why = "while it sleeps" if self._is_asleep else "before any weights were loaded"
             raise RuntimeError(f"sample {command.key} was to be generated {why}")
-        request = SimulatedRequest(command, self._num_tokens(command.seed), self._model.failure_rate)
+        num_tokens = num_tokens_of(self._model, self._max_tokens, command, run_seed=self._seed)
+        request = SimulatedRequest(command, num_tokens, self._model.failure_rate)
         if self.num_hangs:
             self.num_hangs -= 1
             request.hangs = True
@@ -144,22 +152,54 @@ class SimulatedEngine:
         self._queued.append(request)
         self._fill_slots()
 
-    def _num_tokens(self, seed: int) -> int:
-        model = self._model
-        drawn = model.response_tokens_median * math.exp(model.response_tokens_sigma * normal(seed, LENGTH))
-        return max(1, min(self._max_tokens, int(drawn)))
-
     def _fill_slots(self) -> None:
         if not self._queued or len(self._running) >= self._num_slots:
             return
         self._advance()
-        while self._queued and len(self._running) < self._num_slots:
+        while self._queued and len(self._running) < self._num_slots and self._fits(self._queued[0]):
             request = self._queued.popleft()
-            request.start = self._count + self._model.prefill_s / self._model.token_s
             request.version = self._version
             self._running[request] = None
+            self._clock.admit(request.context_tokens, request.made + self._unread_prompt(request))
+            request.start = self._clock.count + self._model.prefill_s / self._clock.step_s
+            request.start -= request.made - request.num_prefix  # more than the prefix, of one that was sent back
+            request.admitted = self._clock.count - request.context_tokens
             self._plan(request)
         self._arm()
+
+    def _fits(self, request: SimulatedRequest) -> bool:
+        limit = self._model.kv_tokens
+        if limit is None or not self._running:
+            return True
+        return self._clock.context_tokens + request.context_tokens + len(self._running) < limit
+
+    def _unread_prompt(self, request: SimulatedRequest) -> int:
+        """Tokens of its prompt that nobody has read for it."""
+        group_id = request.key.group_id
+        is_read = group_id in self._read
+        self._read[group_id] = None
+        self._read.move_to_end(group_id)
+        if len(self._read) > self._num_slots:
+            self._read.popitem(last=False)
+        return 0 if is_read else request.num_prompt_tokens
+
+    def _stop(self, request: SimulatedRequest) -> None:
+        """It runs no more."""
+        if request in self._running:
+            del self._running[request]
+            self._clock.leave(self._clock.count - request.admitted)
+
+    def _send_back(self) -> None:
+        """Make room where the running requests have grown into the limit."""
+        limit = self._model.kv_tokens
+        while limit is not None and len(self._running) > 1 and self._clock.context_tokens >= limit - SLACK:
+            request = next(reversed(self._running))
+            request.make(request.tokens_at(self._clock.count))
+            self._stop(request)
+            self._read.pop(request.key.group_id, None)
+            self._queued.appendleft(request)
+            self._next = [entry for entry in self._next if entry[2] is not request]
+            heapq.heapify(self._next)
 
     def _plan(self, request: SimulatedRequest) -> None:
         """Enter the next moment at which there is something to say about this request."""
@@ -172,7 +212,7 @@ class SimulatedEngine:
         self._advance()
         for request in requests:
             if request in self._running:
-                request.make(request.tokens_at(self._count))
+                request.make(request.tokens_at(self._clock.count))
             self._end(request, Cancelled(cause=cause))
         self._queued = deque(request for request in self._queued if not request.ended)
         self._fill_slots()
@@ -180,7 +220,7 @@ class SimulatedEngine:
 
     def _end(self, request: SimulatedRequest, outcome: Outcome) -> None:
         request.ended = True
-        self._running.pop(request, None)
+        self._stop(request)
         del self._requests[request.key, request.attempt]
         self._num_generated += request.made - request.num_prefix
         self._emit(
@@ -190,22 +230,18 @@ class SimulatedEngine:
     # --- the shared count -------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Bring the count up to now, at the rate that held since it was last brought up."""
-        now_s = self._timers.now_s()
-        if self._running and not self._paused:
-            self._count += (now_s - self._counted_s) / self._token_s()
-        self._counted_s = now_s
-
-    def _token_s(self) -> float:
-        return (self._model.token_s + (len(self._running) - 1) * self._model.token_load_s) / self._speed
+        self._clock.advance(self._timers.now_s(), is_paused=self._paused)
 
     def _arm(self) -> None:
-        """See to it that we are woken when the next request is due, or earlier."""
+        """See to it that we are woken when the next request is due or the limit of tokens is reached, or earlier."""
         while self._next and self._next[0][2].ended:
             heapq.heappop(self._next)
         if not self._next or self._paused:
             return
-        due_s = self._counted_s + max(0.0, self._next[0][0] - self._count) * self._token_s()
+        due = self._next[0][0]
+        if self._model.kv_tokens is not None and len(self._running) > 1:
+            due = min(due, self._clock.count_at(self._model.kv_tokens))
+        due_s = self._clock.when(due)
         if due_s < self._wake_s:
             self._wake_s = due_s
             self._wake_id += 1
@@ -220,10 +256,11 @@ class SimulatedEngine:
             if self._paused or self.is_frozen:
                 return
             self._advance()
-            while self._next and self._next[0][0] <= self._count + SLACK:
+            while self._next and self._next[0][0] <= self._clock.count + SLACK:
                 request = heapq.heappop(self._next)[2]
                 if not request.ended:
                     self._reach(request)
+            self._send_back()
             self._fill_slots()
             self._arm()
 
@@ -267,7 +304,8 @@ class SimulatedEngine:
         self._paused = True
         wake_s = self._model.wake_s if self._is_asleep else 0.0
         self._is_asleep = False
-        self._after(wake_s + self._model.apply_weights_s, self._swap, manifest)
+        apply_s = self._model.apply_weights_s + self._model.apply_byte_s * manifest.size_bytes
+        self._after(wake_s + apply_s, self._swap, manifest)
 
     def _sleep(self) -> None:
         if self._requests or self._is_asleep:
@@ -279,8 +317,9 @@ class SimulatedEngine:
         self._advance()
         self._paused = False
         self._version = manifest.version
+        self._read.clear()  # keys and values of the old weights are of no use to those that come
         for request in self._running:
-            request.make(request.tokens_at(self._count))
+            request.make(request.tokens_at(self._clock.count))
             request.version = manifest.version
         digest = manifest.digest
         if self.corrupt_swaps:
@@ -294,6 +333,12 @@ class SimulatedEngine:
             )
         )
         self._arm()
+
+    def _say_after(self, delay_s: float, event: EngineOpened) -> None:
+        if delay_s:
+            self._timers.call_later(delay_s, lambda: self._emit(event))
+        else:
+            self._emit(event)
 
     def _after(self, delay_s: float, act: Callable[[WeightManifest], None], manifest: WeightManifest) -> None:
         def call() -> None:

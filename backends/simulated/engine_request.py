@@ -19,7 +19,7 @@ from penstock.messages.samples import Part, VersionSpan
 if TYPE_CHECKING:
     from penstock.messages.commands import Generate
 
-LENGTH, _FAILS, _FAILS_AT = range(3)
+LENGTH, _FAILS, _FAILS_AT, GROUP_LENGTH = range(4)
 """Streams of random numbers of one sample."""
 SLACK: Final = 1e-6
 """Of a token: what rounding may do to the shared count."""
@@ -29,6 +29,7 @@ class SimulatedRequest:
     """One request and how far it has come, in tokens from the start of its response."""
 
     __slots__ = (
+        "admitted",
         "attempt",
         "ended",
         "fails",
@@ -39,6 +40,7 @@ class SimulatedRequest:
         "made",
         "next_tokens",
         "num_prefix",
+        "num_prompt_tokens",
         "num_reported",
         "spans",
         "start",
@@ -50,6 +52,7 @@ class SimulatedRequest:
         prefix = command.prefix
         self.key = command.key
         self.attempt = command.attempt
+        self.num_prompt_tokens = len(command.prompt.tokens) // TOKEN_BYTES
         self.num_prefix = 0 if prefix is None else prefix.num_tokens
         self.spans = [] if prefix is None else list(prefix.spans)
         self.made = self.num_reported = self.next_tokens = self.num_prefix
@@ -60,9 +63,14 @@ class SimulatedRequest:
             share = uniform(command.seed, _FAILS_AT, command.attempt)
             self.last = self.num_prefix + int(share * (self.last - self.num_prefix))
         self.hangs = False
-        self.start = 0.0
+        self.start = self.admitted = 0.0
         self.version = -1
         self.ended = False
+
+    @property
+    def context_tokens(self) -> int:
+        """That it holds: its prompt, and what was made."""
+        return self.num_prompt_tokens + self.made
 
     def tokens_at(self, count: float) -> int:
         """Tokens that there are at this count; those planned for next are never passed."""

@@ -82,12 +82,14 @@ class SimulatedLearner:
             case Train():
                 self._finish_after(self._step_s(command), _trained(command))
             case PublishWeights():
-                self._finish_after(self._model.publish_s, WeightsPublished(manifest=self._manifest(command)))
+                publish_s = self._model.publish_s + self._model.publish_byte_s * self._model.size_bytes
+                self._finish_after(publish_s, WeightsPublished(manifest=self._manifest(command)))
             case SaveCheckpoint():
                 written = CheckpointWritten(version=command.version, path=checkpoint_path(command.version))
-                self._finish_after(self._model.publish_s, written)
+                checkpoint_s = self._model.checkpoint_s
+                self._finish_after(self._model.publish_s if checkpoint_s is None else checkpoint_s, written)
             case OpenLearner():
-                self._finish_after(0.0, _opened(command))
+                self._finish_after(self._model.start_s, _opened(command))
             case SleepLearner():
                 self._is_asleep = True
                 self._finish_after(self._model.sleep_s, LearnerSlept())
@@ -133,7 +135,7 @@ class SimulatedLearner:
             learner_epoch=self._epoch,
             transport=TRANSPORT,
             location=f"version-{command.version}",
-            size_bytes=0,
+            size_bytes=self._model.size_bytes,
             digest=digest,
             canary=Canary(tokens=tokens, logprobs=canary_logprobs(tokens, digest)),
         )

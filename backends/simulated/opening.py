@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.protocol import Backend, Timers
 
-PROMPT_TOKENS: Final = 64
-"""Length of every simulated prompt."""
 PROMPT_LATENCY_S: Final = 0.001
 
 
@@ -58,7 +56,7 @@ def open_simulated(
     judging = judging or JudgingModel()
     match role:
         case Role.ENGINE_WORKER:
-            return SimulatedEngine(engines, max_response_tokens=max_response_tokens, timers=timers)
+            return SimulatedEngine(engines, max_response_tokens=max_response_tokens, timers=timers, seed=seed)
         case Role.TEACHER:
             assert teacher is not None, "a scenario without teachers has no actor of this role"
             return SimulatedTeacher(teacher, seed=seed, index=index, epoch=epoch, timers=timers)
@@ -68,7 +66,7 @@ def open_simulated(
             are_mixed = some_can(engines, Capability.FROM_ROWS)
             return SimulatedPrompts(
                 seed=seed,
-                prompt_tokens=PROMPT_TOKENS,
+                prompt_tokens=engines.simulated.prompt_tokens,
                 latency_s=PROMPT_LATENCY_S,
                 timers=timers,
                 are_mixed=are_mixed,

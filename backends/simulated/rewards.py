@@ -8,12 +8,14 @@ Invariants:
 
 from __future__ import annotations
 
+import heapq
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.backends.data.row_chooser import RowChooser
-from penstock.backends.draws import mixed, uniform
+from penstock.backends.draws import mixed, normal, uniform
 from penstock.messages.arrays import pack_tokens
 from penstock.messages.commands import ChooseRows, JudgeSamples, KeepSamples, Score, ShowGroup
 from penstock.messages.local import (
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from penstock.messages.local import LocalEvent
     from penstock.messages.samples import SampleKey
 
-_REWARD, _FAILS, _HANGS, _VERDICT, _TOKENS, _RECORDED, _DROPS, _CHOOSES, _RETRIES = range(9)
+_REWARD, _FAILS, _HANGS, _VERDICT, _TOKENS, _RECORDED, _DROPS, _CHOOSES, _RETRIES, _CONSTANT, _LATENCY = range(11)
 """Streams of random numbers of one run."""
 
 
@@ -46,8 +48,14 @@ class JudgingModel(msgspec.Struct, frozen=True, kw_only=True):
     """How simulated rewards and verdicts come about."""
 
     latency_s: float = 0.01
+    latency_sigma: float = 0.0
+    """Of the logarithm of a reward's latency, whose median is ``latency_s``."""
     success_rate: float = 0.5
     """Share of samples with reward 1; the others get 0."""
+    constant_rate: float = 0.0
+    """Share of groups whose samples all get the same reward."""
+    num_workers: int | None = None
+    """Rewards that are worked out side by side; None: all."""
     failure_rate: float = 0.0
     """Share of samples whose reward function raises."""
     hang_rate: float = 0.0
@@ -147,17 +155,28 @@ class SimulatedScorer(_Answering):
     def __init__(self, model: JudgingModel, *, seed: int, timers: Timers) -> None:
         super().__init__(seed=seed, timers=timers)
         self._model = model
+        self._free_s = [0.0] * (model.num_workers or 0)
+        """When each worker has done what it has; a heap."""
 
     def execute(self, command: Score | ScoreGroup, /) -> None:
         """See :class:`penstock.backends.protocol.Backend`."""
         if isinstance(command, Score):
             delay_s, answer = self._judged(command.sample.key, command.sample.attempt, command.timeout_s)
-            self._answer_after(delay_s, answer)
+            self._answer_after(self._worked_off(delay_s), answer)
             return
         each = [self._judged(sample.key, sample.attempt, command.timeout_s) for sample in command.samples]
         group_id = command.samples[0].key.group_id
         scored = GroupScored(group_id=group_id, samples=tuple(answer for _, answer in each))
-        self._answer_after(max(delay_s for delay_s, _ in each), scored)
+        self._answer_after(self._worked_off(max(delay_s for delay_s, _ in each)), scored)
+
+    def _worked_off(self, duration_s: float) -> float:
+        """In how long a worker will have done this too."""
+        if not self._free_s:
+            return duration_s
+        now_s = self._timers.now_s()
+        done_s = max(now_s, self._free_s[0]) + duration_s
+        heapq.heapreplace(self._free_s, done_s)
+        return done_s - now_s
 
     def _judged(self, key: SampleKey, attempt: int, timeout_s: float) -> tuple[float, SampleJudged]:
         """When the answer comes, and which."""
@@ -168,8 +187,14 @@ class SimulatedScorer(_Answering):
         if model.failure_rate and uniform(self._seed, _FAILS, *where) < model.failure_rate:
             reason = "simulated failure of the reward"
             return model.latency_s, SampleJudged(key=key, attempt=attempt, reward=None, reason=reason)
-        value = float(uniform(self._seed, _REWARD, *where) < model.success_rate)
-        return model.latency_s, SampleJudged(key=key, attempt=attempt, reward=Reward(value=value))
+        is_constant = model.constant_rate and uniform(self._seed, _CONSTANT, key.group_id) < model.constant_rate
+        drawn = uniform(self._seed, _REWARD, *((key.group_id,) if is_constant else where))
+        value = float(drawn < model.success_rate)
+        latency_s = model.latency_s
+        if model.latency_sigma:
+            latency_s *= math.exp(model.latency_sigma * normal(self._seed, _LATENCY, *where, attempt))
+        judged = SampleJudged(key=key, attempt=attempt, reward=Reward(value=value))
+        return min(timeout_s, latency_s), judged
 
 
 class SimulatedJudge(_Answering):

@@ -18,7 +18,7 @@ def _open_engine(context: EngineContext) -> Backend[EngineCommand]:
 
     assert context.timers is not None, "simulated parts need a clock"
     limit = context.sampling.max_response_tokens
-    return SimulatedEngine(context.options, max_response_tokens=limit, timers=context.timers)
+    return SimulatedEngine(context.options, max_response_tokens=limit, timers=context.timers, seed=context.seed)
 
 
 def _open_learner(context: LearnerContext) -> Backend[LearnerCommand]:

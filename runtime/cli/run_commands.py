@@ -104,16 +104,28 @@ def run(
 @app.command(
     epilog="[bold]Examples[/]\n\n"
     "penstock simulate scenarios/simulated_1024_engines.yaml --seed 7\n\n"
-    "penstock simulate scenarios/simulated_1024_engines.yaml engines.count=64 --out /tmp/simulated"
+    "penstock simulate scenarios/simulated_1024_engines.yaml engines.count=64 --out /tmp/simulated\n\n"
+    "penstock simulate scenarios/fully_async.yaml --models models.yaml --seeds 5"
 )
 def simulate(
     scenario: ScenarioFile,
     overrides: Overrides = None,
     seed: Annotated[int, typer.Option(min=0, help="Of latencies and faults; the same seed gives the same run.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the event log and metrics into this folder.")] = None,
+    models: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="How long things take, as penstock calibrate fits it to runs."),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Play so many seeds, from --seed on, for figures with intervals; with --models 5."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --models or --seeds: as one JSON object.")] = False,
 ) -> None:
     """Run the same actors on a virtual clock, with modelled engines and learner in place of real ones: hours in
-    seconds. How long things take is in engines.simulated and learner.simulated."""
+    seconds. How long things take is in engines.simulated, learner.simulated and reward.simulated, or in --models.
+
+    With --models or --seeds it prints what the steady part of the run comes to."""
     from penstock.runtime.scenario.modelled import load_modelled
 
     loaded, changed = load_modelled(scenario, overrides or [])
@@ -121,8 +133,19 @@ def simulate(
         raise UserFault(f"run.only: {loaded.run.only}: a part of a run is not simulated; remove it, or: penstock run")
     from penstock.runtime.hosts.virtual.simulate import simulate_scenario  # after the cheap checks: it takes longer
 
-    if changed:
+    if changed and not as_json:
         console.print(f"modelled or left out: {', '.join(changed)}", highlight=False, soft_wrap=True)
+    if models is not None or seeds is not None:
+        if out is not None:
+            raise UserFault("--out is for one run; leave --models and --seeds away, or --out")
+        from penstock.runtime.cli.prediction import simulate_and_show
+        from penstock.runtime.prediction.models import read_models
+
+        fitted = None if models is None else read_models(models)
+        simulate_and_show(loaded, range(seed, seed + (seeds or 5)), console, models=fitted, as_json=as_json)
+        return
+    if as_json:
+        raise UserFault("--json is for --models or --seeds")
     raise typer.Exit(simulate_scenario(loaded, seed=seed, console=console, run_folder=out))
 
 

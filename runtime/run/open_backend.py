@@ -122,9 +122,18 @@ def _answers(plan: RunPlan) -> AnswerFiles | None:
 def _modelled(name: str, plan: RunPlan, epoch: int, timers: Timers | None) -> Backend[Any]:
     """Rows and rewards beside modelled engines."""
     from penstock.backends.simulated.opening import open_simulated
+    from penstock.backends.simulated.rewards import JudgingModel
 
     assert timers is not None, "simulated backends need a clock"
     scenario = plan.scenario
+    reward = scenario.reward.simulated
+    judging = JudgingModel(
+        latency_s=reward.latency_s,
+        latency_sigma=reward.latency_sigma,
+        success_rate=reward.success_rate,
+        constant_rate=reward.constant_rate,
+        num_workers=reward.num_workers,
+    )
     return open_simulated(
         role_of(name),
         engines=scenario.engines,
@@ -134,6 +143,7 @@ def _modelled(name: str, plan: RunPlan, epoch: int, timers: Timers | None) -> Ba
         epoch=epoch,
         timers=timers,
         choosing=choosing_settings(plan),
+        judging=judging,
     )
 
 

@@ -67,7 +67,7 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime": (
         ("cli",),
-        ("gateway", "slime", "contracts", "chaos", "dashboard"),
+        ("gateway", "slime", "contracts", "chaos", "dashboard", "prediction"),
         ("launch",),
         ("preflight",),
         ("hosts",),

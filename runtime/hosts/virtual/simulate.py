@@ -40,7 +40,7 @@ from penstock.runtime.scenario import Scenario, dump_scenario
 from penstock.runtime.scenario.disk_rules import segment_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
     from rich.console import Console
@@ -100,8 +100,19 @@ def simulated(
 class Simulation:
     """One scenario on one virtual host."""
 
-    def __init__(self, scenario: Scenario, run_folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        run_folder: Path | None = None,
+        *,
+        on_step: Callable[[StepReported], None] | None = None,
+    ) -> None:
         """
+        Args:
+            scenario: with simulated engines and a simulated learner.
+            run_folder: where the run's files go; None writes nothing.
+            on_step: hears of every step, when the books are up to it.
+
         Raises:
             UserFault: the folder cannot be written.
         """
@@ -121,6 +132,7 @@ class Simulation:
         progress_tokens = scenario.engines.progress_tokens
         self.figures = RunFigures(progress_tokens=progress_tokens) if self._recorder is None else self._recorder.figures
         self._view: ProgressView | None = None
+        self._on_step = on_step
         self.accounts = RunAccounts(
             self.host.clock, self.figures, recorder=self._recorder, events=self._events, on_step=self._tell
         )
@@ -155,6 +167,8 @@ class Simulation:
             self._keeper.look()
         if self._view is not None:
             self._view.step(report.version)
+        if self._on_step is not None:
+            self._on_step(report)
 
     def _finish(self, ending: Ending) -> None:
         if self._recorder is not None and self._events is not None:

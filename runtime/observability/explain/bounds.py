@@ -18,7 +18,7 @@ engines generate meanwhile: it is exposed where the Learner is what a step takes
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -51,19 +51,50 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     """By how much the other term is smaller."""
 
 
+class Terms(NamedTuple):
+    """What a bound is made of, in seconds a step."""
+
+    generation_s: float
+    longest_s: float | None
+    """L; None where no lengths are known."""
+    training_s: float
+    exposed_s: float
+    measured_s: float
+    max_staleness: int
+    drains: bool
+    """Engines are empty before each swap, so the tail counts whole."""
+    is_colocated: bool
+
+
 def bound_of(facts: Facts) -> Bound:
     """The bound of the schedule that these facts are of."""
-    generation_s, training_s, exposed_s = facts.generation_s, facts.training_s, facts.exposed_s
-    longest_s = None if facts.samples is None else facts.samples.generate_longest
-    is_serial = facts.max_staleness == 0 or facts.is_colocated
+    return bound_from(
+        Terms(
+            generation_s=facts.generation_s,
+            longest_s=None if facts.samples is None else facts.samples.generate_longest,
+            training_s=facts.training_s,
+            exposed_s=facts.exposed_s,
+            measured_s=facts.step_s,
+            max_staleness=facts.max_staleness,
+            drains=facts.update_mode is UpdateMode.DRAIN,
+            is_colocated=facts.is_colocated,
+        )
+    )
+
+
+def bound_from(terms: Terms) -> Bound:
+    """The bound of a schedule with these terms."""
+    generation_s, training_s, exposed_s, longest_s = (
+        terms.generation_s, terms.training_s, terms.exposed_s, terms.longest_s
+    )  # fmt: skip
+    is_serial = terms.max_staleness == 0 or terms.is_colocated
     if is_serial:
         formula, tail_s = "g + L + t + s", longest_s
         least_s = generation_s + training_s + exposed_s
         most_s = None if tail_s is None else least_s + tail_s
     else:
-        drains = facts.update_mode is UpdateMode.DRAIN  # engines are empty before each swap, so the tail counts whole
-        formula = "max(g + L, t + s)" if drains else "max(g + L/(η + 1), t + s)"
-        counted = 1 if drains else facts.max_staleness + 1
+        formula = "max(g + L, t + s)" if terms.drains else "max(g + L/(η + 1), t + s)"
+        counted = 1 if terms.drains else terms.max_staleness + 1
         tail_s = None if longest_s is None else longest_s / counted
         least_s = max(generation_s, training_s + exposed_s)
         most_s = None if tail_s is None else max(generation_s + tail_s, training_s + exposed_s)
@@ -76,7 +107,7 @@ def bound_of(facts: Facts) -> Bound:
         exposed_s=exposed_s,
         least_s=least_s,
         most_s=most_s,
-        measured_s=facts.step_s,
+        measured_s=terms.measured_s,
         active="both, one after the other" if is_serial else "training" if learner_s >= with_tail_s else "generation",
         slack_s=0.0 if is_serial else abs(learner_s - with_tail_s),
     )

@@ -1,0 +1,148 @@
+"""Models that were calibrated on runs under one policy predict step time and busy shares of the other two within 10 %.
+
+How it is measured:
+
+* ``penstock run`` with the embedded engine and learner, in scenarios that differ in what binds. Each policy has a run
+  of its own in each repetition; the learning rate is too small to change what is sampled.
+* In each repetition the models are fitted to the run of one policy alone, and play the scenarios of the other two on
+  the virtual clock. An error is (predicted − measured) ÷ measured of the time of a step, and the difference of the
+  shares of the time in which engines and learner worked. Steps are those of ``runtime/prediction/steady.py``.
+* Beside each error stands the machine's own noise: how far the repetitions of one run are from their mean.
+"""
+
+from __future__ import annotations
+
+import statistics
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.benchmarks._harness import Benchmark, Measured, claim, in_folders, plain_figure
+from penstock.benchmarks._runs import run
+from penstock.messages.errors import UserFault
+from penstock.runtime.observability.facts import SCENARIO_FILE
+from penstock.runtime.prediction.calibrate import calibrate
+from penstock.runtime.prediction.forecast import play
+from penstock.runtime.prediction.recorded import Recording, read_recording
+from penstock.runtime.scenario.modelled import load_modelled
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from penstock.benchmarks._results import Claim, Figure
+    from penstock.runtime.prediction.steady import Steady
+    from penstock.runtime.scenario import Scenario
+
+QUICK: Final = ("--repetitions", "1", "--steps", "16", "--scenarios", "balanced")
+POLICIES: Final = ("sync", "one_step_off", "fully_async")
+MOST: Final = 0.1
+"""Error that is claimed."""
+BASE: Final = """\
+run: {name: prediction}
+model: {make: xs}
+data: {path: "lines:4000"}
+sampling: {samples_per_group: 8, max_response_tokens: 128}
+reward: {function: lines}
+filter: {drop_zero_spread: false}
+engines: {slots: 32}
+learner:
+  groups_per_batch: 16
+  learning_rate: 1.0e-12
+  warm_start: {path: "lines:4000", num_steps: 100}
+observability: {report: false, trace_fraction: 1.0}
+"""
+SLOW_REWARD: Final = """\
+import time
+
+
+def reward(response, label):
+    time.sleep(0.05)
+    return float(len(response) % 2)
+"""
+SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
+    "balanced": (),
+    "long_tails": ("sampling.max_response_tokens=400", "learner.warm_start.num_steps=20"),
+    "slow_reward": ("reward.function={folder}/slow.py:reward", "reward.num_workers=4"),
+    "two_engines": ("engines.count=2",),
+    "heavy_learner": ("learner.num_passes=3",),
+    "small_batches": ("learner.groups_per_batch=8",),
+}
+
+
+class Arm(NamedTuple):
+    """One run, with its scenario as it is modelled."""
+
+    recording: Recording
+    modelled: Scenario
+
+    @property
+    def steady(self) -> Steady:
+        assert self.recording.steady is not None, "the arms have steps enough"
+        return self.recording.steady
+
+
+def record(name: str, policy: str, num_steps: int, folder: Path) -> Arm:
+    """Run one scenario under one policy and read it back."""
+    functions = folder.with_name(f"{folder.name}-functions")
+    functions.mkdir()
+    (functions / "slow.py").write_text(SLOW_REWARD)
+    overrides = [text.format(folder=functions) for text in SCENARIOS[name]]
+    made = run(BASE, (*overrides, f"staleness.policy={policy}", f"run.num_steps={num_steps}"), folder).folder
+    return Arm(read_recording(made), load_modelled(made / SCENARIO_FILE)[0])
+
+
+def compared(name: str, fitted_on: str, arms: Mapping[str, Sequence[Arm]]) -> tuple[list[Figure], list[Claim]]:
+    """Errors of one scenario, by policy; ``arms`` has its repetitions by policy."""
+    models = [calibrate([arm.recording]) for arm in arms[fitted_on]]
+    found: list[Figure] = []
+    claims: list[Claim] = []
+    for policy, runs in arms.items():
+        predicted = [play(each.applied(arm.modelled), 0) for each, arm in zip(models, runs, strict=True)]
+        measured = [arm.steady for arm in runs]
+        pairs = list(zip(predicted, measured, strict=True))
+        what = f"{name}, {policy}" + (" (fitted)" if policy == fitted_on else "")
+        step = [p.step_s / m.step_s - 1 for p, m in pairs]
+        busy = [max((p.engines_busy - m.engines_busy, p.learner_busy - m.learner_busy), key=abs) for p, m in pairs]
+        times = [each.step_s for each in measured]
+        found += [
+            plain_figure(f"{what}: step", "s", times),
+            plain_figure(f"{what}: noise of the step", "of its mean", [t / statistics.fmean(times) - 1 for t in times]),
+            plain_figure(f"{what}: error of the step", "of the measured", step),
+            plain_figure(f"{what}: error of the busy shares, the larger", "of the time", busy),
+        ]
+        if policy != fitted_on:
+            claims.append(claim(f"{what}: |error of the step|", [abs(each) for each in step], at_most=MOST))
+            claims.append(claim(f"{what}: |error of the busy shares|", [abs(each) for each in busy], at_most=MOST))
+    return found, claims
+
+
+def measure(given: argparse.Namespace) -> Measured:
+    """Record every scenario under every policy in turn, then calibrate and predict."""
+    names = given.scenarios.split(",")
+    if unknown := sorted(set(names) - set(SCENARIOS)):
+        raise UserFault(f"--scenarios: {', '.join(unknown)}: there are {', '.join(SCENARIOS)}")
+    keys = [(name, policy) for name in names for policy in POLICIES]
+    acts = {f"{name}, {policy}": partial(record, name, policy, given.steps) for name, policy in keys}
+    turns = in_folders(acts, given.repetitions)
+    found: list[Figure] = []
+    claims: list[Claim] = []
+    for name in names:
+        arms = {policy: [turn.value for turn in turns[f"{name}, {policy}"]] for policy in POLICIES}
+        of_scenario = compared(name, given.fitted_on, arms)
+        found += of_scenario[0]
+        claims += of_scenario[1]
+    return Measured(found, claims, ("GPUs", "tools and episodes", "engines and learner on one device"))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print."""
+    benchmark = Benchmark(__file__, __doc__, repetitions=5)
+    benchmark.option("--steps", type=int, default=30)
+    benchmark.option("--scenarios", default=",".join(SCENARIOS), help="with commas; without it all")
+    benchmark.option("--fitted-on", choices=POLICIES, default="fully_async", help="policy of the runs to calibrate on")
+    return benchmark.run(argv, measure)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

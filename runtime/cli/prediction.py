@@ -1,0 +1,145 @@
+"""``penstock calibrate``, and ``penstock simulate`` over several seeds or with calibrated models: what they print."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from penstock.runtime.observability.texts import length_text, number_text, short_count
+from penstock.runtime.prediction.calibrate import calibrate
+from penstock.runtime.prediction.checking import checked
+from penstock.runtime.prediction.forecast import forecast
+from penstock.runtime.prediction.models import write_models
+from penstock.runtime.prediction.recorded import read_recording
+from penstock.runtime.terminal import print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from penstock.runtime.prediction.forecast import Forecast, Interval
+    from penstock.runtime.prediction.models import Models
+    from penstock.runtime.scenario import Scenario
+
+
+def calibrate_and_show(
+    folders: Sequence[Path], out: Path, console: Console, *, has_checks: bool, as_json: bool
+) -> None:
+    """Fit, check, write, print.
+
+    Raises:
+        UserFault: a run cannot be read or fitted, or the file cannot be written.
+    """
+    recordings = [read_recording(folder) for folder in folders]
+    models = calibrate(recordings)
+    if has_checks:
+        with console.status("playing the runs again"):
+            models = checked(models, recordings)
+    write_models(models, out)
+    if as_json:
+        print_json(models, console)
+        return
+    console.print(_fits_table(models))
+    if models.checks:
+        console.print(_checks_table(models))
+    for text in models.unknown:
+        console.print(f"[yellow]not learnt[/] {escape(text)}", soft_wrap=True)
+    console.print(f"written: {escape(str(out))}", soft_wrap=True)
+
+
+def _fits_table(models: Models) -> Table:
+    num_steps = sum(run.num_steps for run in models.runs)
+    table = Table(
+        title=f"fitted to {num_steps:,} steps of {len(models.runs)} runs", box=box.ROUNDED, title_justify="left"
+    )
+    for heading in ("fit", "value", "measured", "error on unseen steps", "bias"):
+        table.add_column(heading, justify="left" if heading in ("fit", "value") else "right")
+    for fit in models.fits:
+        values = "\n".join(f"{key.partition('.')[2]} {number_text(value, 3)}" for key, value in fit.values.items())
+        table.add_row(fit.what, values, f"{fit.count:,}", percent(fit.error), percent(fit.bias, sign=True))
+    return table
+
+
+def _checks_table(models: Models) -> Table:
+    table = Table(title="the same runs, played with these models", box=box.ROUNDED, title_justify="left")
+    for heading in ("run", "policy", "step", "error", "engines busy", "predicted", "learner busy", "predicted"):
+        table.add_column(heading, justify="left" if heading in ("run", "policy") else "right")
+    for check in models.checks:
+        table.add_row(
+            escape(check.folder.rpartition("/")[2]), escape(check.policy), length_text(check.step_s),
+            percent(check.step_error, sign=True), percent(check.engines_busy), percent(check.engines_busy_predicted),
+            percent(check.learner_busy), percent(check.learner_busy_predicted),
+        )  # fmt: skip
+    return table
+
+
+def simulate_and_show(
+    scenario: Scenario, seeds: Sequence[int], console: Console, *, models: Models | None, as_json: bool
+) -> None:
+    """Play a modelled scenario with each seed and print the figures.
+
+    Raises:
+        UserFault: a simulation did not come to its end.
+    """
+    if models is not None:
+        scenario = models.applied(scenario)
+    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TextColumn("seeds"))
+    with Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal) as bar:
+        task = bar.add_task("", total=len(seeds))
+        found = forecast(scenario, seeds, on_done=lambda: bar.advance(task))
+    if as_json:
+        print_json(found, console)
+        return
+    console.print(_forecast_table(found))
+    for text in () if models is None else models.doubts(scenario):
+        console.print(f"[yellow]beyond what was recorded[/] {escape(text)}", soft_wrap=True)
+    console.print(_error_text(models), soft_wrap=True)
+
+
+def _forecast_table(found: Forecast) -> Table:
+    title = f"[bold]{escape(found.scenario)}[/]: mean of {len(found.seeds)} seeds, lowest to highest"
+    table = Table(title=title, box=box.ROUNDED, show_header=False, title_justify="left")
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    table.add_row("step time", _spread(found.step_s, length_text))
+    table.add_row("tokens/s", f"{_spread(found.tokens_per_s, short_count)} trained")
+    for name, states in (("engines", found.engines), ("learner", found.learner)):
+        table.add_row(name, "\n".join(f"{_spread(share, percent)} {escape(state)}" for state, share in states.items()))
+    table.add_row("slots", f"{_spread(found.occupancy, percent)} in use while engines work")
+    table.add_row("goodput", f"{_spread(found.goodput, percent)} of the tokens that ended were trained")
+    ages = ", ".join(f"{percent(share)} {age} old" for age, share in enumerate(found.ages) if share)
+    table.add_row("staleness", f"{ages} (versions)")
+    bound = found.bound
+    most = "" if bound.most_s is None else f" to {length_text(bound.most_s)}"
+    slack = f", the other has {length_text(bound.slack_s)} of slack" if bound.slack_s else ""
+    table.add_row(
+        "bound", f"{escape(bound.formula)}: {length_text(bound.least_s)}{most}; active: {bound.active}{slack}"
+    )
+    return table
+
+
+def _error_text(models: Models | None) -> str:
+    if models is None:
+        return "times are those of the scenario's own models: fit them to a run with: penstock calibrate"
+    if models.expected_error is None:
+        return "how far the models are off was not checked (penstock calibrate --check)"
+    return (
+        f"expected error: on the runs that they were fitted to, the models are off by up to "
+        f"{percent(models.expected_error)} in the time of a step; further away by more"
+    )
+
+
+def _spread(found: Interval, text: Callable[[float], str]) -> str:
+    low, mean, high = text(found.low), text(found.mean), text(found.high)
+    return f"{mean}" if low == high else f"{mean} ({low} to {high})"
+
+
+def percent(share: float | None, *, sign: bool = False) -> str:
+    """``0.123`` → ``12.3 %``."""
+    return "–" if share is None else f"{100 * share:{'+' if sign else ''}.1f} %"

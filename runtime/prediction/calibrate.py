@@ -1,0 +1,319 @@
+"""Fits the models of the simulation to recorded runs, several together.
+
+Invariants:
+
+* Each measurement counts once; runs with more of them weigh more.
+* Values are fitted to all steps. Their errors are those of the same fit to the steps with an odd number, on the steps
+  with an even one, which it has not seen.
+* What the runs could not say is in ``unknown``, with what was done instead.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from penstock import __version__
+from penstock.backends.engines.options import LatencyOptions, engine_groups
+from penstock.backends.learners.options import SimulatedLearnerOptions
+from penstock.backends.rewards.functions_asked import num_workers
+from penstock.backends.rewards.options import SimulatedRewardOptions
+from penstock.messages.errors import UserFault
+from penstock.messages.names import SCORER
+from penstock.runtime.observability.shares import Shares
+from penstock.runtime.prediction.decode_fit import fit_decode
+from penstock.runtime.prediction.fitting import Error, error_of, fit_line
+from penstock.runtime.prediction.lengths_fit import correlation_of, drift_of, quantiles_of
+from penstock.runtime.prediction.models import FitResult, Models, SourceRun
+from penstock.runtime.prediction.recorded import starts_s
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.runtime.prediction.fitting import Line
+    from penstock.runtime.prediction.recorded import Recording, SampleSeen, Work
+
+QUEUED: Final = 2.0
+"""Times as long as the work of a worker, from which on the time of a reward is mostly a wait for one."""
+DRIFT: Final = 0.1
+"""Of the mean length between the halves of a run, from which on it is told."""
+
+
+def calibrate(recordings: Sequence[Recording]) -> Models:
+    """Fit everything.
+
+    Args:
+        recordings: of runs of one model with the same backends.
+
+    Raises:
+        UserFault: they are of different models or backends, or hold nothing to fit.
+    """
+    _alike(recordings)
+    fits = _Fits(recordings)
+    engines, learner, reward = fits.engines(), fits.learner(), fits.reward()
+    samples = fits.samples
+    return Models(
+        penstock_version=__version__,
+        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        model=_model_of(recordings[0]),
+        max_response_tokens=max(each.scenario.sampling.max_response_tokens for each in recordings),
+        truncated_share=sum(sample.outcome == "truncated" for sample in samples) / len(samples),
+        most_running=fits.most_running,
+        engines=engines,
+        learner=learner,
+        reward=reward,
+        fits=tuple(fits.results),
+        unknown=tuple(fits.unknown),
+        runs=tuple(map(_source, recordings)),
+    )
+
+
+def _alike(recordings: Sequence[Recording]) -> None:
+    first = recordings[0]
+    for other in recordings[1:]:
+        for what, of in (("trains the model", _model_of), ("runs on", _backends_of)):
+            if of(first) != of(other):
+                raise UserFault(
+                    f"{other.folder}: it {what} {of(other)}, and {first.folder} {of(first)}; calibrate them apart"
+                )
+
+
+def _model_of(recording: Recording) -> str:
+    model = recording.scenario.model
+    return f"make: {model.make}" if model.make is not None else str(model.path)
+
+
+def _backends_of(recording: Recording) -> str:
+    kinds = {(each.backend, each.device) for each in engine_groups(recording.scenario.engines)}
+    learner = recording.scenario.learner
+    engines = ", ".join(f"{backend} on {device}" for backend, device in sorted(kinds))
+    return f"engines {engines}, learner {learner.backend} on {learner.device}"
+
+
+def _source(recording: Recording) -> SourceRun:
+    machine = recording.start.facts.machine
+    return SourceRun(
+        folder=str(recording.folder),
+        started_at=recording.start.at,
+        policy=recording.scenario.staleness.policy,
+        num_steps=recording.num_steps,
+        num_cpus=machine.num_cpus,
+        gpus=machine.gpus,
+    )
+
+
+class _Fits:
+    """The fits, one after the other, with what they could not say."""
+
+    def __init__(self, recordings: Sequence[Recording]) -> None:
+        self.results: list[FitResult] = []
+        self.unknown: list[str] = []
+        self.most_running = 0
+        self.samples: list[SampleSeen] = [
+            sample for each in recordings for sample in each.samples if sample.outcome in ("completed", "truncated")
+        ]
+        self._recordings = recordings
+        if not self.samples:
+            raise UserFault(f"{recordings[0].folder}: no response has come to its end, so there is nothing to fit")
+
+    # --- engines ----------------------------------------------------------------------------------------------------
+
+    def engines(self) -> LatencyOptions:
+        """Lengths, decode, swaps, starts."""
+        decode = fit_decode(self._recordings)
+        if decode is None:
+            raise UserFault(
+                f"{self._recordings[0].folder}: no generation was traced as a whole after the first step; raise "
+                "observability.trace_fraction"
+            )
+        values = decode.line.values
+        self._keep("decode and prefill, a response", decode.line, prefix="engines.")
+        self._slots(decode.most_running)
+        self._unknown(
+            f"engines.kv_tokens: {decode.most_context:,} tokens were held at most, and no run says where the limit is; "
+            "none is modelled"
+        )
+        generations = [each for recording in self._recordings for each in recording.generations]
+        failed = sum(each.outcome == "infra_error" for each in generations) / max(1, len(generations))
+        read = [sample.num_read for sample in self.samples if sample.num_read]
+        if not read:
+            self._unknown("engines.prompt_tokens: engines did not say how many tokens they read; 64 are modelled")
+        return replace(
+            self._lengths(),
+            prompt_tokens=max(1, round(statistics.fmean(read))) if read else 64,
+            prefill_s=values.get("prefill_s", 0.0),
+            prefill_token_s=values.get("prefill_token_s", 0.0),
+            token_s=values["token_s"],
+            token_load_s=values.get("token_load_s", 0.0),
+            context_token_s=values.get("context_token_s", 0.0),
+            apply_weights_s=self._mean("apply_weights", "apply_weights_s"),
+            fetch_weights_s=self._mean("fetch_weights", "fetch_weights_s"),
+            failure_rate=failed,
+            start_s=self._start("engine", "engines.start_s"),
+        )
+
+    def _slots(self, most_running: int) -> None:
+        self.most_running = most_running
+        slots = max(recording.scenario.engines.slots for recording in self._recordings)
+        if most_running < slots:
+            self._unknown(
+                f"engines.slots: at most {most_running} of {slots} were in use at a time; what a step takes with more "
+                "is extrapolated"
+            )
+        if any(len(engine_groups(recording.scenario.engines)) > 1 for recording in self._recordings):
+            self._unknown("engines.more: engines of several kinds were fitted as if they were one")
+
+    def _lengths(self) -> LatencyOptions:
+        odd = [sample.num_tokens for sample in self.samples if (sample.version or 1) % 2]
+        even = [sample.num_tokens for sample in self.samples if not (sample.version or 1) % 2]
+        of_odd = np.full(len(even), statistics.fmean(odd or even))
+        error = error_of(np.array(even, dtype=np.float64), of_odd, np.ones(len(even), dtype=np.bool_))
+        correlation = correlation_of(self.samples)
+        if correlation is None:
+            self._unknown(
+                "engines.response_tokens_correlation: no group has samples of different lengths; 0 is modelled"
+            )
+        drift = drift_of(self.samples)
+        if drift is not None and abs(drift) > DRIFT:
+            self._unknown(
+                f"lengths changed by {100 * drift:+.0f} % from the first half of the steps to the second; those of all "
+                "steps together are modelled, without a drift"
+            )
+        found = {
+            "response_tokens_mean": statistics.fmean(odd + even),
+            "response_tokens_correlation": correlation or 0.0,
+        }
+        self._add("length of a response", found, len(odd + even), replace(error, typical=None), prefix="engines.")
+        return LatencyOptions(
+            response_tokens_quantiles=quantiles_of(odd + even),
+            response_tokens_median=statistics.median(odd + even),
+            response_tokens_correlation=correlation or 0.0,
+        )
+
+    # --- learner ----------------------------------------------------------------------------------------------------
+
+    def learner(self) -> SimulatedLearnerOptions:
+        """Steps, exports, checkpoints, start."""
+        steps = self._work("step")
+        if not steps:
+            raise UserFault(f"{self._recordings[0].folder}: no step was traced; was observability.tracing false?")
+        line = self._line(steps, {"step_s": None, "token_s": "size"})
+        self._keep("training, a step", line, prefix="learner.")
+        seconds = np.array([work.duration_s for work in steps])
+        jitter = float(np.std(np.log(np.maximum(seconds, 1e-9) / np.maximum(line.fitted, 1e-9))))
+        even_out = math.exp(-jitter * jitter / 2)  # of the noise, whose mean is above 1
+        publishes = self._work("publish")
+        publish = self._line(publishes, {"publish_s": None, "publish_byte_s": "size"}) if publishes else None
+        if publish is None:
+            self._unknown("learner.publish_s: no export of weights was traced; 0 is modelled")
+        else:
+            self._keep("export of weights", publish, prefix="learner.")
+        checkpoints = self._work("checkpoint")
+        if not checkpoints:
+            self._unknown("learner.checkpoint_s: no checkpoint was written after the first step; as publish_s")
+        return SimulatedLearnerOptions(
+            step_s=line.values["step_s"] * even_out,
+            token_s=line.values.get("token_s", 0.0) * even_out,
+            jitter_sigma=jitter,
+            publish_s=0.0 if publish is None else publish.values["publish_s"],
+            publish_byte_s=0.0 if publish is None else publish.values.get("publish_byte_s", 0.0),
+            size_bytes=round(statistics.fmean(work.size for work in publishes)) if publishes else 0,
+            checkpoint_s=self._mean("checkpoint", "checkpoint_s", prefix="learner.") if checkpoints else None,
+            start_s=self._start("learner", "learner.start_s"),
+        )
+
+    # --- rewards ----------------------------------------------------------------------------------------------------
+
+    def reward(self) -> SimulatedRewardOptions:
+        """The time that a worker takes, and what decides which groups a filter turns away."""
+        busy_s = sum(
+            Shares(recording.activity.get(SCORER, ())).occupied_s * sum(num_workers(recording.scenario.reward))
+            for recording in self._recordings
+        )
+        num_scored = sum(recording.num_scored for recording in self._recordings)
+        mean_s = busy_s / max(1, num_scored)
+        spans_s = np.maximum([each for recording in self._recordings for each in recording.scores_s] or [0.0], 1e-6)
+        sigma = float(np.log(spans_s).std())
+        if not mean_s or spans_s.mean() > QUEUED * mean_s:
+            self._unknown(
+                f"reward.latency_sigma: a worker took {mean_s:.3g} s a sample, and with the wait for one it was "
+                f"{spans_s.mean():.3g} s: how much the work alone varies is not told; 0 is modelled"
+            )
+            sigma = 0.0
+        # Of a log-normal time of this mean.
+        median_s = mean_s * math.exp(-sigma * sigma / 2)
+        found = {"latency_s": median_s, "latency_sigma": sigma}
+        self._add("time of a reward", found, num_scored, Error(typical=None, bias=None, count=0), "reward.")
+        rewards = [min(1.0, max(0.0, sample.reward)) for sample in self.samples if sample.reward is not None]
+        success = statistics.fmean(rewards) if rewards else 0.5
+        return SimulatedRewardOptions(
+            latency_s=median_s,
+            latency_sigma=sigma,
+            success_rate=success,
+            constant_rate=self._constant_rate(success),
+        )
+
+    def _constant_rate(self, success: float) -> float:
+        """So that as many groups are without spread as in the runs, beside those that are by chance."""
+        groups: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+        for run, recording in enumerate(self._recordings):
+            for sample in recording.samples:
+                if sample.reward is not None:
+                    groups[run, sample.group_id].append(sample.reward)
+        if not groups:
+            self._unknown("reward.success_rate: no sample has a reward; half of them are modelled as 1")
+            return 0.0
+        measured = statistics.fmean(min(rewards) == max(rewards) for rewards in groups.values())
+        by_chance = statistics.fmean(success ** len(each) + (1 - success) ** len(each) for each in groups.values())
+        return max(0.0, (measured - by_chance) / (1 - by_chance)) if by_chance < 1 else 0.0
+
+    # --- shared -----------------------------------------------------------------------------------------------------
+
+    def _work(self, name: str) -> list[Work]:
+        return [work for recording in self._recordings for work in recording.work.get(name, ())]
+
+    def _line(self, works: Sequence[Work], columns: dict[str, str | None]) -> Line:
+        seconds = np.array([work.duration_s for work in works])
+        sizes = np.array([work.size for work in works], dtype=np.float64)
+        is_even = np.array([work.version % 2 == 0 for work in works])
+        return fit_line(
+            seconds, {key: np.ones_like(sizes) if of is None else sizes for key, of in columns.items()}, is_even
+        )
+
+    def _mean(self, name: str, key: str, *, prefix: str = "engines.") -> float:
+        works = self._work(name)
+        if not works:
+            self._unknown(f"{prefix}{key}: nothing of the kind was traced after the first step; 0 is modelled")
+            return 0.0
+        line = self._line(works, {key: None})
+        self._keep(name.replace("_", " "), line, prefix=prefix)
+        return line.values[key]
+
+    def _start(self, role: str, key: str) -> float:
+        seconds = starts_s(self._recordings, role)
+        if not seconds:
+            self._unknown(f"{key}: no start was recorded; 0 is modelled")
+            return 0.0
+        if role == "engine" and not any(
+            row.activity.value == "down" for each in self._recordings for lane in each.activity.values() for row in lane
+        ):
+            self._unknown(f"{key}: nobody was lost, so a replacement is modelled to take as long as the first start")
+        return statistics.fmean(seconds)
+
+    def _keep(self, what: str, line: Line, *, prefix: str) -> None:
+        self._add(what, line.values, len(line.fitted), line.error, prefix)
+        for key, why in line.dropped.items():
+            self._unknown(f"{prefix}{key}: {why}; 0 is modelled, and what it costs lies in {', '.join(line.values)}")
+
+    def _add(self, what: str, values: dict[str, float], count: int, error: Error, prefix: str) -> None:
+        told = {f"{prefix}{key}": value for key, value in values.items()}
+        self.results.append(FitResult(what=what, values=told, count=count, error=error.typical, bias=error.bias))
+
+    def _unknown(self, text: str) -> None:
+        self.unknown.append(text)

@@ -1,0 +1,167 @@
+"""What a scenario comes to on the virtual clock, over several seeds: the figures that ``penstock simulate`` prints.
+
+The intervals are from the lowest to the highest seed. They say how much chance decides, and not how far the models are
+off: that is what calibration's checks say.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.messages.errors import UserFault
+from penstock.messages.names import LEARNER, is_engine
+from penstock.messages.training import Activity, UpdateMode
+from penstock.runtime.hosts.virtual.simulate import Simulation
+from penstock.runtime.observability.explain.bounds import Bound, Terms, bound_from
+from penstock.runtime.observability.shares import LABELS
+from penstock.runtime.prediction.steady import Lanes, Steady, StepSeen, steady_of, stretch_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.messages.training import StepReported
+    from penstock.runtime.scenario import Scenario
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure over the seeds."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What the steady part of a scenario's run comes to."""
+
+    scenario: str
+    seeds: tuple[int, ...]
+    step_s: Interval
+    tokens_per_s: Interval
+    goodput: Interval
+    occupancy: Interval
+    engines: dict[str, Interval]
+    """Share of the time by state; states that never were are left out."""
+    learner: dict[str, Interval]
+    ages: tuple[float, ...]
+    """Share of the trained samples by age in versions, over all seeds."""
+    bound: Bound
+
+
+def forecast(scenario: Scenario, seeds: Sequence[int], *, on_done: Callable[[], None] | None = None) -> Forecast:
+    """Simulate a resolved, modelled scenario with each of these seeds.
+
+    Args:
+        scenario: with simulated engines and a simulated learner.
+        seeds: one or more.
+        on_done: hears of every simulation that is over.
+
+    Raises:
+        UserFault: a simulation did not come to its end, or has too few steps.
+    """
+    found: list[Steady] = []
+    for seed in seeds:
+        found.append(play(scenario, seed))
+        if on_done is not None:
+            on_done()
+    return summed_up(scenario, seeds, found)
+
+
+def play(scenario: Scenario, seed: int) -> Steady:
+    """The steady part of one simulation; ``seed`` takes the place of ``run.seed``.
+
+    Raises:
+        UserFault: it did not come to its end, or has too few steps.
+    """
+    scenario = msgspec.structs.replace(scenario, run=msgspec.structs.replace(scenario.run, seed=seed))
+    watch = _Watch(scenario)
+    ending = watch.simulation.run(None)
+    if not ending.completed:
+        raise UserFault(f"the simulation with seed {seed} did not complete: {ending.story}")
+    return watch.steady()
+
+
+class _Watch:
+    """A simulation, and its steps with the lanes at the two ends of the steady part."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        num_steps, max_staleness = scenario.run.num_steps, scenario.staleness.max_staleness
+        assert max_staleness is not None, "scenarios are resolved"
+        stretch = stretch_of(num_steps, max_staleness)
+        if stretch is None:
+            raise UserFault(
+                f"run.num_steps: {num_steps} steps are too few for a steady part with a staleness of {max_staleness}; "
+                f"{max_staleness + 8} are enough"
+            )
+        self._stretch = stretch
+        self._steps: list[StepSeen] = []
+        self._lanes: list[Lanes] = []
+        self.simulation = Simulation(scenario, on_step=self._seen)
+
+    def _seen(self, report: StepReported) -> None:
+        accounts = self.simulation.accounts
+        place = len(accounts.step_times) - 1
+        if not self._stretch[0] <= place <= self._stretch[1]:
+            return
+        self._steps.append(
+            StepSeen(accounts.progress_s, report.staleness_counts, report.response_lengths, report.balance)
+        )
+        if place in self._stretch:
+            engines, learner = accounts.shares_of(is_engine), accounts.shares_of(LEARNER.__eq__)
+            self._lanes.append(Lanes(engines.seconds, engines.occupied_s, learner.seconds))
+
+    def steady(self) -> Steady:
+        before, after = self._lanes
+        return steady_of(self._steps, before, after)
+
+
+def summed_up(scenario: Scenario, seeds: Sequence[int], found: Sequence[Steady]) -> Forecast:
+    """The figures over the seeds."""
+    step_s = interval([each.step_s for each in found])
+    num_ages = max(len(each.ages) for each in found)
+    return Forecast(
+        scenario=scenario.run.name,
+        seeds=tuple(seeds),
+        step_s=step_s,
+        tokens_per_s=interval([each.tokens_per_s for each in found]),
+        goodput=interval([each.goodput for each in found]),
+        occupancy=interval([each.occupancy for each in found]),
+        engines=_states([each.engines for each in found]),
+        learner=_states([each.learner for each in found]),
+        ages=tuple(statistics.fmean([*each.ages, *[0.0] * num_ages][age] for each in found) for age in range(num_ages)),
+        bound=_bound(scenario, found, step_s.mean),
+    )
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Mean, lowest and highest of one value or more."""
+    return Interval(mean=statistics.fmean(values), low=min(values), high=max(values))
+
+
+def _states(found: Sequence[dict[str, float]]) -> dict[str, Interval]:
+    intervals = {label: interval([each[label] for each in found]) for label in LABELS.values()}
+    return {label: value for label, value in intervals.items() if value.high > 0}
+
+
+def _bound(scenario: Scenario, found: Sequence[Steady], step_s: float) -> Bound:
+    """Of the schedule; the longest response takes as long as it does beside as many others as there were."""
+    model, staleness = scenario.engines.simulated, scenario.staleness
+    assert staleness.max_staleness is not None, "scenarios are resolved"
+    running = max(1.0, scenario.engines.slots * statistics.fmean(each.occupancy for each in found))
+    token_s = (model.token_s + (running - 1) * model.token_load_s) / scenario.engines.simulated_speed
+    engines = [each.engines_busy * each.occupancy * each.step_s for each in found]
+    return bound_from(
+        Terms(
+            generation_s=statistics.fmean(engines),
+            longest_s=model.prefill_s + token_s * statistics.fmean(each.longest_tokens for each in found),
+            training_s=statistics.fmean(each.learner_busy * each.step_s for each in found),
+            exposed_s=statistics.fmean(each.learner[LABELS[Activity.PUBLISHING]] * each.step_s for each in found),
+            measured_s=step_s,
+            max_staleness=staleness.max_staleness,
+            drains=staleness.update_mode is UpdateMode.DRAIN,
+            is_colocated=scenario.engines.placement == "colocate",
+        )
+    )

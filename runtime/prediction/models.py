@@ -1,0 +1,151 @@
+"""``models.yaml``: what calibration has fitted, from which runs, how well, and what it could not learn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from penstock.backends.engines.options import LatencyOptions
+from penstock.backends.learners.options import SimulatedLearnerOptions
+from penstock.backends.rewards.functions_asked import num_workers
+from penstock.backends.rewards.options import SimulatedRewardOptions
+from penstock.messages.base import Options
+from penstock.messages.errors import UserFault
+from penstock.runtime.scenario.source import read_source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.runtime.scenario.structure import Scenario
+
+FORM: Final = 1
+
+
+class SourceRun(Options, frozen=True, kw_only=True):
+    """A run that the models were fitted to."""
+
+    folder: str
+    started_at: str
+    policy: str
+    num_steps: int
+    num_cpus: int
+    gpus: tuple[str, ...]
+
+
+class FitResult(Options, frozen=True, kw_only=True):
+    """One fit."""
+
+    what: str
+    values: dict[str, float]
+    """By the key in the models; in seconds where the key says nothing else."""
+    count: int
+    """Measurements that it was fitted to."""
+    error: float | None
+    """Mean |difference| ÷ mean, on the steps with an even number, of the fit to those with an odd one. None: there is
+    nothing to say."""
+    bias: float | None
+    """Likewise: sum of the differences ÷ sum; above 0 the models are too slow."""
+
+
+class Check(Options, frozen=True, kw_only=True):
+    """A recorded run beside its own scenario, played with the models."""
+
+    folder: str
+    policy: str
+    step_s: float
+    step_error: float
+    """(Predicted − measured) ÷ measured."""
+    engines_busy: float
+    engines_busy_predicted: float
+    learner_busy: float
+    learner_busy_predicted: float
+
+
+class Models(Options, frozen=True, kw_only=True):
+    """Everything in ``models.yaml``."""
+
+    form: Annotated[int, Meta(ge=FORM, le=FORM)] = FORM
+    penstock_version: str
+    made_at: str
+    """ISO 8601 with the offset to UTC."""
+    model: str
+    """The one that the runs trained."""
+    max_response_tokens: int
+    """Of the runs: longer responses were never seen."""
+    truncated_share: float
+    """Of the responses, those that were cut off there."""
+    most_running: int
+    """Requests that one engine was seen to run side by side."""
+    engines: LatencyOptions
+    learner: SimulatedLearnerOptions
+    reward: SimulatedRewardOptions
+    fits: tuple[FitResult, ...]
+    checks: tuple[Check, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """What the runs could not say; each with what was done instead."""
+    runs: tuple[SourceRun, ...] = ()
+
+    @property
+    def expected_error(self) -> float | None:
+        """Largest |step_error| of the checks; None without any."""
+        return max((abs(check.step_error) for check in self.checks), default=None)
+
+    def applied(self, scenario: Scenario) -> Scenario:
+        """The scenario with these models."""
+        replace = msgspec.structs.replace
+        workers = min(num_workers(scenario.reward))
+        return replace(
+            scenario,
+            engines=replace(scenario.engines, simulated=self.engines),
+            learner=replace(scenario.learner, simulated=self.learner),
+            reward=replace(scenario.reward, simulated=replace(self.reward, num_workers=workers)),
+        )
+
+    def doubts(self, scenario: Scenario) -> list[str]:
+        """In what a scenario leaves what the runs have shown."""
+        longest, slots = scenario.sampling.max_response_tokens, scenario.engines.slots
+        cases = (
+            (
+                longest > self.max_response_tokens and self.truncated_share,
+                f"sampling.max_response_tokens is {longest:,}, and the runs cut responses off at "
+                f"{self.max_response_tokens:,} ({100 * self.truncated_share:.1f} %): longer ones are not modelled",
+            ),
+            (
+                slots > self.most_running,
+                f"engines.slots is {slots:,}, and at most {self.most_running:,} requests ran side by side: the time of "
+                "a step is extrapolated beyond that",
+            ),
+            (scenario.episode.kind != "single", "episode: turns and tools are not modelled, each is one response"),
+            (scenario.engines.placement == "colocate", "engines.placement: how long sleep and wake take is not fitted"),
+            (scenario.teacher is not None, "teacher: how long it takes is not fitted"),
+            (scenario.evaluation.datasets, "evaluation: its responses are modelled as long as those of training"),
+        )
+        return [text for is_so, text in cases if is_so]
+
+
+def write_models(models: Models, path: Path) -> None:
+    """Write ``models.yaml``.
+
+    Raises:
+        UserFault: it cannot be written.
+    """
+    text = yaml.safe_dump(msgspec.to_builtins(models), sort_keys=False, allow_unicode=True, width=100)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserFault(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def read_models(path: Path) -> Models:
+    """Read ``models.yaml``.
+
+    Raises:
+        UserFault: it is missing, or no such file; the message says where.
+    """
+    try:
+        return msgspec.convert(read_source(path).data, Models)
+    except msgspec.ValidationError as error:
+        raise UserFault(f"{path}: {error}; write it anew with: penstock calibrate") from None

@@ -1,0 +1,216 @@
+"""What calibration reads from the folder of a recorded run: when each piece of work began and ended, and its size.
+
+Times are Unix seconds. A run without a ledger or traces cannot be read: there is nothing to put in their place.
+
+Invariants:
+
+* Only pieces of work after the first step was recorded count: before that, caches are cold and engines fill up.
+* A generation is *whole* if it is the only one of its sample, no tool kept it, and it began after that step: then its
+  tokens and its time belong together. The others still count as running.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sqlite3
+import statistics
+from collections import Counter, defaultdict
+from contextlib import closing
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.messages.errors import UserFault
+from penstock.messages.samples import is_evaluation
+from penstock.messages.training import Activity
+from penstock.runtime.observability.explain.measure import read_scenario
+from penstock.runtime.observability.facts import Start, read_starts
+from penstock.runtime.observability.spans import trace_id_of
+from penstock.runtime.observability.traces import TRACES_FOLDER, each_span, run_salt
+from penstock.runtime.observability.trackers import read_activity, read_steps
+from penstock.runtime.prediction.steady import recorded_steady
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from penstock.runtime.observability.traces import SpanRow
+    from penstock.runtime.observability.trackers import ActivityRow
+    from penstock.runtime.prediction.steady import Steady
+    from penstock.runtime.scenario.structure import Scenario
+
+_LOOKED_AT: Final = ("generate", "score", "step", "publish", "fetch_weights", "apply_weights", "checkpoint")
+_SAMPLES: Final = (
+    "SELECT group_id, sample_index, num_tokens, reward, state, version, num_read_tokens, num_cached_tokens, outcome "
+    "FROM samples"
+)
+
+
+class SampleSeen(NamedTuple):
+    """A sample of the ledger."""
+
+    group_id: int
+    number: int
+    """In its group."""
+    num_tokens: int
+    reward: float | None
+    state: str | None
+    version: int | None
+    """Whose training it was in."""
+    num_read: int | None
+    num_cached: int | None
+    outcome: str | None
+
+
+class Generation(NamedTuple):
+    """A stretch in which a request ran."""
+
+    engine: str
+    start_s: float
+    end_s: float
+    num_tokens: int
+    is_whole: bool
+    outcome: str
+    sample: SampleSeen | None
+
+
+class Work(NamedTuple):
+    """Something that the learner or an engine did for one version."""
+
+    who: str
+    version: int
+    start_s: float
+    end_s: float
+    size: float
+    """Tokens of a step, bytes of a publish, else 0."""
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+class Recording(NamedTuple):
+    """One run."""
+
+    folder: Path
+    start: Start
+    """The last one: when, and on which machine."""
+    scenario: Scenario
+    num_steps: int
+    steady: Steady | None
+    offset_s: float
+    """Unix time of the run's start."""
+    trace_fraction: float
+    samples: list[SampleSeen]
+    """For training."""
+    generations: list[Generation]
+    scores_s: list[float]
+    """How long rewards took, with the wait for a worker."""
+    num_scored: int
+    """Samples that have a reward, those of evaluations too."""
+    work: dict[str, list[Work]]
+    """By the name of the span."""
+    activity: Mapping[str, Sequence[ActivityRow]]
+
+
+def read_recording(folder: Path) -> Recording:
+    """Read what a run has left.
+
+    Raises:
+        UserFault: it is no run's folder, was not traced, or has made too few steps.
+    """
+    scenario, steps = read_scenario(folder), read_steps(folder)
+    if not (folder / TRACES_FOLDER).is_dir():
+        raise UserFault(f"{folder}: it has no traces, which calibration reads; run with observability.tracing: true")
+    if not (folder / LEDGER_FILE).is_file():
+        raise UserFault(f"{folder}: it has no {LEDGER_FILE}, which calibration reads; was it simulated?")
+    if not (starts := read_starts(folder)):
+        raise UserFault(f"{folder}: it has no starts.jsonl, so nobody can tell where and when it ran")
+    samples, recorded = _ledger(folder / LEDGER_FILE)
+    if min(len(recorded), len(steps)) < 2:
+        raise UserFault(f"{folder}: it has made {min(len(recorded), len(steps))} steps; calibration needs two or more")
+    begun_s = recorded[min(recorded)]
+    all_spans = [row for row in each_span(folder) if row.name in _LOOKED_AT]
+    spans = [row for row in all_spans if row.start_ns / 1e9 >= begun_s]
+    by_trace = _by_trace(folder, samples)
+    activity = read_activity(folder)
+    max_staleness = scenario.staleness.max_staleness
+    assert max_staleness is not None, "read_scenario() resolves it"
+    return Recording(
+        folder=folder,
+        start=starts[-1],
+        scenario=scenario,
+        num_steps=len(steps),
+        steady=recorded_steady(steps, activity, max_staleness=max_staleness),
+        offset_s=statistics.median(recorded[row.version] - row.at_s for row in steps if row.version in recorded),
+        trace_fraction=scenario.observability.trace_fraction,
+        samples=[sample for sample in samples if not is_evaluation(sample.group_id)],
+        generations=_generations(all_spans, by_trace, begun_s),
+        scores_s=[row.duration_s for row in spans if row.name == "score"],
+        num_scored=sum(sample.reward is not None for sample in samples),
+        work=_work(spans),
+        activity=activity,
+    )
+
+
+def _ledger(path: Path) -> tuple[list[SampleSeen], dict[int, float]]:
+    try:
+        with closing(open_read_only(path)) as database:
+            samples = [SampleSeen(*row) for row in database.execute(_SAMPLES)]
+            recorded: dict[int, float] = dict(database.execute("SELECT version, recorded_at FROM steps").fetchall())
+    except sqlite3.Error as error:
+        raise UserFault(f"{path}: {error}") from None
+    return samples, recorded
+
+
+def _by_trace(folder: Path, samples: Sequence[SampleSeen]) -> dict[str, SampleSeen]:
+    salt = run_salt(folder)
+    return {trace_id_of(salt, sample.group_id, sample.number).hex(): sample for sample in samples}
+
+
+def _generations(spans: Sequence[SpanRow], by_trace: Mapping[str, SampleSeen], begun_s: float) -> list[Generation]:
+    rows = [row for row in spans if row.name == "generate"]
+    times = Counter(row.trace_id for row in rows)
+    return [
+        Generation(
+            engine=row.actor,
+            start_s=row.start_ns / 1e9,
+            end_s=row.end_ns / 1e9,
+            num_tokens=round(_number(row, "num_tokens")),
+            is_whole=times[row.trace_id] == 1 and row.start_ns / 1e9 >= begun_s and not row.attributes.get("num_turns"),
+            outcome=str(row.attributes.get("outcome", "")),
+            sample=by_trace.get(row.trace_id),
+        )
+        for row in rows
+    ]
+
+
+def _work(spans: Sequence[SpanRow]) -> dict[str, list[Work]]:
+    found: defaultdict[str, list[Work]] = defaultdict(list)
+    for row in spans:
+        if row.name in ("generate", "score"):
+            continue
+        size = _number(row, "size_bytes")
+        if row.name == "step":
+            size = _number(row, "num_trained_tokens") + _number(row, "num_masked_tokens")
+        version = round(_number(row, "version"))
+        found[row.name].append(Work(row.actor, version, row.start_ns / 1e9, row.end_ns / 1e9, size))
+    return found
+
+
+def _number(row: SpanRow, key: str) -> float:
+    """An attribute; 0 where the span has none of this name."""
+    value = row.attributes.get(key, 0)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
+
+
+def starts_s(recordings: Sequence[Recording], role: str) -> list[float]:
+    """How long each engine, or the learner, was starting at the beginning of its run."""
+    found: list[float] = []
+    for recording in recordings:
+        for name, lane in recording.activity.items():
+            if name.partition("/")[0] == role:
+                rows = list(itertools.takewhile(lambda row: row.activity is Activity.STARTING, lane))
+                found += [rows[-1].end_s] if rows else []
+    return found

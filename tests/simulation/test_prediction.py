@@ -1,0 +1,408 @@
+"""Calibration closes the loop: what is played with known models is fitted, and gives these models back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import yaml
+from msgspec.structs import replace
+from typer.testing import CliRunner
+
+from penstock.messages.commands import ApplyWeights, FetchWeights, Generate, PublishWeights, SaveCheckpoint, Train
+from penstock.messages.errors import UserFault
+from penstock.messages.flow import SampleGenerated, SampleScored
+from penstock.messages.local import (
+    BatchTrained,
+    CheckpointWritten,
+    GenerationEnded,
+    WeightsPublished,
+    WeightsStagedLocally,
+    WeightsSwapped,
+)
+from penstock.messages.names import SCORER, is_engine
+from penstock.messages.training import Activity
+from penstock.runtime.cli.app import app
+from penstock.runtime.hosts.virtual.simulate import Simulation
+from penstock.runtime.observability.facts import Start, facts_of
+from penstock.runtime.observability.trackers import ActivityRow
+from penstock.runtime.prediction import calibrate as calibration
+from penstock.runtime.prediction.calibrate import calibrate
+from penstock.runtime.prediction.fitting import Course, fit_line
+from penstock.runtime.prediction.forecast import forecast, play
+from penstock.runtime.prediction.lengths_fit import correlation_of
+from penstock.runtime.prediction.models import Models, read_models, write_models
+from penstock.runtime.prediction.recorded import Generation, Recording, SampleSeen, Work, read_recording
+from penstock.runtime.scenario.load import dump_scenario
+from penstock.runtime.scenario.modelled import load_modelled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.messages.base import Event
+    from penstock.messages.commands import AnyCommand
+    from penstock.messages.ledger import LedgerEntry
+    from penstock.messages.samples import SampleKey
+    from penstock.messages.wire import Header
+    from penstock.runtime.hosts.virtual.process import Process
+    from penstock.runtime.scenario import Scenario
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+PROMPT_TOKENS = 40
+TRUTH = (
+    "engines.count=2",
+    "engines.slots=12",
+    "engines.simulated.response_tokens_median=60",
+    "engines.simulated.response_tokens_sigma=0.7",
+    "engines.simulated.response_tokens_correlation=0.5",
+    f"engines.simulated.prompt_tokens={PROMPT_TOKENS}",
+    "engines.simulated.prefill_s=0.08",
+    "engines.simulated.prefill_token_s=0.0005",
+    "engines.simulated.token_s=0.01",
+    "engines.simulated.token_load_s=0.0008",
+    "engines.simulated.context_token_s=0.00001",
+    "engines.simulated.apply_weights_s=0.3",
+    "engines.simulated.fetch_weights_s=0.2",
+    "learner.simulated.step_s=1.0",
+    "learner.simulated.token_s=0.0004",
+    "learner.simulated.publish_s=0.25",
+    "learner.simulated.size_bytes=1000",
+    "learner.simulated.checkpoint_s=0.9",
+    "reward.num_workers=64",
+    "reward.simulated.num_workers=64",
+    "reward.simulated.latency_s=0.05",
+    "reward.simulated.latency_sigma=0.4",
+    "reward.simulated.constant_rate=0.2",
+    "reward.simulated.success_rate=0.4",
+    "filter.drop_zero_spread=false",
+    "sampling.max_response_tokens=400",
+    "sampling.samples_per_group=6",
+    "learner.groups_per_batch=6",
+    "run.num_steps=24",
+)
+SHAPE = tuple(key for key in TRUTH if ".simulated." not in key)
+
+
+AGES = {"sync": 0, "one_step_off": 1, "fully_async": 2}
+
+
+def truth(policy: str = "sync", *overrides: str, known: tuple[str, ...] = TRUTH) -> Scenario:
+    rules = (f"staleness.policy={policy}", f"staleness.max_staleness={AGES[policy]}")
+    return load_modelled(SCENARIOS / "fully_async.yaml", [*known, *rules, *overrides])[0]
+
+
+class Played:
+    """Watches a simulation as traces do; implements :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        self.generations: list[tuple[str, float, float, SampleKey, GenerationEnded]] = []
+        self.work: dict[str, list[Work]] = {}
+        self.scores: dict[SampleKey, float] = {}
+        self.rewards: dict[SampleKey, float] = {}
+        self.versions: dict[int, int] = {}
+        """Of groups: whose training they were in."""
+        self._running: dict[SampleKey, float] = {}
+        self._open: dict[tuple[str, str, int], tuple[float, float]] = {}
+        self._scenario = scenario
+        simulation = Simulation(scenario)
+        self._clock = simulation.host.clock
+        simulation.host.watch(self)
+        assert simulation.run().completed
+        worked_s = simulation.accounts.shares_of(SCORER.__eq__).occupied_s
+        self._scorer = ActivityRow(actor=SCORER, epoch=0, activity=Activity.WORKING, start_s=0.0, end_s=worked_s)
+        self.recording = self._recorded(folder)
+
+    def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
+        now_s, name = self._clock.now_s, process.name
+        if isinstance(event, GenerationEnded) and is_engine(name):
+            self.generations.append((name, self._running.pop(event.key), now_s, event.key, event))
+        elif isinstance(event, SampleGenerated) and name == SCORER:
+            self.scores[event.sample.key] = -now_s
+        for done, span in (
+            (BatchTrained, "step"),
+            (WeightsPublished, "publish"),
+            (WeightsStagedLocally, "fetch_weights"),
+            (WeightsSwapped, "apply_weights"),
+            (CheckpointWritten, "checkpoint"),
+        ):
+            if isinstance(event, done):
+                version = event.manifest.version if isinstance(event, WeightsPublished) else event.version
+                began_s, size = self._open.pop((name, span, version))
+                self.work.setdefault(span, []).append(Work(name, version, began_s, now_s, size))
+        for command in commands:
+            self._begun(name, command, now_s)
+
+    def _begun(self, name: str, command: AnyCommand, now_s: float) -> None:
+        match command:
+            case Generate():
+                self._running[command.key] = now_s
+            case Train():
+                size = sum(group.num_tokens for group in command.groups)
+                self._open[name, "step", command.version] = now_s, size
+                for group in command.groups:
+                    self.versions[group.group_id] = command.version
+                    self.rewards.update({sample.key: sample.reward or 0.0 for sample in group.samples})
+            case PublishWeights():
+                self._open[name, "publish", command.version] = now_s, 1000
+            case SaveCheckpoint():
+                self._open[name, "checkpoint", command.version] = now_s, 0
+            case FetchWeights():
+                self._open[name, "fetch_weights", command.manifest.version] = now_s, 0
+            case ApplyWeights():
+                self._open[name, "apply_weights", command.manifest.version] = now_s, 0
+            case _:
+                event = getattr(command, "event", None)
+                if isinstance(event, SampleScored) and self.scores[event.sample.key] < 0:
+                    self.scores[event.sample.key] += now_s
+
+    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None: ...
+    def heard(self, process: Process, event: Event) -> None: ...
+    def turned(self, process: Process) -> None: ...
+    def lost(self, name: str, cause: str) -> None: ...
+
+    def _recorded(self, folder: Path) -> Recording:
+        seen: dict[SampleKey, SampleSeen] = {}
+        read: set[tuple[str, int]] = set()
+        rows: list[Generation] = []
+        for engine, start_s, end_s, key, ended in sorted(self.generations, key=lambda each: each[1]):
+            is_read = (engine, key.group_id) in read
+            read.add((engine, key.group_id))
+            cached = PROMPT_TOKENS if is_read else 0
+            made, outcome = ended.part.num_tokens, str(ended.outcome.__struct_config__.tag)
+            version = self.versions.get(key.group_id)
+            seen[key] = sample = SampleSeen(
+                key.group_id, key.index, made, self.rewards.get(key), "trained", version, PROMPT_TOKENS, cached, outcome
+            )
+            rows.append(Generation(engine, start_s, end_s, made, True, outcome, sample))
+        return Recording(
+            folder=folder,
+            start=Start(at="2026-01-01T00:00:00+00:00", facts=facts_of(self._scenario, command="penstock run")),
+            scenario=self._scenario,
+            num_steps=self._scenario.run.num_steps,
+            steady=None,
+            offset_s=0.0,
+            trace_fraction=1.0,
+            samples=list(seen.values()),
+            generations=rows,
+            scores_s=[took_s for took_s in self.scores.values() if took_s > 0],
+            num_scored=len(self.scores),
+            work=self.work,
+            activity={SCORER: [self._scorer]},
+        )
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    return Played(truth(), tmp_path_factory.mktemp("recorded")).recording
+
+
+@pytest.fixture(scope="module")
+def models(recording: Recording) -> Models:
+    return calibrate([recording])
+
+
+def test_what_was_played_is_fitted_and_gives_its_models_back(models: Models) -> None:
+    engines, learner, reward = models.engines, models.learner, models.reward
+    # Coefficients of what went together are not told apart well; the time of a step at full slots is.
+    full_s = engines.token_s + 11 * engines.token_load_s + 1000 * engines.context_token_s
+    assert full_s == pytest.approx(0.01 + 11 * 0.0008 + 1000 * 0.00001, rel=0.08)
+    assert (engines.apply_weights_s, engines.fetch_weights_s) == pytest.approx((0.3, 0.2), rel=0.01)
+    assert engines.prompt_tokens == PROMPT_TOKENS
+    assert engines.response_tokens_correlation == pytest.approx(0.5, abs=0.12)
+    assert learner.step_s == pytest.approx(1.0, rel=0.02)
+    assert learner.token_s == pytest.approx(0.0004, rel=0.02)
+    assert (learner.publish_s, learner.checkpoint_s) == pytest.approx((0.25, 0.9), rel=0.01)
+    assert reward.latency_s == pytest.approx(0.05, rel=0.1)
+    assert reward.latency_sigma == pytest.approx(0.4, rel=0.15)
+    assert reward.success_rate == pytest.approx(0.4, abs=0.08)
+    assert reward.constant_rate == pytest.approx(0.2, abs=0.1)
+    decode = next(fit for fit in models.fits if fit.what.startswith("decode"))
+    assert decode.error is not None
+    assert decode.error < 0.05
+
+
+@pytest.mark.parametrize("policy", list(AGES))
+def test_fitted_models_predict_policies_that_they_have_not_seen(models: Models, policy: str) -> None:
+    real = forecast(truth(policy), range(2))
+    predicted = forecast(models.applied(truth(policy, known=SHAPE)), range(2))  # nothing of the truth is in it
+    assert predicted.step_s.mean == pytest.approx(real.step_s.mean, rel=0.1)
+    for measured, told in ((real.engines, predicted.engines), (real.learner, predicted.learner)):
+        assert told["working"].mean == pytest.approx(measured["working"].mean, abs=0.06)
+    assert sum(share.mean for share in predicted.engines.values()) == pytest.approx(1.0)
+    assert sum(predicted.ages) == pytest.approx(1.0)
+
+
+def test_what_the_runs_could_not_say_is_said(models: Models) -> None:
+    unknown = "\n".join(models.unknown)
+    assert "learner.publish_byte_s: it did not vary by itself" in unknown  # one size alone
+    assert "engines.kv_tokens" in unknown
+    assert "engines.start_s: no start was recorded" in unknown  # there are no lanes
+    assert models.engines.kv_tokens is None
+
+
+def test_slots_that_never_filled_are_told(recording: Recording) -> None:
+    engines = replace(recording.scenario.engines, slots=500)
+    found = calibrate([recording._replace(scenario=replace(recording.scenario, engines=engines))])
+    assert any(text.startswith("engines.slots: at most 12 of 500") for text in found.unknown)
+    assert any("engines.slots is 500" in text for text in found.doubts(replace(recording.scenario, engines=engines)))
+
+
+def test_rewards_that_wait_for_a_worker_tell_its_work_and_no_spread(recording: Recording) -> None:
+    found = calibrate([recording._replace(scores_s=[10 * each for each in recording.scores_s])])
+    assert any(text.startswith("reward.latency_sigma: a worker took 0.05") for text in found.unknown)
+    assert (found.reward.latency_s, found.reward.latency_sigma) == pytest.approx((0.054, 0.0), rel=0.05)
+
+
+def test_longer_responses_than_were_recorded_are_doubted(models: Models, recording: Recording) -> None:
+    sampling = replace(recording.scenario.sampling, max_response_tokens=4096)
+    assert models.truncated_share > 0
+    assert any("4,096" in text for text in models.doubts(replace(recording.scenario, sampling=sampling)))
+    assert not any("sampling" in text for text in models.doubts(recording.scenario))
+
+
+def test_runs_of_different_models_are_not_fitted_together(recording: Recording) -> None:
+    other = replace(recording.scenario, model=replace(recording.scenario.model, make="s"))
+    with pytest.raises(UserFault, match="calibrate them apart"):
+        calibrate([recording, recording._replace(scenario=other)])
+
+
+def test_a_run_of_which_nothing_was_traced_is_refused(recording: Recording) -> None:
+    with pytest.raises(UserFault, match="trace_fraction"):
+        calibrate([recording._replace(generations=[])])
+    with pytest.raises(UserFault, match="no step was traced"):
+        calibrate([recording._replace(work={})])
+
+
+def test_a_folder_without_traces_or_ledger_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "scenario.yaml").write_text(dump_scenario(truth()))
+    with pytest.raises(UserFault, match="no traces"):
+        read_recording(tmp_path)
+    (tmp_path / "traces").mkdir()
+    with pytest.raises(UserFault, match=r"ledger\.sqlite"):
+        read_recording(tmp_path)
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_of_models_comes_back_as_it_was(models: Models, tmp_path: Path) -> None:
+    write_models(models, tmp_path / "models.yaml")
+    assert read_models(tmp_path / "models.yaml") == models
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"form": 2}, "form"),
+        ({"engines": {"tokens_s": 1}}, "tokens_s"),
+        ({"truncated_share": "many"}, "truncated_share"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_a_file_of_models_that_is_wrong_names_file_and_key(
+    models: Models, tmp_path: Path, change: dict[str, Any], what: str
+) -> None:
+    path = tmp_path / "models.yaml"
+    write_models(models, path)
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
+    with pytest.raises(UserFault, match=what) as fault:
+        read_models(path)
+    assert str(path) in str(fault.value)
+
+
+def test_simulate_takes_the_models_and_says_how_far_they_may_be_off(models: Models, tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    write_models(models, path)
+    arguments = ["simulate", str(SCENARIOS / "fully_async.yaml"), *SHAPE, "--models", str(path), "--seeds", "1"]
+    shown = CliRunner().invoke(app, arguments, terminal_width=140)
+    assert shown.exit_code == 0, shown.output
+    for words in ("step time", "tokens/s", "working", "goodput", "staleness", "active:", "was not checked"):
+        assert words in shown.output, words
+    told = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    assert told["seeds"] == [0]
+    assert told["step_s"]["low"] == told["step_s"]["mean"] > 0
+    refused = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
+    assert isinstance(refused.exception, UserFault)
+
+
+def test_a_run_with_too_few_steps_has_no_steady_part() -> None:
+    with pytest.raises(UserFault, match="too few for a steady part"):
+        play(truth("sync", "run.num_steps=4"), 0)
+
+
+# --- fits -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_coefficient_that_cannot_be_told_is_dropped_with_the_reason() -> None:
+    draw = np.random.default_rng(5)
+    size = draw.uniform(1, 10, 400)
+    columns = {
+        "fixed": np.ones(400),
+        "size": size,
+        "twin": 3 * size,
+        "chance": draw.uniform(0, 1, 400),
+        "nothing": np.zeros(400),
+    }
+    y = 2.0 + 0.5 * size + draw.normal(0, 0.1, 400)
+    line = fit_line(y, columns, np.arange(400) % 2 == 0)
+    assert line.values == {"fixed": pytest.approx(2.0, rel=0.03), "size": pytest.approx(0.5, rel=0.03)}
+    assert line.dropped["twin"] == "it did not vary by itself"
+    assert line.dropped["nothing"] == "nothing of it was recorded"
+    assert "chance" in line.dropped["chance"]
+    assert line.error.typical == pytest.approx(0.08 / 4.75, rel=0.3)  # mean |noise| over mean y
+    assert line.error.count == 200
+
+
+def test_the_error_is_that_on_what_the_fit_has_not_seen() -> None:
+    """Steps with an even number take twice as long: the fit on the odd ones is off by half of what it sees."""
+    unseen = np.arange(40) % 2 == 0
+    line = fit_line(np.where(unseen, 2.0, 1.0), {"fixed": np.ones(40)}, unseen)
+    assert line.error.typical == pytest.approx(0.5)
+    assert line.error.bias == pytest.approx(-0.5)
+    assert line.values["fixed"] == pytest.approx(1.5)
+
+
+def test_a_negative_effect_is_no_effect() -> None:
+    size = np.linspace(1, 10, 100)
+    line = fit_line(20 - size, {"fixed": np.ones(100), "size": size}, np.arange(100) % 2 == 0)
+    assert list(line.values) == ["fixed"]
+
+
+def test_the_first_coefficient_is_above_0_whatever_else_it_costs() -> None:
+    size = np.linspace(5, 10, 100)
+    line = fit_line(size - 4, {"fixed": np.ones(100), "size": size}, np.arange(100) % 2 == 0)
+    assert line.values == {"fixed": pytest.approx(3.5, rel=0.01)}
+    assert line.dropped == {"size": "with it fixed would not be above 0"}
+
+
+def test_means_of_a_course_are_those_of_its_pieces() -> None:
+    # 0 up to 1; then 2, growing by 1 a second up to 3; then 0.
+    course = Course(np.array([1.0, 3.0]), np.array([2.0, -4.0]), np.array([1.0, -1.0]))
+    starts, ends = np.array([1.0, 0.0, 2.0, 5.0]), np.array([3.0, 4.0, 3.0, 6.0])
+    assert course.means(starts, ends) == pytest.approx([3.0, 6.0 / 4, 3.5, 0.0])
+
+
+def test_correlation_of_lengths_within_groups() -> None:
+    def samples(lengths: list[list[int]]) -> list[SampleSeen]:
+        return [
+            SampleSeen(group, index, length, None, None, None, None, None, None)
+            for group, each in enumerate(lengths)
+            for index, length in enumerate(each)
+        ]
+
+    draw = np.random.default_rng(1)
+    alone = [[int(x) for x in draw.integers(1, 1000, 4)] for _ in range(300)]
+    assert correlation_of(samples([[group + 1] * 4 for group in range(50)])) == 1.0
+    assert correlation_of(samples(alone)) == pytest.approx(0.0, abs=0.05)
+    assert correlation_of(samples([[7, 7], [7, 7]])) is None
+    assert correlation_of(samples([[1], [2]])) is None
+
+
+def test_a_drift_of_lengths_is_told(recording: Recording) -> None:
+    longer = [s._replace(num_tokens=s.num_tokens * (2 if (s.version or 0) > 12 else 1)) for s in recording.samples]
+    found = calibrate([recording._replace(samples=longer)])
+    assert any(text.startswith("lengths changed by +") for text in found.unknown)
+    assert calibration.DRIFT == 0.1

@@ -16,7 +16,7 @@ from penstock.backends.processes.process_facts import environment_of
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER, SCORER
 from penstock.runtime.hosts.local.local_host import LocalHost, devices_of
-from penstock.runtime.hosts.local.warm import modules_of
+from penstock.runtime.hosts.local.warm import Modules, modules_of
 from penstock.runtime.hosts.local.wire import ChildKind
 from penstock.runtime.hosts.processes.job import DriverJob
 from penstock.runtime.hosts.processes.ports import OutcomeKind
@@ -98,7 +98,7 @@ def test_who_shares_a_block_sees_its_devices() -> None:
 
 
 def test_a_thread_before_the_fork_ends_the_host_by_name(capfd: pytest.CaptureFixture[str]) -> None:
-    host = LocalHost(("host_with_thread",))
+    host = LocalHost(Modules(("host_with_thread",)))
     reader, writer = os.pipe()
     try:
         host.kill(1)  # nobody, so nothing happens
@@ -133,7 +133,7 @@ def test_nothing_that_the_zygote_imports_starts_a_thread(tmp_path: Path) -> None
     modules = modules_of(job_of(tmp_path).scenario, "penstock.runtime.run.wiring")
     code = (
         "import importlib, os, sys\n"
-        f"for module in {modules!r}: importlib.import_module(module)\n"
+        f"for module in {(*modules.first, *modules.later)!r}: importlib.import_module(module)\n"
         "print(len(os.listdir('/proc/self/task')), 'ray' in sys.modules)"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -38,8 +38,10 @@ DIGEST_BYTES: Final = 32
 COMPUTING_FOLDERS: Final = ("checkpoint", "learners")
 """Whose code has a part in what is kept."""
 COMPUTING_PACKAGES: Final = ("torch", "transformers", "numpy", "tokenizers", "safetensors")
-COMPUTING_VARIABLES: Final = ("ATEN_", "DNNL_", "KMP_", "MKL", "OMP_", "ONEDNN_", "TORCH", "PYTORCH_")
+COMPUTING_VARIABLES: Final = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "PYTORCH_", "TORCH_")
 """How the names of environment variables begin that choose between kernels which round differently."""
+THREADS: Final = "_NUM_THREADS"
+"""How those end that say how many threads there are before somebody says it to torch, as all of ours do."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -135,7 +137,11 @@ def key_of(parts: Mapping[str, bytes | str]) -> str:
 
 def computing_facts() -> dict[str, bytes | str]:
     """What a sum of floats depends on beside its terms: versions, processor, environment, and our own code."""
-    variables = sorted((name, value) for name, value in os.environ.items() if name.startswith(COMPUTING_VARIABLES))
+    variables = sorted(
+        (name, value)
+        for name, value in os.environ.items()
+        if name.startswith(COMPUTING_VARIABLES) and not name.endswith(THREADS)
+    )
     return {
         "variables": repr(variables),
         "processor": _processor(),

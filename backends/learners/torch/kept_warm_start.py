@@ -100,7 +100,7 @@ def _key(model: PackedModel, demonstrations: Sequence[TrainSequence], options: L
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
         torch.backends.mkldnn.enabled,  # pyright: ignore[reportUnknownArgumentType]
-        torch.backends.cpu.get_cpu_capability(),  # type: ignore[no-untyped-call]
+        torch.backends.cpu.get_cpu_capability(),
     )
     config = {name: value for name, value in model.model.config.to_dict().items() if name != "_name_or_path"}
     named = (*model.model.named_parameters(), *model.model.named_buffers())

@@ -83,12 +83,13 @@ class Zygote:
     def run(self) -> None:
         """Returns when the driver has closed its end."""
         while True:
-            for descriptor, _ in self._poll.poll(0 if self._left else None):
+            news = self._poll.poll(0 if self._left else None)
+            for descriptor, _ in news:
                 if descriptor in self._children:
                     self._reap(descriptor)
                 elif not self._obey():
                     return
-            if self._left:
+            if self._left and not news:
                 self._go_on(self._left.popleft())
 
     def _go_on(self, next_: str | _Waiting) -> None:

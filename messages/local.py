@@ -235,6 +235,8 @@ class LearnerOpened(LocalEvent, frozen=True, kw_only=True):
     """Answer to ``OpenLearner``: model and optimizer are there as at this version."""
 
     version: int
+    notices: tuple[str, ...] = ()
+    """What people should know of how they came there: sentences for the terminal, the report and the log."""
 
 
 class BatchTrained(LocalEvent, frozen=True, kw_only=True):

@@ -75,6 +75,8 @@ from penstock.messages.training import (
 from penstock.messages.weights import PublishFailed, VersionAnnounced, WeightsExported
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from penstock.actors.learner.settings import LearnerSettings
     from penstock.messages.base import Metric
     from penstock.messages.commands import AnyCommand
@@ -167,7 +169,7 @@ class Learner:
             case CheckpointNamed():
                 self._on_named(event)
             case LearnerOpened():
-                self._on_opened(event.version)
+                self._on_opened(event)
             case DeviceYielded():
                 self.turns.yielded(event)
             case EngineJoined():
@@ -199,12 +201,17 @@ class Learner:
         self._named = event
         self._ask()
 
-    def _on_opened(self, version: int) -> None:
+    def _on_opened(self, event: LearnerOpened) -> None:
         self._done()
-        self.version, self.is_awake = version, True
+        version = self.version = event.version
+        self.is_awake = True
+        self._tell(event.notices)
         self._out.append(Send(BUFFER, LearnerReady(epoch=self.settings.epoch, version=version)))
         self.publishing.opened(version)
         self.saving.is_due = version == 0 and self.settings.saves_first
+
+    def _tell(self, notices: Iterable[str]) -> None:
+        self._out.extend(Send(SUPERVISOR, NoticeGiven(name=LEARNER, text=text, is_warning=True)) for text in notices)
 
     def _on_late(self, key: str) -> None:
         doing = self.phase.value
@@ -242,9 +249,7 @@ class Learner:
         self._receipt = receipt_of(batch, event)
         self._out.extend((Send(BUFFER, self._receipt), Send(WEIGHT_PUBLISHER, self._receipt)))
         if self.settings.publishes or event.version == 1:  # recorded tokens are the trained weights' own only at first
-            self._out.extend(
-                Send(SUPERVISOR, NoticeGiven(name=LEARNER, text=text, is_warning=True)) for text in event.notices
-            )
+            self._tell(event.notices)
         self.publishing.trained(batch, are_shared=self.turns.are_taken)
         self.saving.is_due |= self.version % self.settings.save_every == 0 and not batch.is_last
 

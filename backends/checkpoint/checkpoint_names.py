@@ -74,3 +74,8 @@ def _split_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _as_saved(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     with torch.no_grad():
         return cast("dict[str, Tensor]", revert_weight_conversion(model, dict(tensors)))
+
+
+def bare_name(name: str) -> str:
+    """The name that a weight has in the model without adapters."""
+    return name.replace(".base_layer.", ".")

@@ -194,7 +194,7 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
 
 
 class WarmStartOptions(Options, frozen=True, kw_only=True):
-    """Supervised steps before version 0."""
+    """Supervised steps before version 0. Small ones on a CPU are kept for later runs (docs/learner.md)."""
 
     path: RowsKey
     """Rows with a prompt and a response: as ``data.path``; ``lines:N`` gives noisy demonstrations of the task."""

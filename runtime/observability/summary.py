@@ -132,7 +132,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     evaluations: tuple[DatasetOutcome, ...] = ()
     """By dataset; none where nothing was evaluated."""
     warnings: tuple[str, ...] = ()
-    """What was found to be wrong with the run while it went on: engine and learner that compute different models."""
+    """What was found to be wrong with the run while it went on (engine and learner that compute different models), and
+    that its warm start was taken from the cache."""
     checkpoint: str = ""
     """Folder of the last checkpoint; empty when there is none."""
     report: str = ""

@@ -15,7 +15,7 @@ import msgspec
 from penstock.backends.processes.curve import KeyPair, make_keys
 from penstock.messages.names import SUPERVISOR
 from penstock.runtime.hosts.local.local_host import LocalHost
-from penstock.runtime.hosts.local.warm import EVERY_ACTOR
+from penstock.runtime.hosts.local.warm import EVERY_ACTOR, Modules
 from penstock.runtime.hosts.processes.boot import Boot
 from penstock.runtime.hosts.processes.control import Address
 from penstock.runtime.hosts.processes.descendants import is_running
@@ -48,7 +48,7 @@ def start_host(kind: str = HOST) -> ProcessHost:
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     if kind == "local":
-        return LocalHost((*EVERY_ACTOR, "host_echo"))
+        return LocalHost(Modules((*EVERY_ACTOR, "host_echo")))
     host = RayHost(None, make_temp_folder())
     host.start()
     return host

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from host_echo import ENGINE, NAMES, RunPlan
 from host_harness import EchoRun, start_host
@@ -16,8 +19,8 @@ from penstock.backends.processes.process_facts import environment_of
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER, SCORER
 from penstock.runtime.hosts.local.local_host import LocalHost, devices_of
-from penstock.runtime.hosts.local.warm import modules_of
-from penstock.runtime.hosts.local.wire import ChildKind
+from penstock.runtime.hosts.local.warm import Modules, modules_of
+from penstock.runtime.hosts.local.wire import ChildKind, memory_file
 from penstock.runtime.hosts.processes.job import DriverJob
 from penstock.runtime.hosts.processes.ports import OutcomeKind
 from penstock.runtime.hosts.processes.prepare_process import PreparationError
@@ -26,7 +29,6 @@ from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 DEADLINE_S = 60.0
 NO_ROWS = """
@@ -98,7 +100,7 @@ def test_who_shares_a_block_sees_its_devices() -> None:
 
 
 def test_a_thread_before_the_fork_ends_the_host_by_name(capfd: pytest.CaptureFixture[str]) -> None:
-    host = LocalHost(("host_with_thread",))
+    host = LocalHost(Modules(("host_with_thread",)))
     reader, writer = os.pipe()
     try:
         host.kill(1)  # nobody, so nothing happens
@@ -113,6 +115,45 @@ def test_a_thread_before_the_fork_ends_the_host_by_name(capfd: pytest.CaptureFix
         os.close(writer)
         host.stop()
     assert "has 2 threads: ['" in capfd.readouterr().err
+
+
+def test_what_needs_little_is_forked_before_the_rest_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(here))
+    monkeypatch.setenv("PENSTOCK_TEST_GATES", str(tmp_path))
+    for gate in ("first", "later"):
+        os.mkfifo(tmp_path / gate)
+    job = job_of(tmp_path)
+    model = msgspec.structs.replace(job.scenario.model, make=None, path=str(tmp_path))
+    job = msgspec.structs.replace(job, scenario=msgspec.structs.replace(job.scenario, model=model))
+    host = LocalHost(Modules(("host_gate_first",), ("host_gate_later",), prepares_early=True))
+    answer = memory_file()
+    try:
+        waits, killed = (host.fork(ChildKind.ACTOR, "waits", RunPlan(), answer) for _ in range(2))
+        host.kill(killed)
+        early = host.prepare(job)
+        (tmp_path / "first").write_bytes(b"")
+        with pytest.raises(UserFault):  # its model is none
+            early.finish(lambda _: None)
+        assert gone_of(host, 1) == {killed}
+        (tmp_path / "later").write_bytes(b"")
+        assert gone_of(host, 2) == {waits, killed + 1}
+    finally:
+        os.close(answer)
+        host.stop()
+
+
+def gone_of(host: LocalHost, count: int) -> set[int]:
+    """The numbers of the next processes that are gone."""
+    gone: set[int] = set()
+    while len(gone) < count:
+        readable, _, _ = select.select([host], [], [], DEADLINE_S)
+        assert readable, f"only {gone} are gone"
+        gone |= set(host.gone())
+        assert not host.broken()
+    return gone
 
 
 def test_a_job_that_cannot_be_prepared_says_what_to_mend(local: LocalHost, tmp_path: Path) -> None:
@@ -133,7 +174,7 @@ def test_nothing_that_the_zygote_imports_starts_a_thread(tmp_path: Path) -> None
     modules = modules_of(job_of(tmp_path).scenario, "penstock.runtime.run.wiring")
     code = (
         "import importlib, os, sys\n"
-        f"for module in {modules!r}: importlib.import_module(module)\n"
+        f"for module in {(*modules.first, *modules.later)!r}: importlib.import_module(module)\n"
         "print(len(os.listdir('/proc/self/task')), 'ray' in sys.modules)"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -34,6 +34,7 @@ from penstock.messages.local import (
     TimerFired,
     WeightsPublished,
 )
+from penstock.messages.names import LEARNER, SUPERVISOR
 from penstock.messages.training import (
     Activity,
     BatchReady,
@@ -42,6 +43,7 @@ from penstock.messages.training import (
     CheckpointSaved,
     CheckpointsKept,
     LearnerReady,
+    NoticeGiven,
     StepFinished,
     UpdateMode,
 )
@@ -134,6 +136,14 @@ def batch(
 
 def named(epoch: int, version: int = 0, path: str = "", announced: int = -1) -> CheckpointNamed:
     return CheckpointNamed(learner_epoch=epoch, version=version, path=path, announced_version=announced)
+
+
+def test_what_people_should_know_of_a_start_is_told() -> None:
+    bench = LearnerBench()
+    named = CheckpointNamed(learner_epoch=0, version=0, path="", announced_version=-1)
+    commands = bench.hear(Started(epoch=0), named, LearnerOpened(version=0, notices=("it was kept",)))
+    notice = NoticeGiven(name=LEARNER, text="it was kept", is_warning=True)
+    assert [each for each in commands if isinstance(each, Send) and each.to == SUPERVISOR] == [Send(SUPERVISOR, notice)]
 
 
 def test_a_learner_asks_which_checkpoint_to_load_and_waits_for_it_within_a_deadline() -> None:

@@ -28,7 +28,7 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("checkpoint",),
         ("weights", "trackers"),
         ("processes",),
-        ("protocol", "registry", "draws", "durable", "extras", "devices", "device_memory", "profiling"),
+        ("protocol", "registry", "draws", "durable", "extras", "devices", "device_memory", "profiling", "result_cache"),
     ),
     "backends/learners": (
         ("convert_model",),

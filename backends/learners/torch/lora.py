@@ -28,6 +28,7 @@ from peft.tuners.lora import Linear as AdaptedLinear
 from safetensors.torch import save_file
 from torch import nn
 
+from penstock.backends.checkpoint.checkpoint_names import bare_name
 from penstock.backends.learners.torch.model import ADAPTER_PREFIX as PREFIX
 from penstock.backends.learners.torch.parallel import load_into
 from penstock.messages.errors import UserFault
@@ -150,11 +151,6 @@ class Adapters:
     def _switch(self, *, on: bool) -> None:
         for layer in self._layers.values():
             layer.enable_adapters(on)
-
-
-def bare_name(name: str) -> str:
-    """The name that a weight has in the model without adapters."""
-    return name.replace(".base_layer.", ".")
 
 
 def _is_adapter(name: str) -> bool:

@@ -23,10 +23,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoModelForCausalLM
 
+from penstock.backends.checkpoint.checkpoint_names import bare_name
 from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.learners.checkpoints.shards import shard_of
-from penstock.backends.learners.torch.lora import bare_name
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.parallel import load_into, materialize, parallelize, shards_weights
 from penstock.messages.errors import UserFault

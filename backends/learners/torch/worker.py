@@ -27,6 +27,7 @@ from penstock.backends.learners.checkpoints.shards import local_of
 from penstock.backends.learners.checkpoints.state import load_state
 from penstock.backends.learners.checkpoints.writer import CheckpointWriter
 from penstock.backends.learners.objectives.validity import needs_reference
+from penstock.backends.learners.torch.kept_warm_start import warm_start_or_kept
 from penstock.backends.learners.torch.model import CheckpointError, PackedModel
 from penstock.backends.learners.torch.parallel import parallelize
 from penstock.backends.learners.torch.publishing import GatheredWeights
@@ -34,7 +35,6 @@ from penstock.backends.learners.torch.reference import frozen, new_reference, re
 from penstock.backends.learners.torch.sharded_load import load_divided
 from penstock.backends.learners.torch.snapshot import restore_random_state, take_snapshot
 from penstock.backends.learners.torch.trainer import PolicyTrainer
-from penstock.backends.learners.torch.warm_start import warm_start
 from penstock.backends.learners.training.canary import canary_under, choose_canary
 from penstock.backends.learners.training.command_worker import CommandWorker, Opened, Published
 from penstock.backends.learners.worker_group.planned import exporter_of
@@ -195,7 +195,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             return
         sequences = demonstration_sequences(self._plan.demonstration_ids(), model.check_length)
         self._report({"learner/warm_start_fraction": 0.0})
-        warm_start(
+        notice = warm_start_or_kept(
             model,
             sequences,
             self._plan.options,
@@ -207,6 +207,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             check_stop=self._host.check_stop,
             workers=self._workers,
         )
+        self._notices += (notice,) if notice else ()
 
     def _refresh_reference(self, opened: OpenedLearner) -> bool:
         if opened.reference is None:

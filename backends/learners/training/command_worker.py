@@ -106,6 +106,8 @@ class CommandWorker(ABC, Generic[OpenedT]):
         self._exporter = exporter
         self._opened: OpenedT | None = None
         self._figures: dict[str, float] = {}
+        self._notices: tuple[str, ...] = ()
+        """What people should know of how it was opened."""
         self._times = StepTimes()
 
     # --- what each library does in its own way ----------------------------------------------------------------
@@ -197,7 +199,7 @@ class CommandWorker(ABC, Generic[OpenedT]):
         else:
             self._opened = self._begin()
         self._times.begin()
-        return LearnerOpened(version=self._opened.version)
+        return LearnerOpened(version=self._opened.version, notices=self._notices)
 
     def _train(self, command: Train) -> BatchTrained:
         opened = self._ready(command.version - 1, "Train", awake=True)

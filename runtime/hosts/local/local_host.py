@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.processes.process_facts import how_it_ended
+from penstock.messages.names import role_of
 from penstock.runtime.hosts.local.wire import (
     MAX_PACKET_BYTES,
     ChildKind,
@@ -38,6 +39,7 @@ from penstock.runtime.hosts.processes.prepare_process import PreparationProcess
 from penstock.runtime.run.gpu_needs import NodeGpus
 
 if TYPE_CHECKING:
+    from penstock.runtime.hosts.local.warm import Modules
     from penstock.runtime.hosts.processes.boot import Boot
     from penstock.runtime.hosts.processes.control import ProcessStarted
     from penstock.runtime.hosts.processes.job import DriverJob
@@ -55,8 +57,9 @@ class LocalHost:
     node_host = HOST
     is_embedded = True
 
-    def __init__(self, modules: tuple[str, ...]) -> None:
+    def __init__(self, modules: Modules) -> None:
         """Starts the zygote, which imports these modules while the caller goes on. For the main thread."""
+        self.modules = modules
         self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "penstock.runtime.hosts.local.zygote", str(theirs.fileno())],
@@ -66,7 +69,7 @@ class LocalHost:
         )
         theirs.close()
         self._numbers = count(1)
-        send(self._end, Warm(modules))
+        send(self._end, Warm(modules.first, modules.later))
 
     def fileno(self) -> int:
         """Readable when there is news."""
@@ -75,7 +78,7 @@ class LocalHost:
     def prepare(self, job: DriverJob) -> PreparationProcess:
         """Prepare a run, in a process of its own."""
         reader, writer = os.pipe()
-        self.fork(ChildKind.PREPARATION, "prepare", job, writer)
+        self.fork(ChildKind.PREPARATION, "prepare", job, writer, is_early=self.modules.prepares_early)
         os.close(writer)
         return PreparationProcess(os.fdopen(reader, "rb"), lambda: "its process is gone")
 
@@ -90,12 +93,22 @@ class LocalHost:
         """Who starts the actors."""
         return LocalLauncher(self, placement)
 
-    def fork(self, kind: ChildKind, title: str, given: msgspec.Struct, answer: int, devices: str | None = None) -> int:
-        """Start a process; its number."""
+    def fork(
+        self,
+        kind: ChildKind,
+        title: str,
+        given: msgspec.Struct,
+        answer: int,
+        devices: str | None = None,
+        *,
+        is_early: bool = False,
+    ) -> int:
+        """Start a process, as :class:`.Fork` says; its number."""
         number = next(self._numbers)
         file = memory_file(msgspec.msgpack.encode(given))
         with contextlib.suppress(ConnectionError):  # the zygote is gone, which ``broken`` tells
-            send(self._end, Fork(number=number, kind=kind, title=title, devices=devices), (file, answer))
+            order = Fork(number=number, kind=kind, title=title, devices=devices, is_early=is_early)
+            send(self._end, order, (file, answer))
         os.close(file)
         return number
 
@@ -148,7 +161,9 @@ class LocalLauncher:
 
     def launch(self, boot: Boot) -> None:
         answer = memory_file()
-        number = self._host.fork(ChildKind.ACTOR, boot.name, boot, answer, self._devices.get(boot.name))
+        is_early = role_of(boot.name) in self._host.modules.early
+        devices = self._devices.get(boot.name)
+        number = self._host.fork(ChildKind.ACTOR, boot.name, boot, answer, devices, is_early=is_early)
         self._numbers[boot.name, boot.epoch] = number
         self._answers[number] = boot.name, boot.epoch, answer
 

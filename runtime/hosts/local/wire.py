@@ -35,9 +35,12 @@ class ChildKind(StrEnum):
 
 
 class Warm(Value, frozen=True, tag=True):
-    """Import these modules, in this order, before anything is forked."""
+    """Import these modules, in this order."""
 
-    modules: tuple[str, ...]
+    first: tuple[str, ...]
+    """Before anything is forked."""
+    later: tuple[str, ...] = ()
+    """Before anything is forked that waits for all."""
 
 
 class Fork(Value, frozen=True, kw_only=True, tag=True):
@@ -50,6 +53,8 @@ class Fork(Value, frozen=True, kw_only=True, tag=True):
     """What ``ps`` shows of it, cut at 15 bytes by the kernel."""
     devices: str | None = None
     """Its ``CUDA_VISIBLE_DEVICES``. Such a process is a fresh interpreter: what is forked must not touch CUDA."""
+    is_early: bool = False
+    """It needs only the modules that come first, and does not wait for those that come later."""
 
 
 class Kill(Value, frozen=True, tag=True):

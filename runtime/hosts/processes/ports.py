@@ -57,7 +57,8 @@ class Launcher(Protocol):
         ...
 
     def make_spare(self) -> None:
-        """Everybody is there: have a process ready that the next replacement can take over."""
+        """Everybody is there, with what he had to load: have a process ready that the next replacement can take over.
+        Said again and again; one is enough."""
         ...
 
     def ended(self) -> list[EndedProcess]:

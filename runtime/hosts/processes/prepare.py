@@ -70,11 +70,10 @@ def prepare(job: DriverJob, tell: Callable[[str], None]) -> RunPlan:
     folder = Path(scenario.model.path) if scenario.model.path else Path(job.run_folder) / MODEL_FOLDER
     if needs_model and scenario.model.make is not None:
         tell("making the model")
-        from penstock.backends.checkpoint.make import make_model
-        from penstock.backends.checkpoint.terminal import quiet_transformers
+        from penstock.backends.checkpoint.kept_model import make_model_or_kept
 
-        with quiet_transformers():
-            make_model(scenario.model.make, folder, scenario.run.seed)
+        if refusal := make_model_or_kept(scenario.model.make, folder, scenario.run.seed):
+            tell(f"making the model: {refusal}")
     rows = _rows(job, folder, tell)
     return RunPlan(
         scenario=scenario,

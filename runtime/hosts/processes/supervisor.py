@@ -265,6 +265,8 @@ class Supervisor:
             case ActorReported():
                 incarnation.reported(event)
                 self._sink.on_report(event)
+                if len(self._crew) == len(self.settings.names) and all(one.is_ready for one in self._crew.values()):
+                    self._launcher.make_spare()  # not before: while models are loaded there is no CPU to spare
             case StepReported():
                 if self._delivery.accepts(event, header.sender, header.epoch, header.message_id):
                     self._sink.on_step(event)
@@ -294,8 +296,6 @@ class Supervisor:
         self._broadcast(change, but=incarnation.name)
         self._send_whole(incarnation, now_s)
         self._sink.on_actor(incarnation.name, incarnation.epoch, "up")
-        if len(self._crew) == len(self.settings.names) and all(one.process is not None for one in self._crew.values()):
-            self._launcher.make_spare()
         where = (started.pid, started.node_id[:8], started.address.endpoint)
         _log.info("%s %d is process %d on node %s, %s", incarnation.name, incarnation.epoch, *where)
 

@@ -101,9 +101,8 @@ def test_rows_end_to_end_are_padded_rows(seed: int, window: int | None, monkeypa
 
 def test_what_responses_begin_with_is_among_the_inputs_once() -> None:
     responses = ([5, 6, 7, 8], [5, 6, 7], [5, 6, 1, 2], [5, 6, 7, 8], [9])
-    group = [
-        demonstration_sequence([3, 4], each, sample=index)._replace(prompt=0) for index, each in enumerate(responses)
-    ]
+    group = [demonstration_sequence([3, 4], tokens, sample=sample) for sample, tokens in enumerate(responses)]
+    group = [sequence._replace(prompt=0) for sequence in group]
     packed = pack([*group, demonstration_sequence([3, 4], [5, 6], sample=9)])
     # The last token of a response is no input; that of another context is, though its tokens are the same.
     assert packed.input_ids.tolist() == [3, 4, 5, 6, 7, 1, 3, 4, 5]

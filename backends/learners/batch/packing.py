@@ -20,7 +20,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.messages.samples import Media
+
+
+_NOWHERE: Final[NDArray[np.int64]] = np.zeros(0, dtype=np.int64)
 
 
 class Look(NamedTuple):
@@ -177,14 +180,24 @@ class _Laid(NamedTuple):
 
 def _longest_shared(tokens: NDArray[np.int32], siblings: Iterable[_Laid]) -> NDArray[np.int64]:
     """Where those of ``tokens`` are with which one of the siblings begins as well."""
-    longest: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-    for sibling in siblings:
-        shorter = min(len(tokens), len(sibling.tokens))
-        differing = np.flatnonzero(tokens[:shorter] != sibling.tokens[:shorter])
-        num_common = int(differing[0]) if len(differing) else shorter
-        if num_common > len(longest):
-            longest = sibling.at[:num_common]
-    return longest
+    return max((sibling.at[: _num_common(tokens, sibling.tokens)] for sibling in siblings), key=len, default=_NOWHERE)
+
+
+def num_shared(sequences: Sequence[TrainSequence]) -> list[int]:
+    """Of each how many inputs are those that one before it with the same context begins with as well."""
+    known: dict[int, list[NDArray[np.int32]]] = {}
+    counts: list[int] = []
+    for sequence in sequences:
+        tokens, siblings = sequence.tokens[:-1], known.setdefault(sequence.prompt, [])
+        counts.append(max((_num_common(tokens, sibling) for sibling in siblings), default=0))
+        siblings.append(tokens)
+    return counts
+
+
+def _num_common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    shorter = min(len(one), len(other))
+    differing = np.flatnonzero(one[:shorter] != other[:shorter])
+    return int(differing[0]) if len(differing) else shorter
 
 
 def _even_share(lengths: Sequence[int], max_tokens: int) -> int:

@@ -39,7 +39,7 @@ class Job(NamedTuple):
     learning_rate: float
     warmup_steps: int
     schedule: str
-    betas: list[float]
+    betas: tuple[float, float]
     max_grad_norm: float
     clip_low: float
     clip_high: float
@@ -68,7 +68,7 @@ def main(file: str) -> None:
     torch.set_num_threads(job.num_threads)
     tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=tuple(job.betas), weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=job.betas, weight_decay=0.0, fused=True)
 
     def rate(step: int) -> float:
         return learning_rate(

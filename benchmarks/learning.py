@@ -322,7 +322,8 @@ def _trl(scenario: Scenario, model: Path, folder: Path, python: Path, num_thread
             raise RuntimeError(f"TRL: exit code {code}\n{errors.read()[-4000:]}")
         output.seek(0)
         began, *rows = [json.loads(line) for line in output if line.startswith('{"at_s"')]
-    points, tokens = [], 0
+    points: list[Point] = []
+    tokens = 0
     for row in rows:
         tokens += round(row["mean_tokens"] * learner.groups_per_batch * scenario.sampling.samples_per_group)
         at_s = row["at_s"] - began_s

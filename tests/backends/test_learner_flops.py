@@ -65,7 +65,7 @@ def test_operations_are_those_that_torch_counts(name: str) -> None:
     assert shape is not None
     # What is written out multiplies every token with every other; the count is of those that it sees.
     unseen = shape.pair * (LENGTH**2 - causal_pairs(LENGTH)) * len(shape.windows)
-    work = Work(num_inputs=LENGTH, num_trained=LENGTH, contexts=(), sequences=((0, LENGTH),))
+    work = Work(num_inputs=LENGTH, num_trained=LENGTH, sequences=((0, LENGTH),))
     assert forward_flops(shape, work) + unseen == forward.get_total_flops()
     assert training_flops(shape, work) + 3 * unseen == forward.get_total_flops() + backward.get_total_flops()
 
@@ -95,15 +95,16 @@ def test_a_window_bounds_what_a_token_sees() -> None:
 
 
 def test_what_samples_share_is_counted_once() -> None:
-    def sequence(context: int, response: int, prompt: int) -> TrainSequence:
-        made = demonstration_sequence(range(context), range(response), sample=0)
+    def sequence(context: int, response: list[int], prompt: int) -> TrainSequence:
+        made = demonstration_sequence(range(context), response, sample=0)
         return made._replace(prompt=prompt)
 
-    work = Work.of([sequence(5, 4, 0), sequence(5, 2, 0), sequence(3, 2, 1)])
-    assert work.num_trained == 8
-    assert work.num_inputs == (5 + 3) + (3 + 1 + 1)  # the last token of a response is no input
-    pairs = [(here, there) for length in (8, 6, 4) for here in range(length) for there in range(here + 1)]
-    again = [(here, there) for here in range(5) for there in range(here + 1)]
+    responses = ([1, 2, 3, 4], [1, 2, 7], [8, 9])
+    work = Work.of([*(sequence(5, response, 0) for response in responses), sequence(3, [1, 2], 1)])
+    assert work.num_trained == 11
+    assert work.num_inputs == 5 + (3 + 0 + 1) + (3 + 1)  # the last token of a response is no input
+    pairs = [(here, there) for length in (8, 7, 6, 4) for here in range(length) for there in range(here + 1)]
+    again = [(here, there) for shared in (7, 5) for here in range(shared) for there in range(here + 1)]
     assert work.num_pairs(None) == len(pairs) - len(again)
 
 

@@ -99,6 +99,20 @@ def test_rows_end_to_end_are_padded_rows(seed: int, window: int | None, monkeypa
         torch.testing.assert_close(found, expected)
 
 
+def test_what_responses_begin_with_is_among_the_inputs_once() -> None:
+    responses = ([5, 6, 7, 8], [5, 6, 7], [5, 6, 1, 2], [5, 6, 7, 8], [9])
+    group = [demonstration_sequence([3, 4], tokens, sample=sample) for sample, tokens in enumerate(responses)]
+    group = [sequence._replace(prompt=0) for sequence in group]
+    packed = pack([*group, demonstration_sequence([3, 4], [5, 6], sample=9)])
+    # The last token of a response is no input; that of another context is, though its tokens are the same.
+    assert packed.input_ids.tolist() == [3, 4, 5, 6, 7, 1, 3, 4, 5]
+    assert packed.position_ids.tolist() == [0, 1, 2, 3, 4, 4, 0, 1, 2]
+    assert packed.rows.tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 5], [6, 7, 8, 0, 0]]
+    assert packed.lengths.tolist() == [5, 5, 3]
+    assert packed.predicted_at.tolist() == [1, 2, 3, 4, 1, 2, 3, 1, 2, 3, 5, 1, 2, 3, 4, 1, 7, 8]
+    assert packed.targets.tolist() == [*(token for each in responses for token in each), 5, 6]
+
+
 def test_a_cpu_pads() -> None:
     assert not has_uneven_kernel(CPU, torch.bfloat16)
     assert PackedRows.of(make_packed(0), CPU, torch.bfloat16).ends is None

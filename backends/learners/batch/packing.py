@@ -8,8 +8,9 @@ Invariants:
 
 * Each sequence is in exactly one micro-batch, whole. One that is longer than the bound is alone in its own.
 * The last token of a sequence is predicted and predicts nothing, so it is no input and costs nothing.
-* Sequences of a micro-batch that have the same context have its tokens among the inputs once. Each sees that context
-  and itself and nothing else; :attr:`PackedTokens.rows` says what that is.
+* Sequences of a micro-batch that have the same context have its tokens among the inputs once, and so do those whose
+  responses begin alike the tokens before they part: what comes of a token depends on those before it alone. Each sees
+  its own tokens and nothing else; :attr:`PackedTokens.rows` says what that is.
 * Each sequence is in exactly one micro-batch of exactly one rank, whole.
 * Every rank has equally many micro-batches, of which some may be empty: ranks that gather their weights do so together.
   Micro-batches of one round cost about the same, so that no rank waits long for another.
@@ -19,19 +20,22 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from penstock.backends.learners.batch.sequences import teacher_top_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.messages.samples import Media
+
+
+_NOWHERE: Final[NDArray[np.int64]] = np.zeros(0, dtype=np.int64)
 
 
 class Look(NamedTuple):
@@ -54,7 +58,8 @@ class PackedTokens(NamedTuple):
     position_ids: NDArray[np.int64]
     """Position of each input in its sequence ``[N]``."""
     rows: NDArray[np.int64]
-    """Index among the inputs of each position of each sequence ``[B, P]``; 0 past the end of a sequence."""
+    """Index among the inputs of each position of each sequence ``[B, P]``; 0 past the end of a sequence. One that
+    another begins with has no row."""
     places: NDArray[np.int64]
     """Of each input, one place in the flattened rows where it stands ``[N]``."""
     predicted_at: NDArray[np.int64]
@@ -66,7 +71,7 @@ class PackedTokens(NamedTuple):
     sample_of: NDArray[np.int64]
     """Index in the batch of the sample that a trained token belongs to ``[T]``."""
     lengths: NDArray[np.int64]
-    """Positions of each sequence ``[B]``, shared contexts counted."""
+    """Positions of each row ``[B]``, shared ones counted."""
     top_ids: NDArray[np.int64] | None = None
     """Tokens whose log-probs are wanted beside the target's ``[T, k]``; None: none are."""
     looks: tuple[Look, ...] = ()
@@ -124,46 +129,94 @@ def tiny_sequence(sequence: TrainSequence) -> TrainSequence:
 
 
 def pack(sequences: Sequence[TrainSequence]) -> PackedTokens:
-    """Lay the inputs of these sequences end to end, each context once."""
+    """Lay the inputs of these sequences end to end, what several begin with once."""
     num_positions = max(len(sequence.tokens) for sequence in sequences) - 1
-    rows = np.zeros((len(sequences), num_positions), dtype=np.int64)
     inputs: list[NDArray[np.int32]] = []
+    rows: list[NDArray[np.int64]] = []
     places: list[NDArray[np.int64]] = []
-    context_starts: dict[int, int] = {}
+    predicted_at: list[NDArray[np.int64]] = []
+    laid: dict[int, list[_Laid]] = {}
     starts: list[NDArray[np.int64]] = []
     looks: list[Look] = []
     num_inputs = 0
-    for row, sequence in enumerate(sequences):
-        length, num_context = len(sequence.tokens) - 1, sequence.num_context
-        start = context_starts.setdefault(sequence.prompt, num_inputs)
-        first = 0 if start == num_inputs else num_context
-        if (seen := tuple(each for each in sequence.media if each.at < num_context)) and not first:
-            looks.append(Look(start, num_context, seen, start))
-        if later := tuple(each.moved(-num_context) for each in sequence.media[len(seen) :]):
-            looks.append(Look(num_inputs + num_context - first, length - num_context, later, start))
-        starts.append(np.full(length - first, start, dtype=np.int64))
-        rows[row, :num_context] = np.arange(start, start + num_context)
-        rows[row, first:length] = np.arange(num_inputs, num_inputs + length - first)
-        inputs.append(sequence.tokens[first:length])
-        places.append(np.arange(row * num_positions + first, row * num_positions + length))
-        num_inputs += length - first
+    for sequence in sequences:
+        tokens, siblings = sequence.tokens[:-1], laid.setdefault(sequence.prompt, [])
+        shared = _longest_shared(_shareable(sequence), siblings)
+        num_shared, num_new = len(shared), len(tokens) - len(shared)
+        at = np.concatenate([shared, np.arange(num_inputs, num_inputs + num_new)])
+        predicted_at.append(at[sequence.trained - 1])
+        looks += _looks(sequence, at, num_shared)
+        if not num_new:
+            continue
+        siblings.append(_Laid(_shareable(sequence), at))
+        starts.append(np.full(num_new, at[0]))
+        inputs.append(tokens[num_shared:])
+        places.append(np.arange(num_shared, len(tokens)) + len(rows) * num_positions)
+        rows.append(at)
+        num_inputs += num_new
     top = teacher_top_of(sequences)
     flat_places = np.concatenate(places)
     counts = [len(sequence.trained) for sequence in sequences]
     return PackedTokens(
         input_ids=np.concatenate(inputs).astype(np.int64),
         position_ids=flat_places % num_positions,
-        rows=rows,
+        rows=np.stack([np.pad(at, (0, num_positions - len(at))) for at in rows]),
         places=flat_places,
-        predicted_at=np.concatenate([rows[row, sequence.trained - 1] for row, sequence in enumerate(sequences)]),
+        predicted_at=np.concatenate(predicted_at),
         targets=np.concatenate([sequence.tokens[sequence.trained] for sequence in sequences]).astype(np.int64),
         rollout_logprobs=np.concatenate([sequence.rollout_logprobs for sequence in sequences]),
         sample_of=np.repeat(np.asarray([sequence.sample for sequence in sequences], dtype=np.int64), counts),
-        lengths=np.asarray([len(sequence.tokens) - 1 for sequence in sequences], dtype=np.int64),
+        lengths=np.asarray([len(at) for at in rows], dtype=np.int64),
         top_ids=None if top is None else top.ids,
         looks=tuple(looks),
         context_starts=np.concatenate(starts),
     )
+
+
+def _shareable(sequence: TrainSequence) -> NDArray[np.int32]:
+    """The first inputs, which are those of any sequence with the same context that begins with the same tokens: all of
+    them, but where images came in the response those of the context, as the same token may stand for another image."""
+    has_later = any(each.at >= sequence.num_context for each in sequence.media)
+    return sequence.tokens[: sequence.num_context if has_later else -1]
+
+
+def _looks(sequence: TrainSequence, at: NDArray[np.int64], num_shared: int) -> Iterator[Look]:
+    """The images of a sequence whose inputs are at ``at``, the first ``num_shared`` of them laid before."""
+    num_context = sequence.num_context
+    seen = tuple(each for each in sequence.media if each.at < num_context)
+    if seen and not num_shared:
+        yield Look(int(at[0]), num_context, seen, int(at[0]))
+    if later := tuple(each.moved(-num_context) for each in sequence.media[len(seen) :]):
+        yield Look(int(at[num_context]), len(at) - num_context, later, int(at[0]))
+
+
+class _Laid(NamedTuple):
+    """The first inputs of a sequence, which others may begin with, and where all of them are in the micro-batch."""
+
+    tokens: NDArray[np.int32]
+    at: NDArray[np.int64]
+
+
+def _longest_shared(tokens: NDArray[np.int32], siblings: Iterable[_Laid]) -> NDArray[np.int64]:
+    """Where those of ``tokens`` are with which one of the siblings begins as well."""
+    return max((sibling.at[: _num_common(tokens, sibling.tokens)] for sibling in siblings), key=len, default=_NOWHERE)
+
+
+def num_shared(sequences: Sequence[TrainSequence]) -> list[int]:
+    """Of each how many inputs are those that one before it with the same context begins with as well."""
+    known: dict[int, list[NDArray[np.int32]]] = {}
+    counts: list[int] = []
+    for sequence in sequences:
+        tokens, siblings = _shareable(sequence), known.setdefault(sequence.prompt, [])
+        counts.append(max((_num_common(tokens, sibling) for sibling in siblings), default=0))
+        siblings.append(tokens)
+    return counts
+
+
+def _num_common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    shorter = min(len(one), len(other))
+    differing = np.flatnonzero(one[:shorter] != other[:shorter])
+    return int(differing[0]) if len(differing) else shorter
 
 
 def _even_share(lengths: Sequence[int], max_tokens: int) -> int:

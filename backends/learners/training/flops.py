@@ -20,6 +20,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from penstock.backends.learners.batch.packing import num_shared
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -148,26 +150,23 @@ class Work(NamedTuple):
 
     num_inputs: int
     num_trained: int
-    contexts: tuple[int, ...]
-    """Length of each context that is not that of another sequence."""
     sequences: tuple[tuple[int, int], ...]
-    """Context and inputs of each."""
+    """Of each how many inputs are those that another one begins with, and all of them."""
 
     @classmethod
     def of(cls, sequences: Sequence[TrainSequence]) -> Work:
-        contexts = {sequence.prompt: sequence.num_context for sequence in sequences}
-        lengths = [(sequence.num_context, len(sequence.tokens) - 1) for sequence in sequences]
+        lengths = [
+            (shared, len(each.tokens) - 1) for each, shared in zip(sequences, num_shared(sequences), strict=True)
+        ]
         return cls(
-            num_inputs=sum(contexts.values()) + sum(length - context for context, length in lengths),
+            num_inputs=sum(length - shared for shared, length in lengths),
             num_trained=sum(len(sequence.trained) for sequence in sequences),
-            contexts=tuple(contexts.values()),
             sequences=tuple(lengths),
         )
 
     def num_pairs(self, window: int | None) -> int:
         """Of a token and one that it sees, in a layer with this window."""
-        alone = sum(causal_pairs(length, window) - causal_pairs(context, window) for context, length in self.sequences)
-        return alone + sum(causal_pairs(context, window) for context in self.contexts)
+        return sum(causal_pairs(length, window) - causal_pairs(shared, window) for shared, length in self.sequences)
 
 
 def causal_pairs(length: int, window: int | None = None) -> int:

@@ -46,6 +46,7 @@ MAX_TIMERS_A_TURN: Final = 1024
 Contexts = Mapping[int, bytes]
 """Trace contexts by ``id`` of the events that are sent with them; of those that are not in it there is none."""
 NO_CONTEXTS: Final[Contexts] = MappingProxyType({})
+_TIMERS: Final = (StartTimer, StopTimer)
 IDLE_S: Final = 60.0
 """A shell without timers that keeps nothing still wakes after this time."""
 
@@ -280,7 +281,7 @@ class Shell:
         if commands:
             self._effects.append((commands, 0 if header is None else header.message_id, contexts))
             for command in commands:
-                if isinstance(command, StartTimer | StopTimer):
+                if isinstance(command, _TIMERS):
                     self._set_timer(command)
 
     def _set_timer(self, command: StartTimer | StopTimer) -> None:

@@ -70,6 +70,8 @@ MAX_FRAMES_A_TURN: Final = 64
 DIRECTORY_TIMEOUT_S: Final = 60.0
 LINES_CHECK_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 1.5
+_ORDERS: Final = (DirectoryChanged, EndAsked)
+"""That only the supervisor gives."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -254,7 +256,7 @@ class ActorLoop:
     def _on_event(self, header: Header, event: Event) -> None:
         if header.sender not in self._senders:
             self._note_malformed(StrangerError(f"{header.sender[:80]!r} is no actor of this run"))
-        elif isinstance(event, DirectoryChanged | EndAsked):
+        elif isinstance(event, _ORDERS):
             if header.sender != SUPERVISOR:
                 self._note_malformed(StrangerError(f"{header.sender} gives an order of the supervisor"))
             elif isinstance(event, EndAsked):

@@ -84,18 +84,19 @@ class GenerationStages:
         self._new_id = recorder.new_id
         self._has_news = recorder.has_news
         self._ids = ids
+        self._keeps = ids.keeps
         self._arrived: Open[SampleKey, int] = Open()
         self._generating: Open[SampleKey, _Generation] = Open()
         self._interrupted: Open[SampleKey, _Generation] = Open()
         """Generations that were interrupted, while their samples are at this engine."""
 
     def sample_arrived(self, event: SampleIssued, start_ns: int, _end_ns: int) -> None:
-        if self._ids.keeps(event.key.group_id):
+        if self._keeps(event.key.group_id):
             self._arrived.begin(event.key, start_ns)
 
     def begins(self, command: Generate, end_ns: int) -> None:
         key, attempt = command.key, command.attempt
-        if not self._ids.keeps(key.group_id):
+        if not self._keeps(key.group_id):
             return
         trace_id = self._ids.trace_of(key)
         arrived_ns = self._arrived.end(key)

@@ -72,8 +72,11 @@ class TraceIds:
         self._salt = run_salt
         self._left_out_from = _left_out_from(fraction)
         self._keyed = blake2b(digest_size=TRACE_ID_BYTES, key=run_salt)
-        self.keeps: Final[Callable[[int], bool]] = _Derived(self._decided).__getitem__
+        self._kept = kept = _Derived(self._decided)
+        self.keeps: Final[Callable[[int], bool]] = kept.__getitem__
         """Whether the samples of this group are traced."""
+        self.told: Final[Callable[[int, bool], bool]] = kept.setdefault
+        """Likewise; a sender has told us, by the context that it sends or does not send."""
         self.trace_of: Final[Callable[[SampleKey], bytes]] = _Derived(self._derived).__getitem__
         """The trace id (16 bytes) of a sample, traced or not."""
         self.step = lru_cache(maxsize=CACHED_VERSIONS)(self._step)
@@ -95,6 +98,11 @@ class TraceIds:
     def sample(self, key: SampleKey) -> bytes:
         """The sample's trace id (16 bytes), or ``UNTRACED``."""
         return self.trace_of(key) if self.keeps(key.group_id) else UNTRACED
+
+    def trim(self) -> None:
+        """Forget, now and then, what was told, so that it does not grow."""
+        if len(self._kept) >= CACHED_TRACES:
+            self._kept.clear()
 
     def _decided(self, group_id: int) -> bool:
         return self._derived(SampleKey(group_id, 0))[8:] < self._left_out_from  # as `is_traced`

@@ -6,8 +6,8 @@ Invariants:
   missing the event's group was left out by its sender, who leaves out the same ones.
 * The span of an event stands in the trace of what the event is about. An event about nothing in particular (a timer,
   a settlement) has its span in a trace of its actor.
-* A group that is not traced costs one hash an actor, and a look-up for each event that is handled or sent: no call of
-  Python code. It records nothing.
+* A group that is not traced costs look-ups for each event that is handled or sent, a hash at PromptSource, which
+  decides, and one at the Learner, whom a batch does not tell; the others hear it from whoever sends.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class TraceObserver:
         """Unix time in nanoseconds."""
         self._fraction = fraction
         ids = TraceIds(run_salt, fraction)
-        self._key_of, self._of_event, self._keeps, self._trace_of = ids.key_of, ids.of_event, ids.keeps, ids.trace_of
+        self._key_of, self._of_event, self._trace_of = ids.key_of, ids.of_event, ids.trace_of
+        self._keeps, self._told, self._trim = ids.keeps, ids.told, ids.trim
         stages = StageRecorder(recorder, ids)
         self._on_event, self._on_sent, self._on_command = stages.on_event, stages.on_sent, stages.on_command
         self._actor_trace = actor_trace_id(run_salt, name, epoch)
@@ -76,51 +77,64 @@ class TraceObserver:
         Returns the trace contexts of what is sent: 16 bytes of trace id and 8 of the parent's span id. An event about
         nothing in particular, or about a group that is not traced, has none.
         """
-        kind, trace_id, context, is_tied = type(event), UNTRACED, UNTRACED, True
+        kind, trace_id, context = type(event), UNTRACED, UNTRACED
         keys, keeps = self._key_of, self._keeps
         if (key_of := keys.get(kind)) is not None:
-            if (header is None or header.trace) and keeps((key := key_of(event)).group_id):
+            key = key_of(event)
+            if header is not None and not header.trace:
+                self._told(key.group_id, False)
+            elif keeps(key.group_id):
                 trace_id = self._trace_of(key)
         elif (find := self._of_event.get(kind)) is not None:
             trace_id = find(event)
         else:
-            is_tied = False
-            self._untied(kind, start_ns, end_ns)
+            self._untied(kind, event, start_ns, end_ns)
         if trace_id:
-            name = self._span_names.get(kind) or self._name(kind)
-            is_caused = header is not None and header.trace[_TRACE] == trace_id
-            parent_id = header.trace[_SPAN] if header is not None and is_caused else root_span_id(trace_id)
-            context = trace_id + self._record(trace_id, parent_id, name, start_ns, end_ns)
-        if (trace_id or not is_tied) and (act := self._on_event.get(kind)) is not None:
-            act(event, start_ns, end_ns)
+            context = self._span(kind, event, header, trace_id, start_ns, end_ns)
         contexts: dict[int, bytes] | None = None
         for command in commands:
-            if type(command) is Send:
-                sent = command.event
-                if (key_of := keys.get(type(sent))) is not None:
-                    if not keeps((key := key_of(sent)).group_id):
-                        continue  # nearly all that is sent, where few groups are traced
-                    sent_id = self._trace_of(key)
-                else:
-                    find = self._of_event.get(type(sent))
-                    sent_id = UNTRACED if find is None else find(sent)
-                if sent_id:
-                    contexts = {} if contexts is None else contexts
-                    contexts[id(sent)] = context if sent_id == trace_id else sent_id + root_span_id(sent_id)
-                    if (tell := self._on_sent.get(type(sent))) is not None:
-                        tell(sent, command.to, start_ns, end_ns)
-            elif (begin := self._on_command.get(type(command))) is not None:
-                begin(command, end_ns)
+            if type(command) is not Send:
+                if (begin := self._on_command.get(type(command))) is not None:
+                    begin(command, end_ns)
+                continue
+            sent = command.event
+            if (key_of := keys.get(type(sent))) is not None:
+                if not keeps((key := key_of(sent)).group_id):
+                    continue  # nearly all that is sent, where few groups are traced
+                sent_id = self._trace_of(key)
+            else:
+                find = self._of_event.get(type(sent))
+                sent_id = UNTRACED if find is None else find(sent)
+            if sent_id:
+                contexts = {} if contexts is None else contexts
+                contexts[id(sent)] = context if sent_id == trace_id else sent_id + root_span_id(sent_id)
+                if (tell := self._on_sent.get(type(sent))) is not None:
+                    tell(sent, command.to, start_ns, end_ns)
         return NO_CONTEXTS if contexts is None else contexts
 
-    def _untied(self, kind: type[Event], start_ns: int, end_ns: int) -> None:
+    def _span(
+        self, kind: type[Event], event: Event, header: Header | None, trace_id: bytes, start_ns: int, end_ns: int
+    ) -> bytes:
+        """Record what was handled, and the stage that it ends; returns the context of what it causes."""
+        name = self._span_names.get(kind) or self._name(kind)
+        is_caused = header is not None and header.trace[_TRACE] == trace_id
+        parent_id = header.trace[_SPAN] if header is not None and is_caused else root_span_id(trace_id)
+        context = trace_id + self._record(trace_id, parent_id, name, start_ns, end_ns)
+        if (act := self._on_event.get(kind)) is not None:
+            act(event, start_ns, end_ns)
+        return context
+
+    def _untied(self, kind: type[Event], event: Event, start_ns: int, end_ns: int) -> None:
         """An event about nothing in particular, which is kept at the same rate as groups are, so that a small fraction
         makes a small trace. What it sends is about something, and hangs on the root of that."""
+        self._trim()
         self._untied_credit += self._fraction
         if self._untied_credit >= 1.0:
             self._untied_credit -= 1.0
             name = self._span_names.get(kind) or self._name(kind)
             self._record(self._actor_trace, NO_PARENT, name, start_ns, end_ns)
+        if (act := self._on_event.get(kind)) is not None:
+            act(event, start_ns, end_ns)
 
     def _name(self, kind: type[Event]) -> str:
         name = self._span_names[kind] = f"handle {kind.__name__}"

@@ -168,11 +168,9 @@ class Delivery:
 
     def settle(self, state: SettledState) -> None:
         """Forget everything about groups that are settled."""
-        if not self.settled.update(state):
-            return
-        for table in (self._data, self._accepted):
-            for group_id in [group_id for group_id in table if group_id in self.settled]:
-                del table[group_id]
+        for group_id in self.settled.newly(state, self._data.keys() | self._accepted.keys()):
+            self._data.pop(group_id, None)
+            self._accepted.pop(group_id, None)
 
     def leases(self) -> Iterator[HeldLease]:
         """The samples that were sent on from here and are kept."""

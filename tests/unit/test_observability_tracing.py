@@ -306,11 +306,14 @@ def test_a_group_that_is_left_out_is_decided_on_once_an_actor_and_then_only_look
     without = Header("prompt_source", 1, 1, 1, 0, b"")
     ended = GenerationEnded(key=KEY, attempt=0, outcome=Completed(), part=part((4, 3)))
     sends: list[AnyCommand] = [Send("scorer", SampleGenerated(sample=sample(), group_size=8, prompt=PROMPT))]
-    handled, looked_up = engine.observer.handled, ["_of_key", "sample"]
-    assert calls_of(lambda: handled(issued(), without, 1, 2, [])) == ["issued", "handled"], "its sender has said so"
-    assert calls_of(lambda: handled(ended, None, 1, 2, [])) == ["handled", *looked_up, "_decided", "_derived"]
-    assert calls_of(lambda: handled(ended, None, 1, 2, sends)) == ["handled", *looked_up, "_of_sample", "sample"]
-    assert calls_of(lambda: handled(ended, without, 1, 2, [generate()])) == ["generate", "handled", "begins", "sample"]
+    handled = engine.observer.handled
+    other = GenerationEnded(key=SampleKey(13, 0), attempt=0, outcome=Completed(), part=part((4, 3)))
+    assert calls_of(lambda: handled(ended, None, 1, 2, [])) == ["handled", "__missing__", "_decided", "_derived"]
+    assert calls_of(lambda: handled(ended, None, 1, 2, [])) == ["handled"]
+    assert calls_of(lambda: handled(issued(other.key), without, 1, 2, [])) == ["issued", "handled"]
+    assert calls_of(lambda: handled(other, None, 1, 2, [])) == ["handled"], "its sender has said so"
+    assert calls_of(lambda: handled(ended, None, 1, 2, sends)) == ["handled"]
+    assert calls_of(lambda: handled(ended, without, 1, 2, [generate()])) == ["generate", "handled", "begins"]
     assert not engine.spans
 
 

@@ -111,12 +111,6 @@ _OfVersion = (
 _WithManifest = WeightsExported | WeightsStaged | WeightsPublished
 
 
-of_key: Final[Callable[[Any], SampleKey]] = attrgetter("key")
-"""Of an event that names its sample."""
-of_sample: Final[Callable[[Any], SampleKey]] = attrgetter("sample.key")
-"""Of an event that holds its sample. Nearly all events of a run are of these two, so no Python code runs for them."""
-
-
 def _of_admitted(event: GroupAdmitted) -> GroupSubject:
     """Of a group that goes on."""
     return GroupSubject(event.group.group_id, tuple(sample.key.index for sample in event.group.samples))
@@ -146,19 +140,26 @@ def _of_manifest(event: _WithManifest) -> VersionSubject:
     return VersionSubject(event.manifest.version)
 
 
+_key: Final[Callable[[Any], SampleKey]] = attrgetter("key")
+_key_of_sample: Final[Callable[[Any], SampleKey]] = attrgetter("sample.key")
+KEY_OF: Final[dict[type[Event], Callable[[Any], SampleKey]]] = {
+    SampleIssued: _key,
+    GenerationProgressed: _key,
+    GenerationClosed: _key,
+    ScoringFailed: _key,
+    SampleFailed: _key,
+    GenerationAdvanced: _key,
+    GenerationEnded: _key,
+    EpisodeMoved: _key,
+    SampleJudged: _key,
+    SampleGenerated: _key_of_sample,
+    SampleScored: _key_of_sample,
+}
+"""Of events about one sample, nearly all of a run: so no Python code runs for one. Such an event comes without the context
+of a trace where its sender has left its group out."""
 SUBJECTS: Final[dict[type[Event], Callable[[Any], Subject]]] = {
-    SampleIssued: of_key,
-    GenerationProgressed: of_key,
-    GenerationClosed: of_key,
-    ScoringFailed: of_key,
-    SampleFailed: of_key,
-    GenerationAdvanced: of_key,
-    GenerationEnded: of_key,
-    EpisodeMoved: of_key,
-    SampleJudged: of_key,
+    **KEY_OF,
     GroupScored: _of_group_scored,
-    SampleGenerated: of_sample,
-    SampleScored: of_sample,
     GroupAdmitted: _of_admitted,
     GroupRejected: _of_rejected,
     GroupJudged: _of_judged,

@@ -17,13 +17,12 @@ from penstock.runtime.observability.spans import (
     version_trace_id,
 )
 from penstock.runtime.observability.subjects import (
+    KEY_OF,
     SUBJECTS,
     GroupSubject,
     StepSubject,
     Subject,
     VersionSubject,
-    of_key,
-    of_sample,
 )
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class TraceIds:
         self.version = lru_cache(maxsize=CACHED_VERSIONS)(self._version)
         """The trace of this version's way to the engines."""
         self.key_of: Final[Mapping[type[Event], Callable[[Any], SampleKey]]] = {
-            **{kind: find for kind, find in SUBJECTS.items() if find is of_key or find is of_sample},
+            **KEY_OF,
             GroupAdmitted: _key_of_admitted,
         }
         """By class of an event about one sample, or about a group: the sample in whose trace it stands. Such an event

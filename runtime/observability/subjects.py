@@ -155,8 +155,8 @@ KEY_OF: Final[dict[type[Event], Callable[[Any], SampleKey]]] = {
     SampleGenerated: _key_of_sample,
     SampleScored: _key_of_sample,
 }
-"""Of events about one sample, nearly all of a run: so no Python code runs for one. Such an event comes without the context
-of a trace where its sender has left its group out."""
+"""Of events about one sample, nearly all of a run: so no Python code runs for one. Such an event comes without the
+context of a trace where its sender has left its group out."""
 SUBJECTS: Final[dict[type[Event], Callable[[Any], Subject]]] = {
     **KEY_OF,
     GroupScored: _of_group_scored,

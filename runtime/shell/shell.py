@@ -46,7 +46,6 @@ MAX_TIMERS_A_TURN: Final = 1024
 Contexts = Mapping[int, bytes]
 """Trace contexts by ``id`` of the events that are sent with them; of those that are not in it there is none."""
 NO_CONTEXTS: Final[Contexts] = MappingProxyType({})
-_TIMERS: Final = (StartTimer, StopTimer)
 IDLE_S: Final = 60.0
 """A shell without timers that keeps nothing still wakes after this time."""
 
@@ -132,6 +131,7 @@ class Shell:
         self._observer = observer
         self._ids = itertools.count(1)
         self._effects: list[tuple[list[AnyCommand], int, Contexts]] = []
+        self._records: list[LedgerEntry] = []
         self._packs: dict[str, list[Outgoing]] = {}
         self._links: dict[str, int] = {}
         self._received: dict[tuple[str, int], int] = {}
@@ -230,18 +230,15 @@ class Shell:
         """Make the turn's records durable, then let its effects happen, one pack for each peer."""
         if self._effects:
             effects, self._effects = self._effects, []
-            records = [
-                entry
-                for commands, _, _ in effects
-                for command in commands
-                if type(command) is Record
-                for entry in command.entries
-            ]
+            records, self._records = self._records, []
             if records:
                 self._host.commit(records)
             for commands, cause, contexts in effects:
                 for command in commands:
-                    self._carry_out(command, cause, contexts)
+                    if type(command) is Send:
+                        self._send(command, cause, contexts)
+                    else:
+                        self._carry_out(command)
         if self._packs:
             packs, self._packs = self._packs, {}
             for to, outgoing in packs.items():
@@ -281,7 +278,9 @@ class Shell:
         if commands:
             self._effects.append((commands, 0 if header is None else header.message_id, contexts))
             for command in commands:
-                if isinstance(command, _TIMERS):
+                if type(command) is Record:
+                    self._records += command.entries
+                elif type(command) is StartTimer or type(command) is StopTimer:
                     self._set_timer(command)
 
     def _set_timer(self, command: StartTimer | StopTimer) -> None:
@@ -328,12 +327,10 @@ class Shell:
         )
         self._effects.append(([Send(header.sender, answer)], header.message_id, NO_CONTEXTS))
 
-    def _carry_out(self, command: AnyCommand, cause: int, contexts: Contexts) -> None:
+    def _carry_out(self, command: AnyCommand) -> None:
         match command:
-            case Send():
-                self._send(command, cause, contexts)
-            case Record() | StartTimer() | StopTimer():
-                pass  # done by now
+            case Send() | Record() | StartTimer() | StopTimer():
+                pass  # sent elsewhere, or done by now
             case ReplaceActor() | FailRun():
                 self._host.ask_supervisor(command)
             case _:

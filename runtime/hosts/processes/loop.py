@@ -161,6 +161,8 @@ class ActorLoop:
         self._store = open_ledger(Path(boot.run_folder)) if boot.name == BUFFER else None
         self._timers = ThreadTimers(self._fail)
         self._machine: Machine[Any] = _built(wiring, boot, plan, self._store)
+        # Asked once: an instance check of a protocol is slow, and there is a commit in nearly every turn.
+        self._snapshot = self._machine.snapshot if isinstance(self._machine, Snapshotting) else None
         self._backend: Backend[Any] | None = wiring.open_backend(
             boot.name, plan, epoch=boot.epoch, timers=self._timers, store=self._store, host=links.host,
             remote_ranks=remote_ranks if is_engine(boot.name) or boot.name == LEARNER else None,
@@ -356,7 +358,7 @@ class ActorLoop:
 
     def commit(self, entries: Sequence[LedgerEntry]) -> None:
         assert self._store is not None, "only the Buffer keeps records"
-        self._store.commit(entries, self._machine.snapshot if isinstance(self._machine, Snapshotting) else None)
+        self._store.commit(entries, self._snapshot)
 
     def transmit(self, to: str, envelopes: list[Envelope]) -> None:
         if not self._links.send(to, encode_pack(envelopes)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import nan
 from typing import TYPE_CHECKING
 
 import pytest
@@ -485,6 +486,14 @@ def test_score_lasts_until_the_result_is_sent() -> None:
     scorer.hear(SampleJudged(key=KEY, attempt=0, reward=None, reason="timeout"), Send("filter", failed), at=60)
     assert scorer.times("score") == [(10, 31), (40, 61)]
     assert [attributes(span) for span in scorer.stages("score")] == [{"reward": 0.25}, {"failure": "timeout"}]
+
+
+def test_a_reward_that_is_no_number_is_no_attribute_as_its_file_could_not_hold_it() -> None:
+    scorer = Actor("scorer")
+    scorer.hear(SampleGenerated(sample=sample(), group_size=8, prompt=PROMPT), at=10)
+    judged = SampleJudged(key=KEY, attempt=0, reward=Reward(value=nan))
+    scorer.hear(judged, Send("filter", SampleScored(sample=sample(reward=nan), group_size=8, prompt=PROMPT)), at=30)
+    assert [attributes(span) for span in scorer.stages("score")] == [{}]
 
 
 def test_filter_lasts_until_the_group_is_sent_on_and_says_what_became_of_each_sample() -> None:

@@ -49,7 +49,8 @@ class SampleKey(Value, frozen=True, array_like=True, order=True):
     index: int
 
     def __str__(self) -> str:
-        return f"{group_name(self.group_id)}/{self.index}"
+        group_id = self.group_id  # spelt out: the event log writes one for nearly every event
+        return f"{group_id}/{self.index}" if group_id >= 0 else f"{group_name(group_id)}/{self.index}"
 
 
 def evaluation_group_id(place: int) -> int:
@@ -224,7 +225,9 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
             raise ArrayLengthError(f"teacher_top: expected {n} tokens, got {self.teacher_top.num_tokens}")
         if self.loss_mask and len(self.loss_mask) != n:
             raise ArrayLengthError(f"loss_mask: expected {n} bytes for {n} tokens, got {len(self.loss_mask)}")
-        if (spanned := sum(span.num_tokens for span in self.spans)) != n:
+        spans = self.spans
+        spanned = spans[0].num_tokens if len(spans) == 1 else sum(span.num_tokens for span in spans)
+        if spanned != n:
             raise ArrayLengthError(f"spans: expected {n} tokens in all, got {spanned}")
 
     @property
@@ -311,12 +314,13 @@ class Sample(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def num_tokens(self) -> int:
-        return sum(part.num_tokens for part in self.parts)
+        return self.parts[0].num_tokens if len(self.parts) == 1 else sum(part.num_tokens for part in self.parts)
 
     @property
     def num_given_tokens(self) -> int:
         """Of these, tokens that the model did not make."""
-        return sum(part.num_given_tokens for part in self.parts)
+        parts = self.parts
+        return parts[0].num_given_tokens if len(parts) == 1 else sum(part.num_given_tokens for part in parts)
 
     @property
     def oldest_version(self) -> int | None:
@@ -331,7 +335,7 @@ class Sample(Value, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def versions(self) -> set[int]:
         """Those that made its tokens."""
-        return {span.version for span in self.spans}
+        return {span.version for part in self.parts for span in part.spans if span.num_tokens}
 
     @property
     def spans(self) -> tuple[VersionSpan, ...]:
@@ -350,7 +354,7 @@ class Sample(Value, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def counts(self) -> EngineCounts | None:
         """What its engine counted; None: it tells nothing."""
-        return added(part.counts for part in self.parts)
+        return self.parts[0].counts if len(self.parts) == 1 else added(part.counts for part in self.parts)
 
 
 class TerminalState(StrEnum):

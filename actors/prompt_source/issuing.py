@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from penstock.actors.prompt_source.leases import LeaseState
 from penstock.actors.prompt_source.order import evaluation_seed, sample_seed
-from penstock.actors.prompt_source.queues import KINDS, Queues
+from penstock.actors.prompt_source.queues import KINDS, PURPOSES, Queues
 from penstock.messages.commands import Send
 from penstock.messages.flow import SampleFailed, SampleIssued
 from penstock.messages.names import SCORER
-from penstock.messages.samples import Purpose
 
 if TYPE_CHECKING:
     from collections import deque
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.actors.prompt_source.routing import EngineView
     from penstock.actors.prompt_source.settings import PromptSourceSettings
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.samples import SampleKey
+    from penstock.messages.samples import Purpose, SampleKey
 
 
 class Issuing:
@@ -103,10 +102,11 @@ class Issuing:
 
     def dispatch(self) -> None:
         """Send queued samples to engines, in the order of their turns, as long as there is room."""
+        has_any, has_room = self._queues.has_any, self._table.router.has_room
         for is_recorded in KINDS:
             stuck: set[Purpose] = set()
-            while self._table.router.has_room(is_recorded=is_recorded):
-                heads = {purpose: head for purpose in Purpose if (head := self._head(purpose, is_recorded)) is not None}
+            while has_any(is_recorded=is_recorded) and has_room(is_recorded=is_recorded):
+                heads = {each: head for each in PURPOSES if (head := self._head(each, is_recorded)) is not None}
                 if not heads:
                     break
                 state = (self._table.num_evaluating, self._table.has_training)

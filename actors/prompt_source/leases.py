@@ -189,7 +189,8 @@ class LeaseTable:
             group = self.groups.pop(group_id)
             self._num_evaluation_groups -= group.place is not None
             for lease in group.leases.values():
-                self.move(lease, LeaseState.LEFT)
+                if lease.state is LeaseState.ISSUED:
+                    self.move(lease, LeaseState.LEFT)
 
     def join_engine(self, name: str, epoch: int) -> None:
         """A new incarnation of an engine. What was on the old one stays in its load until a census moves it."""

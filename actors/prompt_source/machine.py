@@ -156,6 +156,7 @@ class PromptSource:
                     self._out.extend(self._prompts.drawing.commands())
             case GenerationProgressed():
                 self._on_progress(event)
+                return self.issuing.taken()  # the most frequent event; no place, queue or census is another after it
             case GenerationClosed():
                 self._on_closed(event)
             case RefillAsked():

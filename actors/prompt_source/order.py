@@ -9,6 +9,7 @@ with arbitrary finite domains", CT-RSA 2002.
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
@@ -24,9 +25,9 @@ _MASK: Final = (1 << 64) - 1
 _ROUNDS: Final = 6
 
 
-def mix(*words: int) -> int:
-    """64 well-mixed bits of these numbers (the finaliser of splitmix64, chained)."""
-    state = 0
+def mix(*words: int, state: int = 0) -> int:
+    """64 well-mixed bits of these numbers (the finaliser of splitmix64, chained); ``state``: what it was of others that
+    stand before them."""
     for word in words:
         state = (state + 0x9E3779B97F4A7C15 + (word & _MASK)) & _MASK
         state ^= state >> 30
@@ -39,16 +40,23 @@ def mix(*words: int) -> int:
 
 def permute(position: int, size: int, key: int) -> int:
     """Where ``position`` goes in the permutation of ``0 … size−1`` that ``key`` names."""
+    states = _round_states(key)
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half_bits) - 1
     value = position
     while True:
         left, right = value >> half_bits, value & mask
-        for round_number in range(_ROUNDS):
-            left, right = right, left ^ (mix(key, round_number, right) & mask)
+        for state in states:
+            left, right = right, left ^ (mix(right, state=state) & mask)
         value = (left << half_bits) | right
         if value < size:
             return value
+
+
+@lru_cache(maxsize=256)
+def _round_states(key: int) -> tuple[int, ...]:
+    """What each round of a permutation mixes its half into; of a key that is good for an epoch."""
+    return tuple(mix(key, round_number) for round_number in range(_ROUNDS))
 
 
 def row_of(ordinal: int, *, num_rows: int, seed: int, shuffle: bool) -> tuple[int, int]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 KINDS: Final = (False, True)
 """Kinds of engine: whether they know the rows and answer from them."""
+PURPOSES: Final = tuple(Purpose)
 
 
 class Queues:
@@ -35,11 +36,16 @@ class Queues:
     def __init__(self, max_evaluating: int) -> None:
         self._max_evaluating = max_evaluating
         self._num_guaranteed = max(1, max_evaluating // 4)
-        self._queues = {(kind, purpose): deque[SampleKey]() for kind in KINDS for purpose in Purpose}
+        self._queues = {(kind, purpose): deque[SampleKey]() for kind in KINDS for purpose in PURPOSES}
+        self._of_kind = {kind: tuple(self._queues[kind, purpose] for purpose in PURPOSES) for kind in KINDS}
 
     def of(self, purpose: Purpose, *, is_recorded: bool) -> deque[SampleKey]:
         """One of the queues. It may hold keys that have been issued or settled since."""
         return self._queues[is_recorded, purpose]
+
+    def has_any(self, *, is_recorded: bool) -> bool:
+        """Whether there is a key in a queue for engines of this kind."""
+        return any(self._of_kind[is_recorded])
 
     def turn(
         self, waiting: Collection[Purpose], stuck: Collection[Purpose], *, num_evaluating: int, has_training: bool

@@ -209,9 +209,10 @@ class Router:
         self._num_entries = view.entry = self._num_entries + 1
         if not view.has_room:
             return
-        heapq.heappush(self._by_load, self._entry(view))
-        if self._is_serving(view):
-            heapq.heappush(self._serving, self._entry(view))
+        entry = self._entry(view)
+        heapq.heappush(self._by_load, entry)
+        if view.version >= self._newest:
+            heapq.heappush(self._serving, entry)
         for heap in (self._by_load, self._serving):
             if len(heap) > 64 + 4 * len(self.engines):
                 heap[:] = [entry for entry in heap if self._is_valid(entry)]

@@ -55,16 +55,21 @@ class ThreadTimers:
 
     def _run(self) -> None:
         try:
-            while (callback := self._next()) is not None:
-                callback()
+            while callbacks := self._due():
+                for callback in callbacks:
+                    callback()
         except BaseException as error:  # the thread's end is handed on, never swallowed
             self._fail(error)
 
-    def _next(self) -> Callable[[], None] | None:
+    def _due(self) -> list[Callable[[], None]]:
+        """What is to be called now, in order; nothing once it is closed."""
+        heap = self._heap
+        due: list[Callable[[], None]] = []
         with self._changed:
-            while not self._closed:
-                wait_s = self._heap[0][0] - self.now_s() if self._heap else None
-                if wait_s is not None and wait_s <= 0:
-                    return heapq.heappop(self._heap)[2]
-                self._changed.wait(wait_s)
-        return None
+            while not self._closed and not due:
+                now_s = self.now_s()
+                while heap and heap[0][0] <= now_s:
+                    due.append(heapq.heappop(heap)[2])
+                if not due:
+                    self._changed.wait(heap[0][0] - now_s if heap else None)
+        return due

@@ -25,7 +25,7 @@ from penstock.runtime.observability.removed import SPANS, removed_text
 from penstock.runtime.observability.spans import step_trace_id, version_trace_id
 from penstock.runtime.observability.texts import length_text, told
 from penstock.runtime.observability.trace_view import write_view
-from penstock.runtime.observability.traces import run_salt, spans_by_trace
+from penstock.runtime.observability.traces import run_salt, spans_by_trace, write_otlp
 from penstock.runtime.observability.trackers import read_activity
 from penstock.runtime.safe_text import terminal_text
 
@@ -107,6 +107,15 @@ def show_trace(folder: Path, console: Console, chosen: Chosen, views: Sequence[P
             path, began_ns=began_ns, lanes=lanes, lives=lives, steps=steps, has_events=chosen.shows_events
         )
         console.print(escape(f"wrote {path}: {count:,} events; open it at ui.perfetto.dev or chrome://tracing"))
+
+
+def show_otlp(folder: Path, console: Console, path: Path) -> None:
+    """Write all spans of a run for a collector.
+
+    Raises:
+        UserFault: the run was not traced, or a file cannot be read or written.
+    """
+    console.print(escape(f"wrote {path}: {write_otlp(folder, path):,} batches of spans as OTLP/JSON"))
 
 
 def _chosen_fates(folder: Path, chosen: Chosen) -> tuple[list[Fate], list[str]]:

@@ -213,15 +213,22 @@ def trace(
     chrome: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The same, for chrome://tracing: it is one format.")
     ] = None,
+    otlp: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all spans of the run as OTLP/JSON, for a collector.")
+    ] = None,
 ) -> None:
     """Show lives of samples as trees: when each stage began, how long it took, where, by which attempt and weights, and
     what ended it; also of a run that goes on."""
-    from penstock.runtime.cli.trace import Chosen, show_trace
+    from penstock.runtime.cli.trace import Chosen, show_otlp, show_trace
 
     chosen = Chosen(sample, step, slowest, failed, dropped, limit, events)
     if slowest is not None:
         chosen = chosen._replace(limit=max(limit, slowest))
-    show_trace(run_folder(run), console, chosen, [path for path in (perfetto, chrome) if path is not None])
+    views = [path for path in (perfetto, chrome) if path is not None]
+    if otlp is not None:
+        show_otlp(run_folder(run), console, otlp)
+    if otlp is None or chosen.num_choices or views:
+        show_trace(run_folder(run), console, chosen, views)
 
 
 @app.command(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from penstock.runtime.observability.subjects import subject_text
+from penstock.runtime.observability.subjects import KEY_OF, SUBJECTS
 from penstock.runtime.shell.shell import NO_CONTEXTS
 
 if TYPE_CHECKING:
@@ -59,12 +59,15 @@ class EventObserver:
         self, event: Event, header: Header | None, start_ns: int, end_ns: int, commands: list[AnyCommand]
     ) -> Contexts:
         """Log the event; what is returned is the inner observer's."""
+        kind, inner = type(event), self._inner
         self._write(event, header, commands)
         if self._weights is not None:
             self._weights.saw(event)
-        if self._inner is None:
+        if inner is None:
             return NO_CONTEXTS
-        return self._inner.handled(event, header, start_ns, end_ns, commands)
+        if not commands and header is not None and not header.trace and kind in KEY_OF:
+            return NO_CONTEXTS  # nothing follows, and its sender has left the group out: most of what is heard
+        return inner.handled(event, header, start_ns, end_ns, commands)
 
     def failed(self, event: Event, header: Header | None, error: Exception) -> None:
         """Log the event on which the actor has raised: it is the last one."""
@@ -75,6 +78,9 @@ class EventObserver:
     def _write(
         self, event: Event, header: Header | None, commands: list[AnyCommand], error: Exception | None = None
     ) -> None:
-        self._log.append(self._now_s(), self._name, self._epoch, type(event).__name__, subject_text(event))
+        kind = type(event)
+        find = SUBJECTS.get(kind)
+        subject = "" if find is None else str(find(event))
+        self._log.append(self._now_s(), self._name, self._epoch, kind.__name__, subject)
         if self._recording is not None:
             self._recording.add(event, header, commands, error)

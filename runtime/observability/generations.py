@@ -84,20 +84,21 @@ class GenerationStages:
         self._new_id = recorder.new_id
         self._has_news = recorder.has_news
         self._ids = ids
+        self._keeps = ids.keeps
         self._arrived: Open[SampleKey, int] = Open()
         self._generating: Open[SampleKey, _Generation] = Open()
         self._interrupted: Open[SampleKey, _Generation] = Open()
         """Generations that were interrupted, while their samples are at this engine."""
 
     def sample_arrived(self, event: SampleIssued, start_ns: int, _end_ns: int) -> None:
-        if self._ids.sample(event.key):
+        if self._keeps(event.key.group_id):
             self._arrived.begin(event.key, start_ns)
 
     def begins(self, command: Generate, end_ns: int) -> None:
         key, attempt = command.key, command.attempt
-        trace_id = self._ids.sample(key)
-        if not trace_id:
+        if not self._keeps(key.group_id):
             return
+        trace_id = self._ids.trace_of(key)
         arrived_ns = self._arrived.end(key)
         if arrived_ns is not None:
             parent_id = attempt_span_id(trace_id, attempt)
@@ -112,7 +113,7 @@ class GenerationStages:
         if isinstance(event.outcome, Cancelled) and event.outcome.cause == "interrupted":
             self._interrupted.begin(key, begun)
             self._arrived.begin(key, end_ns)
-        trace_id = self._ids.sample(key)
+        trace_id = self._ids.trace_of(key)
         attributes: Attributes = (
             ("attempt", event.attempt),
             ("outcome", _outcome(event.outcome)),

@@ -24,7 +24,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 
 from penstock.messages.errors import UserFault
-from penstock.runtime.observability.span_file import SCOPE_NAME, all_attributes
+from penstock.runtime.observability.otlp_json import SCOPE_NAME, all_attributes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

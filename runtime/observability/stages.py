@@ -33,6 +33,7 @@ what an operator changed since the batch before was offered: ``policy`` and ``pa
 from __future__ import annotations
 
 from bisect import bisect_right
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from penstock.messages.commands import (
@@ -156,7 +157,8 @@ class StageRecorder:
 
     def _rows_fetched(self, event: PromptsFetched, start_ns: int, _end_ns: int) -> None:
         for prompt in event.prompts:
-            self._fetched.begin(prompt.group_id, start_ns)
+            if self._ids.keeps(prompt.group_id):
+                self._fetched.begin(prompt.group_id, start_ns)
 
     def _granted_ns(self, group_id: int) -> int | None:
         """When PromptSource first heard that this group may start; None: before this incarnation."""
@@ -199,7 +201,7 @@ class StageRecorder:
         arrived_ns = self._arrived.end(sent.sample.key)
         if arrived_ns is not None:
             reward = sent.sample.reward
-            attributes = () if reward is None else (("reward", reward),)
+            attributes = () if reward is None or isnan(reward) else (("reward", reward),)  # JSON has no NaN
             self._stage("score", sent.sample.key, arrived_ns, end_ns, attributes)
 
     def _scoring_failed(self, sent: ScoringFailed, _to: str, _start_ns: int, end_ns: int) -> None:
@@ -278,7 +280,7 @@ class StageRecorder:
         links = [self._ids.version_link(event.version)]
         told = (("version", event.version),)
         for key in keys:
-            trace_id = self._ids.sample(key)
+            trace_id = self._ids.trace_of(key)
             self._record(trace_id, root_span_id(trace_id), "train", began_ns, start_ns, told, (link,))
             links.append((trace_id, root_span_id(trace_id)))
         attributes = (
@@ -344,6 +346,6 @@ class StageRecorder:
         attributes: Attributes = (),
         links: tuple[SpanLink, ...] = (),
     ) -> None:
-        trace_id = self._ids.sample(key)
-        if trace_id:
+        if self._ids.keeps(key.group_id):
+            trace_id = self._ids.trace_of(key)
             self._record(trace_id, root_span_id(trace_id), name, start_ns, end_ns, attributes, links)

@@ -5,7 +5,8 @@ Traces put an event's span into the trace of its subject, and the event log name
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -33,7 +34,7 @@ from penstock.messages.local import (
     WeightsStagedLocally,
     WeightsSwapped,
 )
-from penstock.messages.samples import group_name
+from penstock.messages.samples import SampleKey, group_name
 from penstock.messages.training import (
     BatchReady,
     CheckpointDemanded,
@@ -56,16 +57,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.messages.base import Event
-
-
-class SampleSubject(msgspec.Struct, frozen=True, gc=False):
-    """One sample."""
-
-    group_id: int
-    index: int
-
-    def __str__(self) -> str:
-        return f"{group_name(self.group_id)}/{self.index}"
 
 
 class GroupSubject(msgspec.Struct, frozen=True, gc=False):
@@ -96,19 +87,8 @@ class VersionSubject(msgspec.Struct, frozen=True, gc=False):
         return f"version {self.version}"
 
 
-Subject = SampleSubject | GroupSubject | StepSubject | VersionSubject
+Subject = SampleKey | GroupSubject | StepSubject | VersionSubject
 
-_Keyed = (
-    SampleIssued
-    | GenerationProgressed
-    | GenerationClosed
-    | ScoringFailed
-    | SampleFailed
-    | GenerationAdvanced
-    | GenerationEnded
-    | EpisodeMoved
-    | SampleJudged
-)
 _OfStep = (
     BatchReady
     | StepFinished
@@ -131,17 +111,7 @@ _OfVersion = (
 _WithManifest = WeightsExported | WeightsStaged | WeightsPublished
 
 
-def of_key(event: _Keyed) -> SampleSubject:
-    """Of an event that names its sample."""
-    return SampleSubject(event.key.group_id, event.key.index)
-
-
-def of_sample(event: SampleGenerated | SampleScored) -> SampleSubject:
-    """Of an event that holds its sample."""
-    return SampleSubject(event.sample.key.group_id, event.sample.key.index)
-
-
-def of_admitted(event: GroupAdmitted) -> GroupSubject:
+def _of_admitted(event: GroupAdmitted) -> GroupSubject:
     """Of a group that goes on."""
     return GroupSubject(event.group.group_id, tuple(sample.key.index for sample in event.group.samples))
 
@@ -170,20 +140,27 @@ def _of_manifest(event: _WithManifest) -> VersionSubject:
     return VersionSubject(event.manifest.version)
 
 
-SUBJECTS: Final[dict[type[Event], Callable[..., Subject]]] = {
-    SampleIssued: of_key,
-    GenerationProgressed: of_key,
-    GenerationClosed: of_key,
-    ScoringFailed: of_key,
-    SampleFailed: of_key,
-    GenerationAdvanced: of_key,
-    GenerationEnded: of_key,
-    EpisodeMoved: of_key,
-    SampleJudged: of_key,
+_key: Final[Callable[[Any], SampleKey]] = attrgetter("key")
+_key_of_sample: Final[Callable[[Any], SampleKey]] = attrgetter("sample.key")
+KEY_OF: Final[dict[type[Event], Callable[[Any], SampleKey]]] = {
+    SampleIssued: _key,
+    GenerationProgressed: _key,
+    GenerationClosed: _key,
+    ScoringFailed: _key,
+    SampleFailed: _key,
+    GenerationAdvanced: _key,
+    GenerationEnded: _key,
+    EpisodeMoved: _key,
+    SampleJudged: _key,
+    SampleGenerated: _key_of_sample,
+    SampleScored: _key_of_sample,
+}
+"""Of events about one sample, nearly all of a run: so no Python code runs for one. Such an event comes without the
+context of a trace where its sender has left its group out."""
+SUBJECTS: Final[dict[type[Event], Callable[[Any], Subject]]] = {
+    **KEY_OF,
     GroupScored: _of_group_scored,
-    SampleGenerated: of_sample,
-    SampleScored: of_sample,
-    GroupAdmitted: of_admitted,
+    GroupAdmitted: _of_admitted,
     GroupRejected: _of_rejected,
     GroupJudged: _of_judged,
     BatchReady: _of_step,
@@ -208,13 +185,8 @@ SUBJECTS: Final[dict[type[Event], Callable[..., Subject]]] = {
 """By exact class: an inbox never hears a subclass, and a dictionary is what a hot path can afford."""
 
 
-def subject_of(event: Event) -> Subject | None:
-    """What the event is about; None for timers, membership, demand, settlements and the like."""
-    find = SUBJECTS.get(type(event))
-    return None if find is None else find(event)
-
-
 def subject_text(event: Event) -> str:
-    """The subject for the event log: ``12/3``, ``12``, ``step 4``, ``version 4``, or nothing."""
-    subject = subject_of(event)
-    return "" if subject is None else str(subject)
+    """The subject for the event log: ``12/3``, ``12``, ``step 4``, ``version 4``; nothing for timers, membership,
+    demand, settlements and the like."""
+    find = SUBJECTS.get(type(event))
+    return "" if find is None else str(find(event))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from penstock.messages.flow import GroupAdmitted
 from penstock.messages.samples import SampleKey
 from penstock.runtime.observability.spans import (
     TRACE_ID_BYTES,
@@ -16,28 +17,46 @@ from penstock.runtime.observability.spans import (
     version_trace_id,
 )
 from penstock.runtime.observability.subjects import (
+    KEY_OF,
     SUBJECTS,
     GroupSubject,
-    SampleSubject,
     StepSubject,
     Subject,
     VersionSubject,
-    of_admitted,
-    of_key,
-    of_sample,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from penstock.messages.base import Event
-    from penstock.messages.flow import GroupAdmitted
 
 UNTRACED: Final = b""
 """Stands for the trace of a sample whose group is not among the fraction that is kept."""
 CACHED_TRACES: Final = 65_536
 """About 8 MB; a look-up costs a fifth of deriving the id."""
 CACHED_VERSIONS: Final = 256
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+
+def _key_of_admitted(event: GroupAdmitted) -> SampleKey:
+    samples = event.group.samples
+    return samples[0].key if samples else SampleKey(event.group.group_id, 0)
+
+
+class _Derived(dict[KeyT, ValueT]):
+    """What follows from a key, worked out when it is asked for the first time. Looking it up runs no Python; neither
+    keys nor values are anything that the garbage collector walks through."""
+
+    def __init__(self, derive: Callable[[KeyT], ValueT]) -> None:
+        super().__init__()
+        self._derive = derive
+
+    def __missing__(self, key: KeyT) -> ValueT:
+        if len(self) >= CACHED_TRACES:
+            self.clear()
+        value = self[key] = self._derive(key)
+        return value
 
 
 class TraceIds:
@@ -52,57 +71,45 @@ class TraceIds:
         self._salt = run_salt
         self._left_out_from = _left_out_from(fraction)
         self._keyed = blake2b(digest_size=TRACE_ID_BYTES, key=run_salt)
-        # Neither keys nor values of the two are anything that the garbage collector walks through.
-        self._kept: dict[int, bool] = {}
-        self._known: dict[SampleKey, bytes] = {}
+        self._kept = kept = _Derived(self._decided)
+        self.keeps: Final[Callable[[int], bool]] = kept.__getitem__
+        """Whether the samples of this group are traced."""
+        self.told: Final[Callable[[int, bool], bool]] = kept.setdefault
+        """Likewise; a sender has told us, by the context that it sends or does not send."""
+        self.trace_of: Final[Callable[[SampleKey], bytes]] = _Derived(self._derived).__getitem__
+        """The trace id (16 bytes) of a sample, traced or not."""
         self.step = lru_cache(maxsize=CACHED_VERSIONS)(self._step)
         """The trace of the step that makes this version."""
         self.version = lru_cache(maxsize=CACHED_VERSIONS)(self._version)
         """The trace of this version's way to the engines."""
-        quick: dict[object, Callable[[Any], bytes]] = {
-            of_key: self._of_key,
-            of_sample: self._of_sample,
-            of_admitted: self._of_admitted,
+        self.key_of: Final[Mapping[type[Event], Callable[[Any], SampleKey]]] = {
+            **KEY_OF,
+            GroupAdmitted: _key_of_admitted,
         }
+        """By class of an event about one sample, or about a group: the sample in whose trace it stands. Such an event
+        comes without the context of a trace where its sender has left the group out."""
         self.of_event: Final[Mapping[type[Event], Callable[[Any], bytes]]] = {
-            kind: quick.get(find) or self._by_subject(find) for kind, find in SUBJECTS.items()
+            kind: self._by_subject(find) for kind, find in SUBJECTS.items() if kind not in self.key_of
         }
-        """By class of an event: the trace of what it is about, as :meth:`of` has it. An event of another class is about
+        """By class of an event about anything else: its trace, as :meth:`of` has it. An event of neither is about
         nothing in particular."""
-        self.of_samples: Final = frozenset(kind for kind, find in SUBJECTS.items() if find in quick)
-        """Classes of events that come without the context of a trace where their sender has left the group out."""
-
-    def keeps(self, group_id: int) -> bool:
-        """Whether the samples of this group are traced."""
-        is_kept = self._kept.get(group_id)
-        return self._decided(group_id) if is_kept is None else is_kept
 
     def sample(self, key: SampleKey) -> bytes:
         """The sample's trace id (16 bytes), or ``UNTRACED``."""
-        is_kept = self._kept.get(key.group_id)
-        if is_kept is None:
-            is_kept = self._decided(key.group_id)
-        if not is_kept:
-            return UNTRACED
-        trace_id = self._known.get(key)
-        if trace_id is None:
-            trace_id = self._derived(key.group_id, key.index)
-            if len(self._known) >= CACHED_TRACES:
-                self._known.clear()
-            self._known[key] = trace_id
-        return trace_id
+        return self.trace_of(key) if self.keeps(key.group_id) else UNTRACED
 
-    def _decided(self, group_id: int) -> bool:
-        is_kept = self._derived(group_id, 0)[8:] < self._left_out_from  # as `is_traced`
+    def trim(self) -> None:
+        """Forget, now and then, what was told, so that it does not grow."""
         if len(self._kept) >= CACHED_TRACES:
             self._kept.clear()
-        self._kept[group_id] = is_kept
-        return is_kept
 
-    def _derived(self, group_id: int, index: int) -> bytes:
+    def _decided(self, group_id: int) -> bool:
+        return self._derived(SampleKey(group_id, 0))[8:] < self._left_out_from  # as `is_traced`
+
+    def _derived(self, key: SampleKey) -> bytes:
         """As ``trace_id_of``, from a state that has taken the salt already."""
         hashed = self._keyed.copy()
-        hashed.update(b"sample/%d/%d" % (group_id, index))
+        hashed.update(b"sample/%d/%d" % (key.group_id, key.index))
         return hashed.digest()
 
     def step_link(self, version: int) -> SpanLink:
@@ -119,8 +126,8 @@ class TraceIds:
         """The trace of a subject, or ``UNTRACED``. A group, whose events concern many samples, has the trace of the
         first of them."""
         match subject:
-            case SampleSubject():
-                return self.sample(SampleKey(subject.group_id, subject.index))
+            case SampleKey():
+                return self.sample(subject)
             case GroupSubject():
                 return self.sample(SampleKey(subject.group_id, subject.indices[0])) if subject.indices else UNTRACED
             case StepSubject():
@@ -134,19 +141,7 @@ class TraceIds:
     def _version(self, version: int) -> bytes:
         return version_trace_id(self._salt, version)
 
-    # What nearly all events of a run are about, without a subject in between: a third of what a look costs.
-
-    def _of_key(self, event: Any) -> bytes:  # noqa: ANN401 - the kinds of events that `of_key` takes
-        return self.sample(event.key)
-
-    def _of_sample(self, event: Any) -> bytes:  # noqa: ANN401 - likewise of `of_sample`
-        return self.sample(event.sample.key)
-
-    def _of_admitted(self, event: GroupAdmitted) -> bytes:
-        samples = event.group.samples
-        return self.sample(samples[0].key) if samples else UNTRACED
-
-    def _by_subject(self, find: Callable[..., Subject]) -> Callable[[Any], bytes]:
+    def _by_subject(self, find: Callable[[Any], Subject]) -> Callable[[Any], bytes]:
         return lambda event: self.of(find(event))
 
 

@@ -1,20 +1,24 @@
 """The traces in a run's folder: where they lie, and how the files of all actors are joined into one trace.
 
 ``traces/salt`` holds the run's salt in hex, from which every trace id follows. ``traces/<actor>-<epoch>.jsonl`` holds
-the spans of one incarnation of an actor, as OTLP/JSON (``/`` in a name becomes ``-``).
+the spans of one incarnation of an actor (``/`` in a name becomes ``-``): a line a batch, as :mod:`.span_file` has it,
+and in runs of earlier versions as OTLP/JSON.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from base64 import b64encode
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from penstock.messages.errors import UserFault
+from penstock.runtime.observability.otlp_json import OTLP_START, TracesData, all_attributes, otlp_line
 from penstock.runtime.observability.removed import SPANS, removed_text
-from penstock.runtime.observability.segments import files_in, whole_lines
+from penstock.runtime.observability.segments import Line, files_in, whole_lines
+from penstock.runtime.observability.span_file import SpanLine
 from penstock.runtime.observability.spans import (
     SALT_BYTES,
     AttributeValue,
@@ -25,14 +29,14 @@ from penstock.runtime.observability.spans import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
 TRACES_FOLDER: Final = "traces"
 SALT_FILE: Final = "salt"
 BATCH_S: Final = 30.0
 """Spans of one line of a file ended within so much of each other: they are written half a second after they end."""
-_ENDED: Final = re.compile(rb'"endTimeUnixNano":"(\d+)"')
+_ENDED: Final = re.compile(rb'"end(?:_ns":|TimeUnixNano":")(\d+)')
 MAX_SEARCHED: Final = 16
 """Traces that are searched for in a line before it is decoded; with more of them nearly every line has one."""
 
@@ -187,70 +191,42 @@ def _order(row: SpanRow) -> tuple[int, int, str]:
     return row.start_ns, -row.end_ns, row.name
 
 
-class _Value(msgspec.Struct, rename="camel"):
-    """``AnyValue`` of OTLP/JSON, as far as spans of Penstock use it."""
-
-    string_value: str | None = None
-    bool_value: bool | None = None
-    int_value: str | None = None
-    double_value: float | None = None
-
-    def plain(self) -> AttributeValue:
-        if self.bool_value is not None:
-            return self.bool_value
-        if self.int_value is not None:
-            return int(self.int_value)
-        if self.double_value is not None:
-            return self.double_value
-        return "" if self.string_value is None else self.string_value
+_decoder: Final = msgspec.json.Decoder(SpanLine)
+_otlp_decoder: Final = msgspec.json.Decoder(TracesData)
 
 
-class _Attribute(msgspec.Struct):
-    key: str
-    value: _Value
+def write_otlp(run_folder: Path, path: Path) -> int:
+    """Write all spans of a run as OTLP/JSON, whole or not at all; returns how many batches they are, each a line.
+
+    Raises:
+        UserFault: the run was not traced, a file of spans is damaged, or the new one cannot be written.
+    """
+    run_salt(run_folder)
+    partial, count = path.with_name(f"{path.name}.partial"), 0
+    try:
+        with partial.open("wb") as file:
+            for line in (each for one in files_in(run_folder / TRACES_FOLDER) for each in whole_lines(one)):
+                data = _decoded(line)
+                file.write((otlp_line(data) + b"\n") if isinstance(data, SpanLine) else line.data)
+                count += 1
+        os.replace(partial, path)
+    except OSError as error:
+        raise UserFault(f"{path}: the spans cannot be written: {error.strerror}") from None
+    return count
 
 
-class _Link(msgspec.Struct, rename="camel"):
-    trace_id: str
-    span_id: str
-
-
-class _Span(msgspec.Struct, rename="camel"):
-    trace_id: str
-    span_id: str
-    name: str
-    start_time_unix_nano: str
-    end_time_unix_nano: str
-    parent_span_id: str = ""
-    attributes: list[_Attribute] = []
-    links: list[_Link] = []
-
-
-class _ScopeSpans(msgspec.Struct):
-    spans: list[_Span]
-
-
-class _Resource(msgspec.Struct):
-    attributes: list[_Attribute]
-
-
-class _ResourceSpans(msgspec.Struct, rename="camel"):
-    resource: _Resource
-    scope_spans: list[_ScopeSpans]
-
-
-class _TracesData(msgspec.Struct, rename="camel"):
-    resource_spans: list[_ResourceSpans]
-
-
-_decoder: Final = msgspec.json.Decoder(_TracesData)
+def _decoded(line: Line) -> SpanLine | TracesData:
+    try:
+        return (_otlp_decoder if line.data.startswith(OTLP_START) else _decoder).decode(line.data)
+    except msgspec.DecodeError as error:
+        raise UserFault(f"{line.file}, line {line.number}: {error}") from error
 
 
 def _spans_in(
     path: Path, trace_ids: Collection[str] | None, around: tuple[int, int] | None = None
 ) -> Iterator[SpanRow]:
     is_few = trace_ids is not None and len(trace_ids) <= MAX_SEARCHED
-    needles = [trace_id.encode() for trace_id in trace_ids or ()] if is_few else []
+    needles = [needle for each in trace_ids or () for needle in _written(each)] if is_few else []
     for line in whole_lines(path):
         # A search in bytes passes over the lines of other traces a hundred times quicker than decoding them.
         if is_few and not any(needle in line.data for needle in needles):
@@ -258,22 +234,43 @@ def _spans_in(
         first = None if around is None else _ENDED.search(line.data)
         if around is not None and first is not None and not around[0] <= int(first[1]) <= around[1]:
             continue
-        try:
-            data = _decoder.decode(line.data)
-        except msgspec.DecodeError as error:
-            raise UserFault(f"{line.file}, line {line.number}: {error}") from error
-        for batch in data.resource_spans:
-            yield from _rows(batch, trace_ids)
+        data = _decoded(line)
+        yield from _rows(data, trace_ids) if isinstance(data, SpanLine) else _otlp_rows(data, trace_ids)
 
 
-def _rows(batch: _ResourceSpans, trace_ids: Collection[str] | None) -> Iterator[SpanRow]:
-    about = {attribute.key: attribute.value.plain() for attribute in batch.resource.attributes}
-    for scope in batch.scope_spans:
-        for span in scope.spans:
+def _written(trace_id: str) -> tuple[bytes, bytes]:
+    """A trace's id as it stands in lines of tuples, and in those of OTLP."""
+    return b64encode(bytes.fromhex(trace_id)), trace_id.encode()
+
+
+def _rows(line: SpanLine, trace_ids: Collection[str] | None) -> Iterator[SpanRow]:
+    actor, epoch = _recorded_by(line.resource)
+    for span in line.spans:
+        trace_id, span_id, parent_id, name, start_ns, end_ns, _, links = span
+        if trace_ids is None or trace_id.hex() in trace_ids:
+            yield SpanRow(
+                actor=actor,
+                epoch=epoch,
+                name=name,
+                trace_id=trace_id.hex(),
+                span_id=span_id.hex(),
+                parent_id=parent_id.hex(),
+                start_ns=start_ns,
+                end_ns=end_ns,
+                attributes=dict(all_attributes(span)),
+                links=tuple((trace.hex(), linked.hex()) for trace, linked in links),
+            )
+
+
+def _otlp_rows(data: TracesData, trace_ids: Collection[str] | None) -> Iterator[SpanRow]:
+    for batch in data.resource_spans:
+        about = {attribute.key: attribute.value.plain() for attribute in batch.resource.attributes}
+        actor, epoch = _recorded_by(about)
+        for span in (each for scope in batch.scope_spans for each in scope.spans):
             if trace_ids is None or span.trace_id in trace_ids:
                 yield SpanRow(
-                    actor=str(about.get("penstock.actor", "")),
-                    epoch=int(about.get("penstock.epoch", 0)),
+                    actor=actor,
+                    epoch=epoch,
                     name=span.name,
                     trace_id=span.trace_id,
                     span_id=span.span_id,
@@ -283,3 +280,7 @@ def _rows(batch: _ResourceSpans, trace_ids: Collection[str] | None) -> Iterator[
                     attributes={attribute.key: attribute.value.plain() for attribute in span.attributes},
                     links=tuple((link.trace_id, link.span_id) for link in span.links),
                 )
+
+
+def _recorded_by(resource: Mapping[str, AttributeValue]) -> tuple[str, int]:
+    return str(resource.get("penstock.actor", "")), int(resource.get("penstock.epoch", 0))

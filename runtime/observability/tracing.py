@@ -6,7 +6,8 @@ Invariants:
   missing the event's group was left out by its sender, who leaves out the same ones.
 * The span of an event stands in the trace of what the event is about. An event about nothing in particular (a timer,
   a settlement) has its span in a trace of its actor.
-* A group that is not traced costs one hash an actor and a few dictionary look-ups an event, and records nothing.
+* A group that is not traced costs look-ups for each event that is handled or sent, a hash at PromptSource, which
+  decides, and one at the Learner, whom a batch does not tell; the others hear it from whoever sends.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from penstock.messages.commands import Send
 from penstock.runtime.observability.spans import NO_PARENT, actor_trace_id, root_span_id
 from penstock.runtime.observability.stages import StageRecorder
 from penstock.runtime.observability.trace_ids import UNTRACED, TraceIds
+from penstock.runtime.shell.shell import NO_CONTEXTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +61,8 @@ class TraceObserver:
         """Unix time in nanoseconds."""
         self._fraction = fraction
         ids = TraceIds(run_salt, fraction)
-        self._of_event, self._of_samples = ids.of_event, ids.of_samples
+        self._key_of, self._of_event, self._trace_of = ids.key_of, ids.of_event, ids.trace_of
+        self._keeps, self._told, self._trim = ids.keeps, ids.told, ids.trim
         stages = StageRecorder(recorder, ids)
         self._on_event, self._on_sent, self._on_command = stages.on_event, stages.on_sent, stages.on_command
         self._actor_trace = actor_trace_id(run_salt, name, epoch)
@@ -75,41 +78,66 @@ class TraceObserver:
         nothing in particular, or about a group that is not traced, has none.
         """
         kind, trace_id, context = type(event), UNTRACED, UNTRACED
-        if (find := self._of_event.get(kind)) is None:
-            self._untied(kind, start_ns, end_ns)
-        elif header is None or header.trace or kind not in self._of_samples:
+        keys, keeps = self._key_of, self._keeps
+        if (key_of := keys.get(kind)) is not None:
+            key = key_of(event)
+            if header is not None and not header.trace:
+                self._told(key.group_id, False)
+            elif keeps(key.group_id):
+                trace_id = self._trace_of(key)
+        elif (find := self._of_event.get(kind)) is not None:
             trace_id = find(event)
+        else:
+            self._untied(kind, event, start_ns, end_ns)
         if trace_id:
-            name = self._span_names.get(kind) or self._name(kind)
-            is_caused = header is not None and header.trace[_TRACE] == trace_id
-            parent_id = header.trace[_SPAN] if header is not None and is_caused else root_span_id(trace_id)
-            context = trace_id + self._record(trace_id, parent_id, name, start_ns, end_ns)
-        if (trace_id or find is None) and (act := self._on_event.get(kind)) is not None:
-            act(event, start_ns, end_ns)
-        contexts: dict[int, bytes] = {}
+            context = self._span(kind, event, header, trace_id, start_ns, end_ns)
+        contexts: dict[int, bytes] | None = None
         for command in commands:
-            if type(command) is Send:
-                sent = command.event
+            if type(command) is not Send:
+                if (begin := self._on_command.get(type(command))) is not None:
+                    begin(command, end_ns)
+                continue
+            sent = command.event
+            if (key_of := keys.get(type(sent))) is not None:
+                if not keeps((key := key_of(sent)).group_id):
+                    continue  # nearly all that is sent, where few groups are traced
+                sent_id = self._trace_of(key)
+            else:
                 find = self._of_event.get(type(sent))
-                if find is not None and (sent_id := find(sent)):
-                    contexts[id(sent)] = context if sent_id == trace_id else sent_id + root_span_id(sent_id)
-                    if (tell := self._on_sent.get(type(sent))) is not None:
-                        tell(sent, command.to, start_ns, end_ns)
-            elif (begin := self._on_command.get(type(command))) is not None:
-                begin(command, end_ns)
-        return contexts
+                sent_id = UNTRACED if find is None else find(sent)
+            if sent_id:
+                contexts = {} if contexts is None else contexts
+                contexts[id(sent)] = context if sent_id == trace_id else sent_id + root_span_id(sent_id)
+                if (tell := self._on_sent.get(type(sent))) is not None:
+                    tell(sent, command.to, start_ns, end_ns)
+        return NO_CONTEXTS if contexts is None else contexts
 
     def failed(self, event: Event, header: Header | None, error: Exception) -> None:
         """There is no span of what was not handled."""
 
-    def _untied(self, kind: type[Event], start_ns: int, end_ns: int) -> None:
+    def _span(
+        self, kind: type[Event], event: Event, header: Header | None, trace_id: bytes, start_ns: int, end_ns: int
+    ) -> bytes:
+        """Record what was handled, and the stage that it ends; returns the context of what it causes."""
+        name = self._span_names.get(kind) or self._name(kind)
+        is_caused = header is not None and header.trace[_TRACE] == trace_id
+        parent_id = header.trace[_SPAN] if header is not None and is_caused else root_span_id(trace_id)
+        context = trace_id + self._record(trace_id, parent_id, name, start_ns, end_ns)
+        if (act := self._on_event.get(kind)) is not None:
+            act(event, start_ns, end_ns)
+        return context
+
+    def _untied(self, kind: type[Event], event: Event, start_ns: int, end_ns: int) -> None:
         """An event about nothing in particular, which is kept at the same rate as groups are, so that a small fraction
         makes a small trace. What it sends is about something, and hangs on the root of that."""
+        self._trim()
         self._untied_credit += self._fraction
         if self._untied_credit >= 1.0:
             self._untied_credit -= 1.0
             name = self._span_names.get(kind) or self._name(kind)
             self._record(self._actor_trace, NO_PARENT, name, start_ns, end_ns)
+        if (act := self._on_event.get(kind)) is not None:
+            act(event, start_ns, end_ns)
 
     def _name(self, kind: type[Event]) -> str:
         name = self._span_names[kind] = f"handle {kind.__name__}"

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 MAX_BACKOFF: Final = 12.0
 """The longest pause between two repeats, as a multiple of ``resend_after_s``."""
+_TELL_SETTLED: Final = (SamplesSettled, DemandGranted, EvaluationDue)
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
@@ -102,7 +103,7 @@ class Delivery:
             self._data.setdefault(group_id, {})[outgoing.to, type(event).__name__, index] = kept
         else:
             self._control[outgoing.to, event.topic()] = kept
-            if isinstance(event, SamplesSettled | DemandGranted | EvaluationDue):
+            if isinstance(event, _TELL_SETTLED):
                 self.settle(event.settled)
         self.next_due_s = min(self.next_due_s, due_s)
 
@@ -142,7 +143,7 @@ class Delivery:
             if self._heard.get(key, (-1, -1)) >= (epoch, message_id):
                 return False
             self._heard[key] = (epoch, message_id)
-            if isinstance(event, SamplesSettled | DemandGranted | EvaluationDue):
+            if isinstance(event, _TELL_SETTLED):
                 self.settle(event.settled)
         return True
 
@@ -154,24 +155,22 @@ class Delivery:
         if isinstance(event, GenerationClosed):
             return True  # PromptSource compares attempts itself: a later failure is news, not a duplicate
         accepted = self._accepted.setdefault(group_id, {})
-        attempt, num_tokens = _attempt_and_tokens(event)
+        attempt = _attempt_of(event)
         if index not in accepted:
             accepted[index] = attempt
             return True
         if accepted[index] != attempt:  # generated twice; the same attempt again is only a repeat on the wire
             self.num_duplicates += 1
-            self.num_duplicate_tokens += num_tokens
+            self.num_duplicate_tokens += sum(lease.num_tokens for lease in _leases_of(event))
         return False
 
     # --- settlement and census --------------------------------------------------------------------------------
 
     def settle(self, state: SettledState) -> None:
         """Forget everything about groups that are settled."""
-        if not self.settled.update(state):
-            return
-        for table in (self._data, self._accepted):
-            for group_id in [group_id for group_id in table if group_id in self.settled]:
-                del table[group_id]
+        for group_id in self.settled.newly(state, self._data.keys() | self._accepted.keys()):
+            self._data.pop(group_id, None)
+            self._accepted.pop(group_id, None)
 
     def leases(self) -> Iterator[HeldLease]:
         """The samples that were sent on from here and are kept."""
@@ -200,14 +199,14 @@ def data_key(event: Event) -> tuple[int, int]:
             raise TypeError(f"{type(event).__name__} is no data event")
 
 
-def _attempt_and_tokens(event: Event) -> tuple[int, int]:
+def _attempt_of(event: Event) -> int:
     match event:
         case SampleGenerated() | SampleScored():
-            return event.sample.attempt, event.sample.num_tokens
+            return event.sample.attempt
         case ScoringFailed() | SampleFailed():
-            return event.attempt, event.num_tokens
+            return event.attempt
         case _:
-            return 0, 0
+            return 0
 
 
 def _leases_of(event: Event) -> Iterator[HeldLease]:

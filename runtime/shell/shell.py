@@ -135,6 +135,7 @@ class Shell:
         self._observer = observer
         self._ids = itertools.count(1)
         self._effects: list[tuple[list[AnyCommand], int, Contexts]] = []
+        self._records: list[LedgerEntry] = []
         self._packs: dict[str, list[Outgoing]] = {}
         self._links: dict[str, int] = {}
         self._received: dict[tuple[str, int], int] = {}
@@ -233,18 +234,15 @@ class Shell:
         """Make the turn's records durable, then let its effects happen, one pack for each peer."""
         if self._effects:
             effects, self._effects = self._effects, []
-            records = [
-                entry
-                for commands, _, _ in effects
-                for command in commands
-                if type(command) is Record
-                for entry in command.entries
-            ]
+            records, self._records = self._records, []
             if records:
                 self._host.commit(records)
             for commands, cause, contexts in effects:
                 for command in commands:
-                    self._carry_out(command, cause, contexts)
+                    if type(command) is Send:
+                        self._send(command, cause, contexts)
+                    else:
+                        self._carry_out(command)
         if self._packs:
             packs, self._packs = self._packs, {}
             for to, outgoing in packs.items():
@@ -288,7 +286,9 @@ class Shell:
         if commands:
             self._effects.append((commands, 0 if header is None else header.message_id, contexts))
             for command in commands:
-                if isinstance(command, StartTimer | StopTimer):
+                if type(command) is Record:
+                    self._records += command.entries
+                elif type(command) is StartTimer or type(command) is StopTimer:
                     self._set_timer(command)
 
     def _set_timer(self, command: StartTimer | StopTimer) -> None:
@@ -335,12 +335,10 @@ class Shell:
         )
         self._effects.append(([Send(header.sender, answer)], header.message_id, NO_CONTEXTS))
 
-    def _carry_out(self, command: AnyCommand, cause: int, contexts: Contexts) -> None:
+    def _carry_out(self, command: AnyCommand) -> None:
         match command:
-            case Send():
-                self._send(command, cause, contexts)
-            case Record() | StartTimer() | StopTimer():
-                pass  # done by now
+            case Send() | Record() | StartTimer() | StopTimer():
+                pass  # sent elsewhere, or done by now
             case ReplaceActor() | FailRun():
                 self._host.ask_supervisor(command)
             case _:

@@ -19,7 +19,7 @@ from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.runtime.cli.app import app
 from penstock.runtime.observability.lives import STAGES, Life, read_fates, read_lives
 from penstock.runtime.observability.spans import trace_id_of
-from penstock.runtime.observability.traces import run_salt, spans_by_trace
+from penstock.runtime.observability.traces import each_span, run_salt, spans_by_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -120,6 +120,15 @@ def test_attempts_of_a_sample_stand_beside_each_other(trace: Callable[..., str],
     assert "issued again" in shown
     assert f"attempt {life.fate.attempt}" in shown
     assert all(name in shown for name in STAGES)
+
+
+def test_every_span_is_written_for_a_collector(trace: Callable[..., str], run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "spans.jsonl"
+    assert "batches of spans as OTLP/JSON" in trace("--otlp", str(file))
+    batches = [batch for line in file.open() for batch in json.loads(line)["resourceSpans"]]
+    ids = [span["spanId"] for batch in batches for scope in batch["scopeSpans"] for span in scope["spans"]]
+    assert sorted(ids) == sorted(row.span_id for row in each_span(run))
+    assert len(ids) > 4 * 8 * NUM_STEPS * len(STAGES)
 
 
 def test_the_slowest_come_first(trace: Callable[..., str], lives: Sequence[Life]) -> None:

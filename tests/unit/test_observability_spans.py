@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -28,7 +29,16 @@ from penstock.runtime.observability.spans import (
     trace_id_of,
     version_trace_id,
 )
-from penstock.runtime.observability.traces import open_traces, read_step, read_trace, span_file
+from penstock.runtime.observability.traces import (
+    each_span,
+    open_traces,
+    read_spans,
+    read_step,
+    read_trace,
+    span_file,
+    spans_between,
+    write_otlp,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,6 +50,7 @@ if TYPE_CHECKING:
 
 SALT = bytes(range(16))
 RESOURCE = actor_attributes("engine/0", 3)
+TEXT = 'foreign \u2028 "text" </script>'
 
 
 def start(recorder: SpanRecorder, file: SpanSink, collector: SpanCollector | None = None) -> SpanExporterThread:
@@ -136,8 +147,9 @@ def test_nothing_is_lost_or_doubled_while_several_threads_record_and_one_takes()
 # --- the file ---------------------------------------------------------------------------------------------------
 
 
-def test_the_file_is_otlp_json(tmp_path: Path) -> None:
-    path = tmp_path / "traces" / "engine-0-3.jsonl"
+def test_spans_are_handed_on_as_otlp_json_and_read_from_it(tmp_path: Path) -> None:
+    open_traces(tmp_path)
+    path, otlp = span_file(tmp_path, "engine/0", 3), tmp_path / "otlp.jsonl"
     recorder = SpanRecorder()
     trace_id = trace_id_of(SALT, 1, 2)
     root = recorder.record_root(trace_id, "issue", 10**18, 10**18 + 5, (("attempt", 0), ("engine", "engine/0")))
@@ -146,7 +158,8 @@ def test_the_file_is_otlp_json(tmp_path: Path) -> None:
     exporter = start(recorder, SpanFile(path, RESOURCE))
     assert exporter.close(5)
     assert (exporter.num_exported, exporter.num_dropped) == (2, 0)
-    [line] = path.read_bytes().splitlines()
+    assert write_otlp(tmp_path, otlp) == 1
+    [line] = otlp.read_bytes().splitlines()
     [batch] = msgspec.json.decode(line)["resourceSpans"]
     assert {"key": "penstock.actor", "value": {"stringValue": "engine/0"}} in batch["resource"]["attributes"]
     assert {"key": "penstock.epoch", "value": {"intValue": "3"}} in batch["resource"]["attributes"]
@@ -169,6 +182,25 @@ def test_the_file_is_otlp_json(tmp_path: Path) -> None:
         {"key": "reward", "value": {"doubleValue": 0.5}},
     ]
     assert second["links"] == [{"traceId": SALT.hex(), "spanId": b"12345678".hex()}]
+    rows = list(each_span(tmp_path))
+    os.replace(otlp, path)  # as the file of an earlier version
+    assert list(each_span(tmp_path)) == rows
+    assert read_spans(tmp_path, trace_id) == rows
+    assert list(spans_between(tmp_path, 10**18 + 3, 10**18 + 9)) == rows[:1]
+    assert not list(spans_between(tmp_path, 0, 10**17))
+    assert write_otlp(tmp_path, otlp) == 1
+    assert otlp.read_bytes().splitlines() == [line]
+
+
+def test_what_stands_in_a_file_of_spans_is_found_by_trace_and_by_time(tmp_path: Path) -> None:
+    salt, recorder = open_traces(tmp_path), SpanRecorder()
+    for index in range(3):
+        recorder.record(trace_id_of(salt, 1, index), NO_PARENT, TEXT, 10**18, 10**18 + index, (("nan", "NaN"),))
+    write(tmp_path, "scorer", 1, recorder)
+    [row] = read_spans(tmp_path, trace_id_of(salt, 1, 2))
+    assert (row.actor, row.epoch, row.name, row.parent_id, row.attributes) == ("scorer", 1, TEXT, "", {"nan": "NaN"})
+    assert [row.end_ns - 10**18 for row in spans_between(tmp_path, 10**18 + 1, 10**18 + 2)] == [1, 2]
+    assert not read_spans(tmp_path, trace_id_of(salt, 2, 0))
 
 
 def test_closing_writes_what_was_recorded_until_then(tmp_path: Path) -> None:

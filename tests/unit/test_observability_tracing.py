@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import nan
 from typing import TYPE_CHECKING
 
 import pytest
@@ -306,11 +307,14 @@ def test_a_group_that_is_left_out_is_decided_on_once_an_actor_and_then_only_look
     without = Header("prompt_source", 1, 1, 1, 0, b"")
     ended = GenerationEnded(key=KEY, attempt=0, outcome=Completed(), part=part((4, 3)))
     sends: list[AnyCommand] = [Send("scorer", SampleGenerated(sample=sample(), group_size=8, prompt=PROMPT))]
-    handled, looked_up = engine.observer.handled, ["_of_key", "sample"]
-    assert calls_of(lambda: handled(issued(), without, 1, 2, [])) == ["issued", "handled"], "its sender has said so"
-    assert calls_of(lambda: handled(ended, None, 1, 2, [])) == ["handled", *looked_up, "_decided", "_derived"]
-    assert calls_of(lambda: handled(ended, None, 1, 2, sends)) == ["handled", *looked_up, "_of_sample", "sample"]
-    assert calls_of(lambda: handled(ended, without, 1, 2, [generate()])) == ["generate", "handled", "begins", "sample"]
+    handled = engine.observer.handled
+    other = GenerationEnded(key=SampleKey(13, 0), attempt=0, outcome=Completed(), part=part((4, 3)))
+    assert calls_of(lambda: handled(ended, None, 1, 2, [])) == ["handled", "__missing__", "_decided", "_derived"]
+    assert calls_of(lambda: handled(ended, None, 1, 2, [])) == ["handled"]
+    assert calls_of(lambda: handled(issued(other.key), without, 1, 2, [])) == ["issued", "handled"]
+    assert calls_of(lambda: handled(other, None, 1, 2, [])) == ["handled"], "its sender has said so"
+    assert calls_of(lambda: handled(ended, None, 1, 2, sends)) == ["handled"]
+    assert calls_of(lambda: handled(ended, without, 1, 2, [generate()])) == ["generate", "handled", "begins"]
     assert not engine.spans
 
 
@@ -482,6 +486,14 @@ def test_score_lasts_until_the_result_is_sent() -> None:
     scorer.hear(SampleJudged(key=KEY, attempt=0, reward=None, reason="timeout"), Send("filter", failed), at=60)
     assert scorer.times("score") == [(10, 31), (40, 61)]
     assert [attributes(span) for span in scorer.stages("score")] == [{"reward": 0.25}, {"failure": "timeout"}]
+
+
+def test_a_reward_that_is_no_number_is_no_attribute_as_its_file_could_not_hold_it() -> None:
+    scorer = Actor("scorer")
+    scorer.hear(SampleGenerated(sample=sample(), group_size=8, prompt=PROMPT), at=10)
+    judged = SampleJudged(key=KEY, attempt=0, reward=Reward(value=nan))
+    scorer.hear(judged, Send("filter", SampleScored(sample=sample(reward=nan), group_size=8, prompt=PROMPT)), at=30)
+    assert [attributes(span) for span in scorer.stages("score")] == [{}]
 
 
 def test_filter_lasts_until_the_group_is_sent_on_and_says_what_became_of_each_sample() -> None:

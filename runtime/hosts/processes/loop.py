@@ -72,6 +72,8 @@ MAX_FRAMES_A_TURN: Final = 64
 DIRECTORY_TIMEOUT_S: Final = 60.0
 LINES_CHECK_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 1.5
+_ORDERS: Final = (DirectoryChanged, EndAsked)
+"""That only the supervisor gives."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -178,6 +180,8 @@ class ActorLoop:
         self._store = open_ledger(Path(boot.run_folder)) if boot.name == BUFFER else None
         self._timers = ThreadTimers(self._fail)
         self._machine: Machine[Any] = _built(wiring, boot, plan, self._store, recording)
+        # Asked once: an instance check of a protocol is slow, and there is a commit in nearly every turn.
+        self._snapshot = self._machine.snapshot if isinstance(self._machine, Snapshotting) else None
         self._backend: Backend[Any] | None = wiring.open_backend(
             boot.name, plan, epoch=boot.epoch, timers=self._timers, store=self._store, host=links.host,
             remote_ranks=remote_ranks if is_engine(boot.name) or boot.name == LEARNER else None,
@@ -273,7 +277,7 @@ class ActorLoop:
     def _on_event(self, header: Header, event: Event) -> None:
         if header.sender not in self._senders:
             self._note_malformed(StrangerError(f"{header.sender[:80]!r} is no actor of this run"))
-        elif isinstance(event, DirectoryChanged | EndAsked):
+        elif isinstance(event, _ORDERS):
             if header.sender != SUPERVISOR:
                 self._note_malformed(StrangerError(f"{header.sender} gives an order of the supervisor"))
             elif isinstance(event, EndAsked):
@@ -375,7 +379,7 @@ class ActorLoop:
 
     def commit(self, entries: Sequence[LedgerEntry]) -> None:
         assert self._store is not None, "only the Buffer keeps records"
-        self._store.commit(entries, self._machine.snapshot if isinstance(self._machine, Snapshotting) else None)
+        self._store.commit(entries, self._snapshot)
 
     def transmit(self, to: str, envelopes: list[Envelope]) -> None:
         if not self._links.send(to, encode_pack(envelopes)):

@@ -49,7 +49,8 @@ def test_a_wait_is_told_again_and_again_and_has_an_end(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("name", benchmark_docs())
 def test_no_benchmark_is_silent(name: str) -> None:
-    tree = ast.parse((Path(benchmarks.__path__[0]) / f"{name}.py").read_text())
+    stem = Path(benchmarks.__path__[0]) / name
+    tree = ast.parse((stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py")).read_text())
     used = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert used & {"penstock.benchmarks._harness", "penstock.benchmarks._progress", "rich.progress"}
 

@@ -22,7 +22,7 @@ from penstock.backends.ledger.tables import COUNTED, LEDGER_FILE
 from penstock.messages.arrays import pack_tokens
 from penstock.messages.engine_counts import EngineCounts, added, in_words
 from penstock.messages.parts import cut, join
-from penstock.messages.samples import Part, VersionSpan
+from penstock.messages.samples import Part, Prompt, VersionSpan
 from penstock.messages.training import Balance, StepFinished
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def test_a_server_that_says_nothing_leaves_nothing() -> None:
 
 
 def test_the_turns_of_an_episode_add_up() -> None:
-    transcript = Transcript(pack_tokens(PROMPT))
+    transcript = Transcript(Prompt(row=0, epoch=0, tokens=pack_tokens(PROMPT)))
     transcript.add_model(part(None))
     transcript.counts = added((TOLD, CACHED))
     assert transcript.whole().counts == EngineCounts(20, 10, 6, 3)

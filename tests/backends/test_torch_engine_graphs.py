@@ -17,7 +17,9 @@ from penstock.backends.engines.torch.sampling import Sampler
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.backends.checkpoint.model_config import ModelConfig
     from penstock.backends.engines.torch.engine import TorchEngine
+    from penstock.backends.engines.torch.engine_settings import EngineSettings
     from penstock.backends.engines.torch.requests import Ended, GenerationRequest
 
 GREEDY: Final = Sampler(temperature=0)
@@ -61,12 +63,28 @@ class Captures:
         return replay
 
 
+def always(config: ModelConfig, settings: EngineSettings) -> bool:
+    return True
+
+
+def never(config: ModelConfig, settings: EngineSettings) -> bool:
+    return False
+
+
+def captures_on(device: torch.device) -> Captures:
+    return Captures()
+
+
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
     """Engines of the CPU decode by graphs."""
     found = Captures()
-    monkeypatch.setattr(engine_module, "can_capture", lambda *_: True)
-    monkeypatch.setattr(engine_module, "CudaCapture", lambda _: found)
+    monkeypatch.setattr(engine_module, "can_capture", always)
+
+    def capture(device: torch.device) -> Captures:
+        return found
+
+    monkeypatch.setattr(engine_module, "CudaCapture", capture)
     return found
 
 
@@ -75,7 +93,7 @@ def test_steps_that_are_done_again_draw_the_same(case: Case, captures: Captures,
     replayed = run_all(open_engine(case, num_slots=num_slots), requests())
     num_captured, num_replayed = captures.num_captured, captures.num_replayed
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "can_capture", lambda *_: False)
+        patch.setattr(engine_module, "can_capture", never)
         plain = run_all(open_engine(case, num_slots=num_slots), requests())
     assert tokens_by_tag(replayed) == tokens_by_tag(plain)
     assert num_captured < 20 < num_replayed
@@ -86,7 +104,7 @@ def test_new_weights_and_sleep_reach_the_next_step(case: Case, other: Case, capt
     found = _three_lives(engine, case, other)
     assert captures.num_replayed > 10
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "can_capture", lambda *_: False)
+        patch.setattr(engine_module, "can_capture", never)
         assert found == _three_lives(open_engine(case, num_slots=4), case, other)
 
 
@@ -129,6 +147,6 @@ def test_cuda_graphs_draw_what_single_kernels_draw(
     assert can_capture(engine.config, engine.settings)
     found = _three_lives(engine, case, other)
     # The same shapes without a capture: kernels, and so their rounding, are the same.
-    monkeypatch.setattr(engine_module, "CudaCapture", lambda _: Captures())
+    monkeypatch.setattr(engine_module, "CudaCapture", captures_on)
     plain = open_engine(case, num_slots=4, dtype=dtype, device=device, sampler=GREEDY)
     assert found == _three_lives(plain, case, other)

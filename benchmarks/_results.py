@@ -212,5 +212,13 @@ def page(results: Iterable[Result], not_run: Iterable[str]) -> str:
 
 def html(title: str, results: Sequence[Result], not_run: Sequence[str]) -> str:
     """The same as a page that works offline, to be attached somewhere."""
-    sections = [(each, list(_parts(each, None)), list(_notes(each))) for each in results]
+    sections = [
+        (each.benchmark, _unquoted(each.claim), list(_parts(each, None)), list(map(_unquoted, _notes(each))))
+        for each in results
+    ]
     return render_page("benchmarks.html.j2", name=title, sections=sections, absent=not_run)
+
+
+def _unquoted(text: str) -> str:
+    """Without Markdown's marks of code."""
+    return text.replace("`", "")

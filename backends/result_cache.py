@@ -37,7 +37,7 @@ MAX_TOTAL_BYTES: Final = 512 << 20
 DIGEST_BYTES: Final = 32
 COMPUTING_FOLDERS: Final = ("checkpoint", "learners")
 """Whose code has a part in what is kept."""
-COMPUTING_PACKAGES: Final = ("torch", "transformers", "numpy", "tokenizers", "safetensors")
+COMPUTING_PACKAGES: Final = "torch transformers numpy tokenizers safetensors"
 COMPUTING_VARIABLES: Final = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "PYTORCH_", "TORCH_")
 """How the names of environment variables begin that choose between kernels which round differently."""
 THREADS: Final = "_NUM_THREADS"
@@ -146,7 +146,7 @@ def computing_facts() -> dict[str, bytes | str]:
         "variables": repr(variables),
         "processor": _processor(),
         "python": platform.python_version(),
-        "packages": repr([(name, _version(name)) for name in COMPUTING_PACKAGES]),
+        "packages": repr([(name, _version(name)) for name in COMPUTING_PACKAGES.split()]),
         "code": _code(),
     }
 

@@ -205,7 +205,8 @@ class Learner:
         self._done()
         version = self.version = event.version
         self.is_awake = True
-        self._tell(event.notices)
+        if event.notices:
+            self._tell(event.notices)
         self._out.append(Send(BUFFER, LearnerReady(epoch=self.settings.epoch, version=version)))
         self.publishing.opened(version)
         self.saving.is_due = version == 0 and self.settings.saves_first
@@ -248,7 +249,8 @@ class Learner:
         self.version = event.version
         self._receipt = receipt_of(batch, event)
         self._out.extend((Send(BUFFER, self._receipt), Send(WEIGHT_PUBLISHER, self._receipt)))
-        if self.settings.publishes or event.version == 1:  # recorded tokens are the trained weights' own only at first
+        is_own = self.settings.publishes or event.version == 1  # recorded tokens are, only at first
+        if event.notices and is_own:
             self._tell(event.notices)
         self.publishing.trained(batch, are_shared=self.turns.are_taken)
         self.saving.is_due |= self.version % self.settings.save_every == 0 and not batch.is_last

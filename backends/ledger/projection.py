@@ -150,12 +150,13 @@ class Projection:
 
     def _admit(self, entry: GroupRecorded, now_s: float) -> None:
         assert entry.payload is not None, "written without its payload"
+        given = {sample.key.index: sample.num_given_tokens for sample in entry.payload.samples}
         self._database.execute(_PAYLOAD, (entry.group_id, _ENCODER.encode(entry.payload)))
         self._database.execute(_ADMIT, (entry.group_id, entry.deadline_version, now_s))
         rows = [
             (
                 entry.group_id, note.index, note.attempt, note.engine, note.outcome, note.num_tokens,
-                note.num_given_tokens, note.oldest_version, note.newest_version, number(note.reward),
+                given.get(note.index, 0), note.oldest_version, note.newest_version, number(note.reward),
                 *((None,) * 4 if note.counts is None else msgspec.structs.astuple(note.counts)),
             )
             for note in entry.samples

@@ -13,6 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, DeepseekV3Config, GPT2Config, Qwen3Config, Qwen3MoeConfig
 
+from penstock.backends.learners.batch.packing import pack
 from penstock.backends.learners.batch.sequences import TrainSequence, demonstration_sequence
 from penstock.backends.learners.torch.speed import shape_of
 from penstock.backends.learners.training.flops import (
@@ -26,6 +27,7 @@ from penstock.backends.learners.training.flops import (
     peak_tflops,
     training_flops,
 )
+from penstock.messages.samples import Media
 
 LENGTH = 24
 SMALL: dict[str, Any] = {
@@ -106,6 +108,20 @@ def test_what_samples_share_is_counted_once() -> None:
     pairs = [(here, there) for length in (8, 7, 6, 4) for here in range(length) for there in range(here + 1)]
     again = [(here, there) for shared in (7, 5) for here in range(shared) for there in range(here + 1)]
     assert work.num_pairs(None) == len(pairs) - len(again)
+
+
+def test_a_response_with_an_image_shares_its_context_alone() -> None:
+    """The same token may stand for another image, or for none."""
+    plain = demonstration_sequence(range(5), [1, 2, 3, 4], sample=0)
+    shown = plain._replace(media=(Media(kind="image", reference="", digest="d", at=6, num_tokens=1),))
+    assert Work.of([plain, plain]).sequences[1] == (8, 8)
+    for pair, starts in (([plain, shown], [8]), ([shown, plain], [5]), ([shown, shown], [5, 8])):
+        assert Work.of(pair).sequences[1] == (5, 8)
+        packed = pack(pair)
+        assert len(packed.input_ids) == 8 + 3
+        assert [(look.start, look.context_start, look.media[0].at) for look in packed.looks] == [
+            (start, 0, 1) for start in starts
+        ]
 
 
 def test_tokens_and_operations_a_second_and_their_share_of_the_peak() -> None:

@@ -448,7 +448,7 @@ def test_closing_ends_requests_in_the_middle(case: Case, open_bench: BenchFactor
     [
         ("tpu", (), "float32", 64, "engines.device: must be auto, cpu, cuda or cuda:N; found 'tpu'"),
         ("cuda:99", (), "float32", 64, "engines.device: cuda:99 was asked for, and this process may see 0 GPUs"),
-        ("cpu", (), "float16", 64, "dtype must be one of float32, bfloat16, got 'float16'"),
+        ("cpu", (), "int8", 64, "dtype must be one of float32, bfloat16, float16, got 'int8'"),
         ("cpu", (), "float32", CONTEXT + 1, f"max_context must be at most .* {CONTEXT}, got {CONTEXT + 1}"),
         ("cpu", (5, 79), "float32", 64, r"stop_token_ids must be below .* 79, got \[79\]"),
     ],

@@ -84,8 +84,8 @@ MUTANTS = (
     Mutant(
         "the attempts of settled groups are kept for ever",
         "runtime/shell/delivery.py",
-        "for table in (self._data, self._accepted):",
-        "for table in (self._data,):",
+        "            self._accepted.pop(group_id, None)",
+        "            pass",
         DELIVERY,
     ),
     Mutant(
@@ -95,11 +95,17 @@ MUTANTS = (
                 self._host.commit(records)
             for commands, cause, contexts in effects:
                 for command in commands:
-                    self._carry_out(command, cause, contexts)
+                    if type(command) is Send:
+                        self._send(command, cause, contexts)
+                    else:
+                        self._carry_out(command)
 """,
         """            for commands, cause, contexts in effects:
                 for command in commands:
-                    self._carry_out(command, cause, contexts)
+                    if type(command) is Send:
+                        self._send(command, cause, contexts)
+                    else:
+                        self._carry_out(command)
             if records:
                 self._host.commit(records)
 """,

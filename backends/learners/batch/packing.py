@@ -135,20 +135,22 @@ def pack(sequences: Sequence[TrainSequence]) -> PackedTokens:
     rows: list[NDArray[np.int64]] = []
     places: list[NDArray[np.int64]] = []
     predicted_at: list[NDArray[np.int64]] = []
-    laid: dict[int, list[_Laid]] = {}
+    laid: dict[int, list[Laid]] = {}
     starts: list[NDArray[np.int64]] = []
     looks: list[Look] = []
     num_inputs = 0
     for sequence in sequences:
         tokens, siblings = sequence.tokens[:-1], laid.setdefault(sequence.prompt, [])
-        shared = _longest_shared(_shareable(sequence), siblings)
+        own = shareable(sequence) if sequence.media else tokens
+        shared = longest_shared(own, siblings)
         num_shared, num_new = len(shared), len(tokens) - len(shared)
         at = np.concatenate([shared, np.arange(num_inputs, num_inputs + num_new)])
         predicted_at.append(at[sequence.trained - 1])
-        looks += _looks(sequence, at, num_shared)
+        if sequence.media:
+            looks += _looks(sequence, at, num_shared)
         if not num_new:
             continue
-        siblings.append(_Laid(_shareable(sequence), at))
+        siblings.append(Laid(own, at))
         starts.append(np.full(num_new, at[0]))
         inputs.append(tokens[num_shared:])
         places.append(np.arange(num_shared, len(tokens)) + len(rows) * num_positions)
@@ -173,9 +175,10 @@ def pack(sequences: Sequence[TrainSequence]) -> PackedTokens:
     )
 
 
-def _shareable(sequence: TrainSequence) -> NDArray[np.int32]:
-    """The first inputs, which are those of any sequence with the same context that begins with the same tokens: all of
-    them, but where images came in the response those of the context, as the same token may stand for another image."""
+def shareable(sequence: TrainSequence) -> NDArray[np.int32]:
+    """The first inputs of a sequence with images, which are those of any other with the same context that begins with
+    the same tokens: all of them, but where images came in the response those of the context, as the same token may
+    stand for another image."""
     has_later = any(each.at >= sequence.num_context for each in sequence.media)
     return sequence.tokens[: sequence.num_context if has_later else -1]
 
@@ -190,33 +193,23 @@ def _looks(sequence: TrainSequence, at: NDArray[np.int64], num_shared: int) -> I
         yield Look(int(at[num_context]), len(at) - num_context, later, int(at[0]))
 
 
-class _Laid(NamedTuple):
+class Laid(NamedTuple):
     """The first inputs of a sequence, which others may begin with, and where all of them are in the micro-batch."""
 
     tokens: NDArray[np.int32]
     at: NDArray[np.int64]
 
 
-def _longest_shared(tokens: NDArray[np.int32], siblings: Iterable[_Laid]) -> NDArray[np.int64]:
+def longest_shared(tokens: NDArray[np.int32], siblings: Iterable[Laid]) -> NDArray[np.int64]:
     """Where those of ``tokens`` are with which one of the siblings begins as well."""
-    return max((sibling.at[: _num_common(tokens, sibling.tokens)] for sibling in siblings), key=len, default=_NOWHERE)
-
-
-def num_shared(sequences: Sequence[TrainSequence]) -> list[int]:
-    """Of each how many inputs are those that one before it with the same context begins with as well."""
-    known: dict[int, list[NDArray[np.int32]]] = {}
-    counts: list[int] = []
-    for sequence in sequences:
-        tokens, siblings = _shareable(sequence), known.setdefault(sequence.prompt, [])
-        counts.append(max((_num_common(tokens, sibling) for sibling in siblings), default=0))
-        siblings.append(tokens)
-    return counts
-
-
-def _num_common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    shorter = min(len(one), len(other))
-    differing = np.flatnonzero(one[:shorter] != other[:shorter])
-    return int(differing[0]) if len(differing) else shorter
+    longest = _NOWHERE
+    for known, at in siblings:
+        shorter = min(len(tokens), len(known))
+        differing = np.flatnonzero(tokens[:shorter] != known[:shorter])
+        common = int(differing[0]) if len(differing) else shorter
+        if common > len(longest):
+            longest = at[:common]
+    return longest
 
 
 def _even_share(lengths: Sequence[int], max_tokens: int) -> int:

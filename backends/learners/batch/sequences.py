@@ -142,7 +142,10 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int, mask_old_tok
                 trained = np.flatnonzero(made & recent)
                 if len(trained):
                     context = part.context_tokens or group.prompt.tokens
-                    media, num_context = part.media_after(group.prompt), len(context) // TOKEN_BYTES
+                    media = group.prompt.media
+                    if part.media or part.context_tokens:
+                        media = part.media_after(group.prompt)
+                    num_context = len(context) // TOKEN_BYTES
                     seen = tuple(each for each in media if each.at < num_context)
                     number = contexts.setdefault((context, seen), len(contexts))
                     sequence = _sequence(sample, part, context, number, trained, len(rewards))

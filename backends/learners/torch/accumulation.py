@@ -224,7 +224,7 @@ class Accumulation:
                 with torch.no_grad():
                     hidden = self._scores(batch, with_reference=False).hidden
             terms = critic.terms(batch.packed, hidden, own.value_targets(batch.part))
-            self._send_back(terms.loss)
+            torch.autograd.backward(self._scale.value * terms.loss)
             return terms.figures
 
         return self._rounds.run("values", batches, spare, work)
@@ -279,15 +279,12 @@ class Accumulation:
         """Send the loss of the policy back through it, and that of the values; the figures of these."""
         critic = self._critic
         if critic is None or not critic.is_shared:
-            self._send_back(loss)
+            torch.autograd.backward(self._scale.value * loss)
         if critic is None:
             return {}
         terms = critic.terms(batch.packed, hidden, own.value_targets(batch.part))
         if critic.is_shared:
-            self._send_back(loss + self._options.objective.value_coef * terms.loss)
+            torch.autograd.backward(self._scale.value * (loss + self._options.objective.value_coef * terms.loss))
         else:
-            self._send_back(terms.loss)
+            torch.autograd.backward(self._scale.value * terms.loss)
         return terms.figures
-
-    def _send_back(self, loss: Tensor) -> None:
-        torch.autograd.backward(self._scale.scaled(loss))

@@ -9,7 +9,8 @@ Invariants:
 
 * One scale for all optimizers of a learner, since one loss may reach the weights of several.
 * It is a function of which steps overflowed. All ranks see the same norms, and so have the same scale.
-* A type of number with float32's exponents has the scale 1, which is never changed, and its losses are left alone.
+* A type of number with float32's exponents has the scale 1, which is never changed, so losses and gradients keep their
+  bits.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class LossScale:
         self._good_steps = 0
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """What is sent back in place of the loss."""
+        """What is sent back in place of the loss; where the scale is not dynamic, the loss itself."""
         return loss * self.value if self.is_dynamic else loss
 
     def follow(self, *, has_overflown: bool, name: str) -> None:

@@ -86,7 +86,7 @@ class Alarms:
         """
         notices = list(self._mismatch(figures, version)) if FRESH_DIFFERENCE in figures else []
         notices += self._distance(figures, version)
-        notices += self._overflow(figures, version)
+        notices += self._overflow(figures, version) if OVERFLOWS in figures else ()
         return (*notices, *self._first_step(figures)) if version == 1 else tuple(notices)
 
     def _mismatch(self, figures: dict[str, float], version: int) -> Iterator[str]:
@@ -127,7 +127,7 @@ class Alarms:
             )
 
     def _overflow(self, figures: Mapping[str, float], version: int) -> Iterator[str]:
-        count = figures.get(OVERFLOWS, 0.0)
+        count = figures[OVERFLOWS]
         was, self._is_overflown = self._is_overflown, count > 0
         if self._is_overflown and not was:
             yield (

@@ -20,7 +20,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from penstock.backends.learners.batch.packing import num_shared
+import numpy as np
+
+from penstock.backends.learners.batch.packing import Laid, longest_shared, shareable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -155,9 +157,14 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, sequences: Sequence[TrainSequence]) -> Work:
-        lengths = [
-            (shared, len(each.tokens) - 1) for each, shared in zip(sequences, num_shared(sequences), strict=True)
-        ]
+        """What :func:`.pack` would lay out, if it got all of them at once."""
+        laid: dict[int, list[Laid]] = {}
+        lengths: list[tuple[int, int]] = []
+        for sequence in sequences:
+            own = shareable(sequence) if sequence.media else sequence.tokens[:-1]
+            siblings = laid.setdefault(sequence.prompt, [])
+            lengths.append((len(longest_shared(own, siblings)), len(sequence.tokens) - 1))
+            siblings.append(Laid(own, np.arange(len(own))))
         return cls(
             num_inputs=sum(length - shared for shared, length in lengths),
             num_trained=sum(len(sequence.trained) for sequence in sequences),

@@ -35,7 +35,7 @@ ROWS_AND_REWARDS: Final = (
 
 EARLY: Final = frozenset((Role.PROMPT_SOURCE, Role.SCORER, Role.FILTER, Role.BUFFER, Role.WEIGHT_PUBLISHER))
 """Whose processes need neither torch nor transformers where rows are plain text."""
-TORCH: Final = "torch"
+TORCH: Final = "torch.nn"
 """A step of its own among what comes later, so that nobody waits for it and the rest together."""
 
 

@@ -33,7 +33,6 @@ from penstock.backends.checkpoint.characters import (
     SYMBOLS,
     character_tokenizer,
 )
-from penstock.backends.checkpoint.make_vision import random_vision_model, write_image_processor
 from penstock.backends.checkpoint.options import SEEING_MODEL, ModelSize
 from penstock.backends.checkpoint.terminal import quiet_transformers
 
@@ -103,6 +102,8 @@ def make_model(size: ModelSize, folder: Path, seed: int) -> None:
     if size != SEEING_MODEL:
         write_made_model(SHAPES[size], folder, seed)
         return
+    from penstock.backends.checkpoint.make_vision import random_vision_model, write_image_processor  # wants Pillow
+
     _save(random_vision_model, folder, seed)
     tokenizer = _fast_tokenizer(sees=True)
     tokenizer.chat_template = CHAT_TEMPLATE

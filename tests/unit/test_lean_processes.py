@@ -88,3 +88,20 @@ def test_a_light_actor_imports_nothing_that_is_heavy(role: Role, tmp_path: Path)
     assert f"penstock.actors.{role.value}.machine" in modules
     reads_text = {"tokenizers"} if role is Role.FILTER else set[str]()  # of the samples that it keeps
     assert modules & (HEAVY | OF_COMMANDS) == reads_text
+
+
+WITHOUT_PILLOW = """
+import sys
+sys.modules["PIL"] = None  # as where the extra of images is not installed
+from pathlib import Path
+from penstock.backends.checkpoint.make import make_model
+import penstock.backends.data.backend, penstock.backends.engines.torch.factory, penstock.backends.learners.torch.backend
+make_model("xs", Path(sys.argv[1]), 0)
+"""
+
+
+def test_a_model_of_text_is_made_and_trained_without_pillow(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", WITHOUT_PILLOW, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "config.json").is_file()

@@ -315,8 +315,7 @@ class TorchEngine:
     def _decode(self, n: int, prefill: Prefill | None) -> tuple[list[int], list[int]]:
         """One step of the first ``n`` slots: which of them ended, and the drawn tokens if someone watches them."""
         if self._graphs is not None and prefill is None and not self._has_others:
-            (whole,) = self._scheduler.ranges(n, self._clock, is_whole=True)
-            shape = self._graphs.shape(n, whole.reach)
+            shape = self._graphs.shape(n, self._scheduler.reach(self._clock))
             state = self._running_slots(n, shape.end)
             drawn = self._graphs.run(shape, lambda: self._draw(state, [shape], None))
         else:

@@ -70,11 +70,15 @@ class SlotScheduler:
         self._reach_offsets = (max(front, default=-clock) + 1, max(back, default=-clock) + 1)
         return prefill
 
-    def ranges(self, num_rows: int, clock: int, *, is_whole: bool = False) -> list[SlotRange]:
+    def reach(self, clock: int) -> int:
+        """Before which position the longest context ends."""
+        return round_up(max(self._reach_offsets) + clock)
+
+    def ranges(self, num_rows: int, clock: int) -> list[SlotRange]:
         """How attention over the first ``num_rows`` slots is split: the front apart, where that saves more than a call
-        costs, unless it ``is_whole``."""
+        costs."""
         front, back = (round_up(offset + clock) for offset in self._reach_offsets)
-        if is_whole or (num_rows - self._num_front) * (front - back) < MIN_SAVED_POSITIONS:
+        if (num_rows - self._num_front) * (front - back) < MIN_SAVED_POSITIONS:
             return [SlotRange(0, num_rows, max(front, back))]
         return [SlotRange(0, self._num_front, front), SlotRange(self._num_front, num_rows, back)]
 

@@ -48,8 +48,16 @@ class Outcome(NamedTuple):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """``penstock bench gpu``; 1 where a stage failed or a claim was missed, 3 where one cannot be told from noise."""
+    """``penstock bench gpu``; 1 where a stage failed or a claim was missed, 3 where one cannot be told from noise.
+
+    Raises:
+        UserFault: there is no GPU, and nothing is pretended.
+    """
     given = _parsed(argv)
+    if not given.pretend:
+        from penstock.benchmarks.gpu._stage import stand_of  # brings torch
+
+        stand_of(given)  # without a GPU there is nothing to begin with
     given.folder.mkdir(parents=True, exist_ok=True)
     outcomes = [_outcome(name, given) for name in in_turn(given.only or list(STAGES))]
     results = [outcome.result for outcome in outcomes if outcome.result is not None]

@@ -15,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import shutil
 import tempfile
@@ -105,27 +106,30 @@ class StreamedRows:
         Raises:
             DataError: the rows, or the tokenizer, cannot be used, or are not those that the index was made of.
         """
+        self._tokenizer = TextTokenizer(tokenizer_folder)
         self._own_folder = None if folder is not None else Path(tempfile.mkdtemp(prefix="penstock-index-"))
         folder = folder or self._own_folder
         assert folder is not None, "one of the two"
-        self._tokenizer = TextTokenizer(tokenizer_folder)
-        named = named_sources(options)
-        template = open_template(tokenizer_folder, named)
         self._stretches: list[_Stretch] = []
-        for number, (source, share) in enumerate(
-            zip(named, shares_of([source.weight for source in named]), strict=True)
-        ):
-            must, may = dataset_columns(source.options, None, source=0)
-            indexing = Indexing(
-                source,
-                open_row_file(parse_source(source.path).path, must, may),
-                RowReader(source, template, keeps_messages=keeps_messages, images=images),
-                self._tokenizer,
-                TokenLimit.of(source.options, max_context),
-                settings_digest(source, tokenizer_folder, max_context),
-            )
-            index = open_index(folder / f"{number}-{source.name}", indexing, tell or _silent)
-            self._stretches.append(_Stretch(indexing, index, share))
+        with contextlib.ExitStack() as refused:
+            refused.callback(self.close)
+            named = named_sources(options)
+            template = open_template(tokenizer_folder, named)
+            for number, (source, share) in enumerate(
+                zip(named, shares_of([source.weight for source in named]), strict=True)
+            ):
+                must, may = dataset_columns(source.options, None, source=0)
+                indexing = Indexing(
+                    source,
+                    open_row_file(parse_source(source.path).path, must, may),
+                    RowReader(source, template, keeps_messages=keeps_messages, images=images),
+                    self._tokenizer,
+                    TokenLimit.of(source.options, max_context),
+                    settings_digest(source, tokenizer_folder, max_context),
+                )
+                index = open_index(folder / f"{number}-{source.name}", indexing, tell or _silent)
+                self._stretches.append(_Stretch(indexing, index, share))
+            refused.pop_all()
         self._starts = [0, *accumulate(stretch.row_source.num_rows for stretch in self._stretches)]
         self._wanted = deque[int]()
         """Rows that were named and are not read yet."""

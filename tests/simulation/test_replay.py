@@ -8,7 +8,7 @@ import gzip
 from functools import cache
 from io import StringIO
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from unittest.mock import Mock, patch
 
@@ -61,10 +61,15 @@ def record(number: int, folder: Path, *, segment_bytes: int = 0) -> Path:
     return folder
 
 
+KEPT: list[TemporaryDirectory[str]] = []
+"""Until the process ends."""
+
+
 @cache
 def recorded(number: int) -> Path:
     """The same, once for all tests that read it."""
-    return record(number, Path(mkdtemp(prefix="replay-")))
+    KEPT.append(TemporaryDirectory(prefix="replay-"))
+    return record(number, Path(KEPT[-1].name))
 
 
 @pytest.mark.parametrize("number", range(NUM_TRIALS))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tempfile
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -135,9 +136,11 @@ BAD_ROWS = (
 @pytest.mark.parametrize("bad", BAD_ROWS, ids=[bad.name for bad in BAD_ROWS])
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["memory", "stream"])
 def test_a_bad_row_is_refused_by_its_line_or_counted(
-    tmp_path: Path, tokenizer_folder: Path, bad: BadRow, *, is_streamed: bool
+    tmp_path: Path, tokenizer_folder: Path, bad: BadRow, monkeypatch: pytest.MonkeyPatch, *, is_streamed: bool
 ) -> None:
-    path = tmp_path / "rows.jsonl"
+    path, left_behind = tmp_path / "rows.jsonl", tmp_path / "temporary"
+    left_behind.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(left_behind))
     others = {"tools": [], "more": 1, "tries": 3}
     good = json.dumps({**GOOD, **others}).encode() + b"\n"
     path.write_bytes(good + bad.line + good)
@@ -158,6 +161,7 @@ def test_a_bad_row_is_refused_by_its_line_or_counted(
     assert bad.message in str(caught.value)
     assert "data.skip_bad_rows" in str(caught.value)
     assert read(skip=True) == (["2", "2"], 1)
+    assert not list(left_behind.iterdir())
 
 
 # --- files --------------------------------------------------------------------------------------------------------

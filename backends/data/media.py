@@ -121,6 +121,12 @@ def taken_from(content: object, found: list[object]) -> object:
     return parts
 
 
+def data_address(data: bytes) -> str:
+    """``data:…;base64,…`` of a file's bytes."""
+    kind = next((name for magic, name in _MAGIC if data.startswith(magic)), "application/octet-stream")
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
 def _form(part: object) -> Message:
     return cast("Message", part) if isinstance(part, dict) else {}
 
@@ -172,8 +178,7 @@ def _reference(value: object, key: str, *, folder: Path, max_bytes: int) -> str:
         value = cast("object", form) if inner is None or isinstance(inner, dict) else inner
     if isinstance(value, bytes):
         _check_size(len(value), key, max_bytes)
-        kind = next((name for magic, name in _MAGIC if value.startswith(magic)), "application/octet-stream")
-        return f"data:{kind};base64,{base64.b64encode(value).decode()}"
+        return data_address(value)
     if not isinstance(value, str) or not value.strip():
         raise BadColumnError(
             f"{key!r} has the wrong type",

@@ -15,11 +15,18 @@ JsonObject = dict[str, object]
 """Foreign data that is passed through: a tool's schema, a row's metadata."""
 
 
+class ImageAddress(msgspec.Struct):
+    url: str
+    """``data:…;base64,…``; nothing is fetched."""
+
+
 class ContentPart(msgspec.Struct):
     type: str
     text: str = ""
     image: str = ""
     """In an episode: a reference to an image that is kept. (:mod:`penstock.backends.episodes.images`)"""
+    image_url: ImageAddress | msgspec.UnsetType = msgspec.UNSET
+    """In a request: the image itself."""
 
 
 class FunctionCall(msgspec.Struct):

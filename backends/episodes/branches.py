@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.backends.episodes.protocol import Episode
+    from penstock.messages.samples import Media
 
     Dialogue = ChatDialogue | TextDialogue
+    Added = tuple[list[int], tuple[Media, ...]]
 
 
 DialogueT = TypeVar("DialogueT", ChatDialogue, TextDialogue)
@@ -52,6 +54,14 @@ class Start(NamedTuple, Generic[DialogueT]):
     """That stand there already."""
     place: Place | None
     """That it goes on from; None: it is a new conversation."""
+    media: tuple[Media, ...] = ()
+    """Images that stand in ``tokens``, counted from the first of them."""
+    seen: tuple[Media, ...] = ()
+    """Likewise, in ``before``."""
+
+    def from_the_beginning(self) -> tuple[list[int], tuple[Media, ...]]:
+        """All that the model sees, and its images."""
+        return [*self.before, *self.tokens], (*self.seen, *_moved(self.media, len(self.before)))
 
 
 class Branches:
@@ -63,9 +73,9 @@ class Branches:
         self._num_parts = self._num_numbers = 0
         self._places: list[Place] = []
 
-    def start(self, fresh: DialogueT, tokens_for: Callable[[DialogueT, list[int]], list[int]]) -> Start[DialogueT]:
-        """Where this request is answered; ``tokens_for`` says what it adds to a dialogue and its tokens. Nothing
-        changes until :meth:`begin`.
+    def start(self, fresh: DialogueT, tokens_for: Callable[[DialogueT, list[int]], Added]) -> Start[DialogueT]:
+        """Where this request is answered; ``tokens_for`` says what it adds to a dialogue and its tokens, and which
+        images stand there. Nothing changes until :meth:`begin`.
 
         Raises:
             ConversationError: it goes on from nothing, and there are as many conversations as there may be.
@@ -78,17 +88,21 @@ class Branches:
             dialogue, whole = copy.copy(place.dialogue), self._tokens(place.conversation)
             before: list[int] = whole[: place.num_tokens]
             try:
-                new: list[int] = tokens_for(dialogue, before)
+                new, media = tokens_for(dialogue, before)
             except ConversationError as error:
                 refusal = refusal or error
                 continue
+            there = self._episode.media_of(place.conversation)
+            seen = tuple(each for each in there if each.at < place.num_tokens)
+            start = Start(new, len(before) + len(new), dialogue, before, place, media, seen)
             if len(whole) == place.num_tokens:
-                return Start(new, len(before) + len(new), dialogue, before, place)
+                return start
             self._check_room(refusal)
-            return Start([*before, *new], len(before) + len(new), dialogue, [], None)
-        new = tokens_for(fresh, [])
+            tokens, media = start.from_the_beginning()
+            return Start(tokens, len(tokens), dialogue, [], None, media)
+        new, media = tokens_for(fresh, [])
         self._check_room(refusal)
-        return Start(new, len(new), fresh, [], None)
+        return Start(new, len(new), fresh, [], None, media)
 
     def begin(self, start: Start[ChatDialogue] | Start[TextDialogue]) -> int:
         """An answer is made there: in this conversation."""
@@ -132,3 +146,7 @@ class Branches:
         """Of a conversation that something was said in."""
         has_turns = self._episode.num_turns_of(conversation)
         return tokens_view(self._episode.so_far(conversation)).tolist() if has_turns else []
+
+
+def _moved(media: tuple[Media, ...], num_tokens: int) -> tuple[Media, ...]:
+    return tuple(each.moved(num_tokens) for each in media)

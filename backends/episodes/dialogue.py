@@ -230,7 +230,7 @@ def parts_of(message: ChatMessage) -> list[ContentPart]:
         if part.type == "image" and part.image:
             found.append(ContentPart("image", image=part.image))
         elif part.type not in ("text", "input_text"):
-            raise MalformedError(f"messages: content of type '{part.type}' is not served; only text is")
+            raise MalformedError(f"messages: content of type '{part.type}' is not served; text and images are")
         elif found and not found[-1].image:
             found[-1] = ContentPart("text", found[-1].text + part.text)
         else:

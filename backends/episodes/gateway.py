@@ -20,6 +20,7 @@ import errno
 import secrets
 import threading
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVarTuple, Unpack
 
@@ -29,6 +30,7 @@ from penstock.backends.data.options import DataOptions, metadata_names
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.engines.options import SamplingOptions
 from penstock.backends.episodes.options import EpisodeOptions
+from penstock.backends.episodes.playing import ImageRules
 from penstock.backends.episodes.registry import (
     GatewayAddress,
     log_file,
@@ -47,13 +49,15 @@ from penstock.messages.names import engine_index
 from penstock.messages.samples import InfraError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from penstock.backends.data.chat import ChatTemplate
     from penstock.backends.data.options import SourceOptions
     from penstock.backends.episodes.api import SessionLine
+    from penstock.backends.episodes.images import EpisodeImages
     from penstock.backends.episodes.protocol import Episode
     from penstock.backends.protocol import Fail
+    from penstock.messages.samples import Media
 
 ArgumentTs = TypeVarTuple("ArgumentTs")
 SHUTDOWN_S: Final = 1.0
@@ -75,6 +79,8 @@ class GatewaySettings(Value, frozen=True, kw_only=True):
     data: DataOptions
     can: frozenset[str] = frozenset()
     """Capabilities of the engine."""
+    images: ImageRules | None = None
+    """None: the run shows none."""
 
 
 class GatewayEpisodes:
@@ -157,6 +163,7 @@ class GatewayEpisodes:
             tokenizer,
             _open_template(Path(settings.model_folder), settings.data),
             settings.can,
+            None if settings.images is None else _open_images(Path(settings.model_folder), settings.images),
         )
         # The index tells the front door whose a session is, what follows which incarnation's.
         self._table = SessionTable(f"{engine_index(settings.engine)}-{secrets.token_hex(4)}-")
@@ -227,3 +234,9 @@ def _open_template(folder: Path, data: DataOptions) -> ChatTemplate | None:
         if data.chat_template:
             raise
         return None
+
+
+def _open_images(model_folder: Path, rules: ImageRules) -> Callable[[Sequence[Media]], EpisodeImages]:
+    from penstock.backends.episodes.images import EpisodeImages, open_intake  # here, as it brings Pillow
+
+    return partial(EpisodeImages, open_intake(model_folder, rules), rules)

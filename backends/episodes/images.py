@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import io
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from PIL import Image
 
+from penstock.backends.checkpoint.vision_config import read_vision_part
+from penstock.backends.data.images import ImageIntake
 from penstock.backends.data.media import taken_from
 from penstock.backends.data.row import BadColumnError
 from penstock.backends.episodes.dialogue import MalformedError
@@ -27,12 +31,18 @@ from penstock.messages.errors import UserFault
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock.backends.data.images import ImageIntake
     from penstock.backends.episodes.api import ChatMessage, JsonObject
     from penstock.backends.episodes.playing import ImageRules
     from penstock.messages.samples import Media
 
 REFERENCE: Final = "sha256:"
+
+
+def open_intake(model_folder: Path, rules: ImageRules) -> ImageIntake:
+    """What looks at the images of a run's episodes."""
+    part = read_vision_part(model_folder)
+    assert part is not None, "the rows were read for a model that sees"
+    return ImageIntake(part, Path(rules.folder))
 
 
 class EpisodeImages:
@@ -63,7 +73,7 @@ class EpisodeImages:
         for place, message in enumerate(messages):
             held: list[object] = []
             content = taken_from(message.get("content"), held)
-            references = [await asyncio.to_thread(self._reference, value, place) for value in held]
+            references = [await self.reference(value, place) for value in held]
             left = iter(references)
             if isinstance(content, list):
                 parts = cast("list[JsonObject]", content)
@@ -72,6 +82,14 @@ class EpisodeImages:
                 content = [{**part, "image": next(left)} if _is_bare(part) else part for part in parts]
             found.append({**message, "content": content} if held else message)
         return found
+
+    async def reference(self, value: object, place: int) -> str:
+        """For one image of ``messages[place]``, which is kept.
+
+        Raises:
+            MalformedError: as of :meth:`kept`.
+        """
+        return await asyncio.to_thread(self._reference, value, place)
 
     def placed(self, tokens: Sequence[int], messages: Sequence[ChatMessage]) -> tuple[list[int], tuple[Media, ...]]:
         """Tokens that were rendered for these messages, with all those of their images, and these with their places.
@@ -100,11 +118,13 @@ class EpisodeImages:
             self._media(value)
             return value
         try:
-            media = self._intake.kept(self._bytes(value), self._rules.max_pixels)
+            data = self._bytes(value)
+            digest = hashlib.sha256(data).hexdigest()
+            if digest not in self._known:  # agents send all of a conversation with each request
+                self._known[digest] = self._intake.kept(data, self._rules.max_pixels)
         except UserFault as error:
             raise MalformedError(f"messages[{place}]: an image cannot be used: {error}") from None
-        self._known[media.digest] = media
-        return f"{REFERENCE}{media.digest}"
+        return f"{REFERENCE}{digest}"
 
     def _bytes(self, value: object) -> bytes:
         limit = self._rules.max_bytes

@@ -17,7 +17,9 @@ import msgspec
 from penstock.backends.episodes.api import (
     ChatMessage,
     ChatRequest,
+    ContentPart,
     FunctionCall,
+    ImageAddress,
     JsonObject,
     PenstockFields,
     SamplingFields,
@@ -36,6 +38,14 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 _REASONS: Final[dict[str, StopReason]] = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 
 
+class Source(msgspec.Struct, omit_defaults=True):
+    """Of an image."""
+
+    type: str
+    media_type: str = ""
+    data: str = ""
+
+
 class Block(msgspec.Struct, omit_defaults=True):
     """A piece of a message, of any kind; of each kind only its own fields are read."""
 
@@ -46,6 +56,7 @@ class Block(msgspec.Struct, omit_defaults=True):
     input: JsonObject = {}
     tool_use_id: str = ""
     content: str | list[Block] = ""
+    source: Source | None = None
 
 
 class InMessage(msgspec.Struct):
@@ -157,23 +168,40 @@ def _chat_messages(message: InMessage, place: str) -> list[ChatMessage]:
     """Results of tools are messages of their own there, before what the user says."""
     if isinstance(message.content, str):
         return [ChatMessage(message.role, message.content)]
-    theirs = "tool_use" if message.role == "assistant" else "tool_result"
-    if others := [block.type for block in message.content if block.type not in ("text", theirs)]:
-        raise MalformedError(f"{place}: {others[0]!r} is not served for role {message.role}; text and {theirs} are")
-    texts = [block for block in message.content if block.type == "text"]
+    served = ("text", "tool_use") if message.role == "assistant" else ("text", "image", "tool_result")
+    if others := [block.type for block in message.content if block.type not in served]:
+        raise MalformedError(
+            f"{place}: {others[0]!r} is not served for role {message.role}; {' and '.join(served)} are"
+        )
+    texts = [block for block in message.content if block.type in ("text", "image")]
     if message.role == "user":
         results = [
-            ChatMessage("tool", _text(block.content, f"{place}, tool_result"), tool_call_id=block.tool_use_id)
+            ChatMessage("tool", _shown(block.content, f"{place}, tool_result"), tool_call_id=block.tool_use_id)
             for block in message.content
             if block.type == "tool_result"
         ]
-        return [*results, *([ChatMessage("user", _text(texts, place))] if texts or not results else [])]
+        return [*results, *([ChatMessage("user", _shown(texts, place))] if texts or not results else [])]
     calls = [
         ToolCall(block.id, FunctionCall(block.name, msgspec.json.encode(block.input).decode()))
         for block in message.content
         if block.type == "tool_use"
     ]
     return [ChatMessage("assistant", _text(texts, place) or (None if calls else ""), calls or None)]
+
+
+def _shown(content: str | list[Block], place: str) -> str | list[ContentPart]:
+    """A text, or its parts where there are images among them."""
+    if isinstance(content, str) or all(block.type != "image" for block in content):
+        return _text(content, place)
+    return [_image(b, place) if b.type == "image" else ContentPart("text", _text([b], place)) for b in content]
+
+
+def _image(block: Block, place: str) -> ContentPart:
+    source = block.source
+    if source is None or source.type != "base64":
+        found = "none" if source is None else repr(source.type[:40])
+        raise MalformedError(f"{place}: the source of an image: expected base64, as nothing is fetched; found {found}")
+    return ContentPart("image_url", image_url=ImageAddress(f"data:{source.media_type};base64,{source.data}"))
 
 
 def _text(content: str | list[Block], place: str) -> str:

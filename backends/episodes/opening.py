@@ -65,5 +65,6 @@ def open_episodes(
         sampling=sampling,
         data=data,
         can=frozenset(can),
+        images=images,
     )
     return EpisodeBackend(inner, GatewayEpisodes(settings), sampling=sampling)

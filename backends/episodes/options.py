@@ -38,8 +38,8 @@ class EpisodeOptions(Options, frozen=True, kw_only=True):
     environment: EpisodePartKey | None = None
     """What answers the model with ``multi_turn``: ``file.py:Class``, or the name of a ready one."""
     images: bool = False
-    """With ``function``: tools, environments and functions may show images to a model that sees (docs/vision.md). Where
-    rows have images (data.multimodal_keys) they may without it."""
+    """With ``function``: tools, environments and functions may show images to a model that sees; with ``gateway``
+    requests of agents may (docs/vision.md). Where rows have images (data.multimodal_keys) they may without it."""
     max_turns: Annotated[int, Meta(ge=1)] = 32
     """Responses of the model in one episode; the next request is refused, and the sample counts as truncated."""
     max_parts: Annotated[int, Meta(ge=1)] = 8

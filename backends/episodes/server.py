@@ -107,7 +107,7 @@ class GatewayServer:
         session = self._table.take()
         if session is None:
             return web.Response(status=204)
-        return json_response(self._taken(session, str(request.url.origin())))
+        return json_response(await self._taken(session, str(request.url.origin())))
 
     async def _wait_for_open(self, request: web.Request) -> web.Response:
         """For the front door: when there is one, without taking it."""
@@ -120,7 +120,7 @@ class GatewayServer:
         await self._table.has_open(min(max(wait_s, 0.0), MAX_WAIT_S))
         return json_response(self._figures())
 
-    def _taken(self, session: Session, origin: str) -> SessionTaken:
+    async def _taken(self, session: Session, origin: str) -> SessionTaken:
         prompt, options = session.episode.issued.prompt, self._rules.options
         row = msgspec.json.decode(prompt.metadata, type=dict[str, msgspec.Raw]) if prompt.metadata else {}
         messages = prompt.messages or msgspec.json.encode([{"role": "user", "content": prompt.text}])
@@ -131,7 +131,7 @@ class GatewayServer:
             sample=str(session.episode.issued.key),
             attempt=session.episode.issued.attempt,
             prompt=prompt.text,
-            messages=msgspec.Raw(messages),
+            messages=msgspec.Raw(await session.images.of_task(messages)),
             metadata=msgspec.Raw(msgspec.json.encode({k: row[k] for k in self._metadata_keys if k in row})),
             timeout_s=options.timeout_s,
             idle_timeout_s=options.idle_timeout_s,
@@ -212,6 +212,7 @@ class GatewayServer:
         asked = decoded(await request.read(), ChatRequest)
         _check_served(asked)
         session = self._session(request)
+        asked = await session.kept(asked)
         return await self._answer(request, asked, session, session.chat(asked))
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
@@ -224,6 +225,7 @@ class GatewayServer:
         """As :meth:`_chat`, in Anthropic's protocol."""
         asked = as_chat(decoded(await request.read(), MessagesRequest))
         session = self._session(request)
+        asked = await session.kept(asked)
         return await self._answer(request, asked, session, session.chat(asked), MessageReplies)
 
     async def _answer(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from penstock.backends.episodes.agent_images import AgentImages
 from penstock.backends.episodes.api import FIXED, FOLLOWED, ChatRequest, CompletionRequest
 from penstock.backends.episodes.branches import Branches
 from penstock.backends.episodes.dialogue import ChatDialogue, ConversationError, MalformedError, TextDialogue
@@ -34,15 +35,17 @@ from penstock.messages.arrays import pack_tokens, tokens_view
 from penstock.messages.samples import Completed, InfraError, StopReason, Truncated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from penstock.backends.data.chat import ChatTemplate
     from penstock.backends.data.tokenizer import TextTokenizer
     from penstock.backends.engines.options import SamplingOptions
     from penstock.backends.episodes.branches import Start
+    from penstock.backends.episodes.images import EpisodeImages
     from penstock.backends.episodes.options import EpisodeOptions
     from penstock.backends.episodes.protocol import Episode, EpisodeOutcome
     from penstock.backends.episodes.tool_calls import ToolFormat
+    from penstock.messages.samples import Media
     from penstock.messages.turn_sampling import TurnSampling
 
 MAX_STOPS: Final = 16
@@ -76,6 +79,8 @@ class Rules(NamedTuple):
     """None: the model has none, and chat is refused."""
     can: frozenset[str] = frozenset()
     """Capabilities of the engine."""
+    images: Callable[[Sequence[Media]], EpisodeImages] | None = None
+    """What takes the images of an episode whose prompt has these; None: the run shows none."""
 
 
 class Session:
@@ -95,6 +100,7 @@ class Session:
         self.runs: list[TurnRun] = []
         """The answers to the last request, made one after the other."""
         self._on_over = on_over
+        self.images = AgentImages(rules.images, episode.issued.prompt.media, rules.max_context)
         self._branches = Branches(episode, rules.options.max_parts)
         self._loop = asyncio.get_running_loop()
         options = rules.options
@@ -159,6 +165,17 @@ class Session:
 
     # --- requests ---------------------------------------------------------------------------------------------
 
+    async def kept(self, request: ChatRequest) -> ChatRequest:
+        """The request as :meth:`chat` takes it: its images are kept, and stand in it as references.
+
+        Raises:
+            GoneError: the session is over.
+            MalformedError: one cannot be shown.
+        """
+        if self.over_because:
+            raise GoneError(self.over_because)
+        return msgspec.structs.replace(request, messages=await self.images.kept(request.messages))
+
     def chat(self, request: ChatRequest) -> list[TurnRun]:
         """The turns that answer a request, as many as it asks for.
 
@@ -171,8 +188,13 @@ class Session:
             return known
         if self.rules.template is None:
             raise MalformedError("the model's folder has no chat template; use /completions, or add the template")
-        fresh = ChatDialogue(self.rules.template, self.rules.tokenizer)
-        start = self._branches.start(fresh, lambda dialogue, _: dialogue.tokens_for(request.messages, tools))
+        fresh = ChatDialogue(self.rules.template, self.rules.tokenizer, shows_images=self.images.are_shown)
+
+        def added(dialogue: ChatDialogue, _: list[int]) -> tuple[list[int], tuple[Media, ...]]:
+            tokens = dialogue.tokens_for(request.messages, tools)
+            return self.images.placed(tokens, dialogue.added(request.messages))
+
+        start = self._branches.start(fresh, added)
         given = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
 
         def replied(reply: TurnReply) -> ChatDialogue:
@@ -191,8 +213,12 @@ class Session:
         if known := self._known(fingerprint):
             return known
         prompt = self.episode.issued.prompt
+        if prompt.media:
+            raise MalformedError(
+                "prompt: that of this session has images, which /chat/completions shows and a text not"
+            )
         fresh = TextDialogue(self.rules.tokenizer, prompt.text, tokens_view(prompt.tokens).tolist())
-        start = self._branches.start(fresh, lambda dialogue, so_far: dialogue.tokens_for(request.prompt, so_far))
+        start = self._branches.start(fresh, lambda dialogue, so_far: (dialogue.tokens_for(request.prompt, so_far), ()))
 
         def replied(reply: TurnReply) -> TextDialogue:
             dialogue = copy.copy(start.dialogue)
@@ -271,8 +297,9 @@ class Session:
         is_choice: bool,
     ) -> bool:
         """Have the engine make a turn; False where the episode is over."""
+        tokens, media = start.from_the_beginning() if is_choice else (start.tokens, start.media)
         asked = TurnRequest(
-            pack_tokens([*start.before, *start.tokens] if is_choice else start.tokens),
+            pack_tokens(tokens),
             limit,
             run,
             StopWatch(run.wording.stop, self.rules.tokenizer) if run.wording.stop else None,
@@ -280,6 +307,7 @@ class Session:
             is_chat=isinstance(request, ChatRequest),
             sampling=wishes,
             is_choice=is_choice,
+            media=media,
         )
         run.masked = self.episode.why_masked(asked)
         try:

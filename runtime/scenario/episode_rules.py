@@ -82,7 +82,8 @@ def _function_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
                     f"is {episode.kind}, and the evaluation {each.name!r} has its answers played by a function; set it "
                     "to function, or remove the generate of the evaluation",
                 )
-        for name in (name for name in OF_FUNCTIONS if getattr(episode, name)):
+        others = ("images",) if episode.kind == "gateway" else ()
+        for name in (name for name in OF_FUNCTIONS if getattr(episode, name) and name not in others):
             yield ("episode", name), f"is of episode.kind: function, and the kind is {episode.kind}; set it to function"
         return
     if episode.generate is None:

@@ -69,9 +69,7 @@ def media_rules(s: Scenario, key: KeyPath, keys: MediaKeys) -> Iterator[tuple[Ke
 
 def episode_image_rules(s: Scenario, key: KeyPath) -> Iterator[tuple[KeyPath, str]]:
     """Episodes that could not go on behind an image."""
-    if s.episode.kind == "gateway":
-        yield key, "requests of agents are text only; set episode.kind: function, or remove it"
-    elif not all_can(s.engines, Capability.SEES) and not unable(s.engines, Capability.MEDIA):
+    if not all_can(s.engines, Capability.SEES) and not unable(s.engines, Capability.MEDIA):
         yield (
             key,
             "a server puts the tokens of images into the prompt by itself, so nobody knows which tokens the next turn "

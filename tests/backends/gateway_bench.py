@@ -22,6 +22,7 @@ from penstock.backends.episodes.backend import EpisodeBackend
 from penstock.backends.episodes.gateway import GatewayEpisodes, GatewaySettings
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.episodes.registry import run_token
+from penstock.backends.vision.places import expanded
 from penstock.backends.weights.transports import open_exporter, open_fetcher
 from penstock.messages.arrays import pack_tokens, tokens_view
 from penstock.messages.commands import (
@@ -43,9 +44,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from penstock.backends.episodes.playing import ImageRules
     from penstock.backends.protocol import Backend, Capability, Emit, Fail
     from penstock.messages.base import Metric
     from penstock.messages.commands import EngineCommand
+    from penstock.messages.samples import Media
 
     OpenEngineFor = Callable[[Path, Path, SamplingOptions], Backend[EngineCommand]]
     """From the model's folder and the run's to an engine with four slots and 512 tokens of context."""
@@ -118,6 +121,7 @@ class GatewayBench:
         start_s: float = WAIT_S,
         sampling: SamplingOptions | None = None,
         can: frozenset[Capability] = TORCH.capabilities,
+        images: ImageRules | None = None,
     ) -> None:
         self.model = model
         self.folder = folder
@@ -128,6 +132,7 @@ class GatewayBench:
             GatewaySettings(
                 engine=engine_name, epoch=0, run_folder=str(folder), model_folder=str(model), model="tiny",
                 max_context=512, options=options, sampling=sampling, data=data, can=can,
+                images=images,
             )
         )  # fmt: skip
         self.backend = EpisodeBackend(self.engine, self.gateway, sampling=sampling)
@@ -163,10 +168,13 @@ class GatewayBench:
         self.backend.execute(self.stage(version))
         self.hear(WeightsSwapped)
 
-    def issue(self, index: int = 0, *, prefix: Part | None = None, attempt: int = 0, prompt: str = "") -> None:
+    def issue(self, index: int = 0, *, prefix: Part | None = None, attempt: int = 0, prompt: str = "",
+              media: tuple[Media, ...] = (), messages: bytes = b"") -> None:  # fmt: skip
         text = prompt or cases.QUESTION
         (ids,) = self.tokenizer.encode([text], special=False)
         assert isinstance(ids, list)
+        if media:
+            ids, media = expanded(ids, self.tokenizer.token_id("<|image_pad|>") or -1, media)
         self.backend.execute(
             Generate(
                 key=SampleKey(7, index),
@@ -175,6 +183,7 @@ class GatewayBench:
                 prompt=Prompt(
                     row=0, epoch=0, tokens=pack_tokens(ids), text=text, label="42",
                     metadata=json.dumps({"level": 3, "answer": 42, "label": "42"}).encode(),
+                    media=media, messages=messages,
                 ),
                 seed=11 + index,
                 deadline_version=9,

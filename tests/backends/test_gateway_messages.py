@@ -116,7 +116,7 @@ def test_what_is_not_served_is_said_in_the_form_of_the_protocol(bench: GatewayBe
     agent = Agent(bench)
     image: dict[str, Any] = {"role": "user", "content": [{"type": "image", "source": {}}]}
     cases_of: list[tuple[list[Any], dict[str, Any], str]] = [
-        ([image], {}, "'image' is not served"),
+        ([image], {}, "the source of an image: expected base64"),
         ([ASKED], {"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking"),
         ([ASKED], {"tool_choice": {"type": "any"}}, "tool_choice"),
         ([ASKED], {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "the server runs none itself"),

@@ -179,7 +179,10 @@ DATA = "data: {path: rows.jsonl, chat_template: true, multimodal_keys: {image: i
         ("engines: {backend: sglang}\n", "data.multimodal_keys: a server puts the tokens of images"),
         ("engines: {backend: simulated}\n", "data.multimodal_keys: engines of the backend simulated take text only"),
         ("engines: {more: [{backend: sglang}]}\n", "data.multimodal_keys: engines of the backend torch look"),
-        ("episode: {kind: gateway}\n", "data.multimodal_keys: requests of agents are text only; set episode.kind"),
+        (
+            "episode: {kind: gateway}\nengines: {backend: sglang}\n",
+            "data.multimodal_keys: a server puts the tokens of images .* behind; set engines.backend: torch",
+        ),
         (
             "episode: {kind: function, generate: 'a.py:b'}\nengines: {backend: sglang}\n",
             "data.multimodal_keys: a server puts the tokens of images .* behind; set engines.backend: torch",
@@ -205,8 +208,8 @@ SHOWS = "data: {path: rows.jsonl}\nepisode: {kind: function, generate: 'a.py:b',
         ),
         (f"{SHOWS}engines: {{backend: sglang}}\n", "episode.images: a server puts the tokens of images"),
         (
-            "data: {path: rows.jsonl}\nepisode: {kind: gateway, images: true}\n",
-            "episode.images: requests of agents are",
+            "data: {path: rows.jsonl}\nepisode: {kind: gateway, images: true}\nengines: {backend: sglang}\n",
+            "episode.images: a server puts the tokens of images",
         ),
         ("data: {path: rows.jsonl}\nepisode: {images: true}\n", "episode.images: is of episode.kind: function"),
     ],

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from penstock.backends.checkpoint.vision_config import read_vision_part
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.episodes.dialogue import MalformedError
 from penstock.backends.episodes.functions.ends import end_of, failure_of
@@ -84,12 +83,10 @@ class _ModelWords:
 
     @cached_property
     def _intake(self) -> ImageIntake:
-        from penstock.backends.data.images import ImageIntake
+        from penstock.backends.episodes.images import open_intake
 
-        part = read_vision_part(self._folder)
-        assert part is not None, "the rows were read for a model that sees"
         assert self._rules is not None
-        return ImageIntake(part, Path(self._rules.folder))
+        return open_intake(self._folder, self._rules)
 
     @property
     def template(self) -> ChatTemplate:

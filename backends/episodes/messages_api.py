@@ -41,7 +41,7 @@ _REASONS: Final[dict[str, StopReason]] = {"length": "max_tokens", "tool_calls": 
 class Source(msgspec.Struct, omit_defaults=True):
     """Of an image."""
 
-    type: str
+    type: str = ""
     media_type: str = ""
     data: str = ""
 

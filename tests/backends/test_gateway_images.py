@@ -234,7 +234,8 @@ def test_a_run_without_images_and_a_template_without_places_refuse_them(model: P
     for file in (blind / "tokenizer_config.json", blind / "chat_template.jinja"):
         if file.name.endswith("jinja") or "chat_template" in file.read_text():
             _without_places(file)
-    for folder, shows, reason in ((model, False, "the run shows no images"), (blind, True, "wrote 0 places for 1 images")):
+    cases = ((model, False, "the run shows no images"), (blind, True, "wrote 0 places for 1 images"))
+    for folder, shows, reason in cases:
         (tmp_path / str(shows)).mkdir()
         bench = opened(folder, tmp_path / str(shows), shows=shows)
         try:

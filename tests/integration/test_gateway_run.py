@@ -6,8 +6,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -18,12 +23,16 @@ import httpx2 as httpx
 import pyarrow.parquet as pq
 import pytest
 from live_run import LiveRun
+from PIL import Image
 from pydantic_ai import Agent
 from pydantic_ai.exceptions import AgentRunError
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from penstock.backends.data.tokenizer import TextTokenizer
+from penstock.backends.ledger.audit import audit_ledger
+from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.runtime.observability.trackers import read_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,3 +174,87 @@ def check_samples(folder: Path, model: Path, by_framework: set[str]) -> None:
         assert sum(span["num_tokens"] for span in row["spans"]) == len(pairs)
     right = [row for row in whole if row["reward"] == 1.0]
     assert right, "the model knows its part by heart"
+
+
+class LookingAgent:
+    """Sends the drawing of its prompt without colours, and then a closer look at it, in Anthropic's protocol."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self.http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=120)
+        self.thread = threading.Thread(target=self.work)
+        self.thread.start()
+
+    def work(self) -> None:
+        try:
+            while (reply := self.http.post("/sessions", json={"wait_s": 60})).status_code in (200, 204):
+                if reply.status_code == 200:
+                    self.play(cast("dict[str, Any]", reply.json()))
+        except httpx.TransportError:
+            return  # the run is over, and so is the front door
+
+    def play(self, session: dict[str, Any]) -> None:
+        (given,) = (part["image_url"]["url"] for part in session["messages"][0]["content"] if "image_url" in part)
+        with Image.open(io.BytesIO(base64.b64decode(given.partition(",")[2]))) as drawing:
+            colours = drawing.convert("RGB")
+        first = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded(colours.convert('L'))}"}}
+        asked = {"role": "user", "content": [first, {"type": "text", "text": "colour?"}]}
+        reply = self.http.post(f"{session['base_url']}/chat/completions", json={"messages": [asked]})
+        if reply.status_code != 200:
+            return  # its engine died: the sample is issued again
+        answer = reply.json()["choices"][0]["message"]["content"]
+        talk = [
+            {"role": "user", "content": [block(colours.convert("L")), {"type": "text", "text": "colour?"}]},
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": [block(colours.resize((48, 48))), {"type": "text", "text": "closer"}]},
+        ]
+        reply = self.http.post(f"{session['base_url']}/messages", json={"messages": talk, "max_tokens": 1})
+        if reply.status_code == 200:
+            self.http.post(f"/sessions/{session['id']}/finish", json={})
+
+
+def encoded(image: Image.Image) -> str:
+    written = io.BytesIO()
+    image.save(written, format="PNG")
+    return base64.b64encode(written.getvalue()).decode()
+
+
+def block(image: Image.Image) -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded(image)}}
+
+
+@pytest.mark.slow
+def test_images_that_an_agent_sends_are_trained_through_the_death_of_an_engine(
+    tmp_path: Path,
+    door_of: Any,  # noqa: ANN401
+) -> None:
+    overrides = (
+        "episode.kind=gateway", "episode.generate=null", "evaluation.datasets=[]", "evaluation.every=null",
+        "sampling.samples_per_group=4", "filter.drop_zero_spread=false", "learner.groups_per_batch=2",
+        f"run.num_steps={NUM_STEPS}", "runtime.heartbeat_timeout_s=60", "engines.slots=4",
+    )  # fmt: skip
+    with LiveRun("examples/vlm_zoom.yaml", tmp_path, overrides) as run:
+        run.await_file("gateway/token")
+        agents = [LookingAgent(*door) for door in [door_of(run.folder)] * 2]
+        run.await_steps(1)
+        os.kill(run.pid_of("engine/0"), signal.SIGKILL)
+        summary = run.finish()
+        folder = run.folder
+    for agent in agents:
+        agent.thread.join(120)
+    assert summary.completed
+    assert summary.balance.in_system == 0
+    assert audit_ledger(folder / LEDGER_FILE).findings == ()
+    rows = [
+        row for file in (folder / "samples").glob("*.parquet") for row in cast("Any", pq).read_table(file).to_pylist()
+    ]
+    assert {row["version"] for row in rows} == set(range(1, NUM_STEPS + 1))
+    for row in rows:
+        (grey, closer) = row["part_media"][0]
+        assert grey["at"] < 0 < closer["at"]
+        assert not any(row["loss_mask"][closer["at"] : closer["at"] + closer["num_tokens"]])
+        for each in (grey, closer):
+            assert hashlib.sha256(Path(each["reference"]).read_bytes()).hexdigest() == each["digest"]
+    for step in read_steps(folder):
+        difference = step.metrics["train/train_rollout_logprob_abs_diff"]
+        assert difference is not None
+        assert difference < 1e-5, "engine and learner see the same"

@@ -20,6 +20,7 @@ from penstock.backends.data.row import BadColumnError
 from penstock.backends.vision.pictures import keep_picture, picture_facts
 from penstock.backends.vision.places import expanded
 from penstock.backends.vision.processor import ImageProcessor
+from penstock.backends.vision.room import ImageRoom
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import Media
 
@@ -35,17 +36,19 @@ _DIGEST: Final = re.compile("[0-9a-f]{64}")
 class ImageIntake:
     """Looks at the images of rows for one model."""
 
-    def __init__(self, part: VisionPart, folder: Path | None) -> None:
+    def __init__(self, part: VisionPart, folder: Path | None, max_kept_bytes: int | None = None) -> None:
         """
         Args:
             part: of the model.
             folder: where images that stand in rows are kept; None: nowhere, as the rows are only looked at.
+            max_kept_bytes: that may lie there before a further one of an episode is refused; None: as many as come.
 
         Raises:
             UserFault: the model's folder has no image processor.
         """
         self._part = part
         self._folder = folder
+        self._room = None if folder is None or max_kept_bytes is None else ImageRoom(folder, max_kept_bytes)
         self._processor = ImageProcessor(part)
 
     def taken(self, media: Sequence[Media], max_pixels: int) -> tuple[Media, ...]:
@@ -73,10 +76,13 @@ class ImageIntake:
         Raises:
             BadPictureError: it is none, or a larger one than is allowed.
             UserFault: the processor refuses its shape.
+            NoRoomError: the folder is full.
         """
         assert self._folder is not None, "episodes are played in a run"
         facts = picture_facts(data, max_pixels)
         count = self._processor.num_tokens(facts.width, facts.height)
+        if self._room is not None and not (self._folder / facts.digest).exists():
+            self._room.add(len(data))
         path = keep_picture(self._folder, data, facts.digest, is_synced=True)
         return Media("image", str(path), facts.digest, num_tokens=count)
 

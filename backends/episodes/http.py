@@ -15,6 +15,7 @@ from penstock.backends.episodes.api import ErrorBody, ErrorReply
 from penstock.backends.episodes.dialogue import ConversationError, MalformedError
 from penstock.backends.episodes.sessions import GoneError, LimitError
 from penstock.backends.processes.http_server import RequestError, check_token
+from penstock.backends.vision.room import NoRoomError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,6 +56,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         failure = RequestError(409, "conversation_changed", str(error))
     except LimitError as error:
         failure = RequestError(400, error.code, str(error))
+    except NoRoomError as error:
+        failure = RequestError(507, "no_room", str(error))
     except MalformedError as error:
         failure = RequestError(400, "invalid_request", str(error))
     except web.HTTPException as error:
@@ -62,7 +65,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
             raise
         failure = RequestError(error.status, error.reason.lower().replace(" ", "_"), f"{request.path}: {error.reason}")
     kind = "authentication_error" if failure.status == 401 else "invalid_request_error"
-    headers = NO_RETRY if failure.status < 500 else None
+    headers = NO_RETRY if failure.status < 500 or failure.status == 507 else None
     if failure.retry_after_s:
         headers = {"Retry-After": str(failure.retry_after_s)}
     return json_response(ErrorReply(ErrorBody(failure.message, kind, failure.code)), failure.status, headers)

@@ -42,7 +42,7 @@ def open_intake(model_folder: Path, rules: ImageRules) -> ImageIntake:
     """What looks at the images of a run's episodes."""
     part = read_vision_part(model_folder)
     assert part is not None, "the rows were read for a model that sees"
-    return ImageIntake(part, Path(rules.folder))
+    return ImageIntake(part, Path(rules.folder), rules.max_kept_bytes)
 
 
 class EpisodeImages:
@@ -68,6 +68,7 @@ class EpisodeImages:
 
         Raises:
             MalformedError: one is no image, is too large, or would have to be fetched.
+            NoRoomError: the run keeps no further image.
         """
         found: list[JsonObject] = []
         for place, message in enumerate(messages):

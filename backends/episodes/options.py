@@ -40,6 +40,9 @@ class EpisodeOptions(Options, frozen=True, kw_only=True):
     images: bool = False
     """With ``function``: tools, environments and functions may show images to a model that sees; with ``gateway``
     requests of agents may (docs/vision.md). Where rows have images (data.multimodal_keys) they may without it."""
+    max_images_gb: Annotated[float, Meta(gt=0)] | None = 100.0
+    """What ``images/`` in the run's folder may take of the disk, in 10⁹ bytes, before a further image of an episode is
+    refused: none is removed while the run goes on. null: it is not bounded. Images that rows bring are not refused."""
     max_turns: Annotated[int, Meta(ge=1)] = 32
     """Responses of the model in one episode; the next request is refused, and the sample counts as truncated."""
     max_parts: Annotated[int, Meta(ge=1)] = 8

@@ -29,6 +29,8 @@ class ImageRules(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int
     max_pixels: int
     """Of one."""
+    max_kept_bytes: int | None = None
+    """That may lie in the folder before another is refused; None: as many as come."""
 
 
 class PlayRules(msgspec.Struct, frozen=True, kw_only=True):

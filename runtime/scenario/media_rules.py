@@ -41,7 +41,13 @@ def image_rules(s: Scenario, run_folder: str) -> ImageRules | None:
     if not has_images(s):
         return None
     folder = str(Path(run_folder).absolute() / KEPT_FOLDER)
-    return ImageRules(folder=folder, max_bytes=s.data.max_media_bytes, max_pixels=s.data.max_image_pixels)
+    limit_gb = s.episode.max_images_gb
+    return ImageRules(
+        folder=folder,
+        max_bytes=s.data.max_media_bytes,
+        max_pixels=s.data.max_image_pixels,
+        max_kept_bytes=None if limit_gb is None else round(limit_gb * 1e9),
+    )
 
 
 def media_rules(s: Scenario, key: KeyPath, keys: MediaKeys) -> Iterator[tuple[KeyPath, str]]:

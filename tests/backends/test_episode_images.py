@@ -59,8 +59,10 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("run") / "images"
 
 
-def opened(model: Path, kept: Path | None, **options: object) -> FunctionBench:
-    rules = None if kept is None else ImageRules(folder=str(kept), max_bytes=PADDED, max_pixels=4096)
+def opened(model: Path, kept: Path | None, max_kept_bytes: int | None = None, **options: object) -> FunctionBench:
+    rules = None
+    if kept is not None:
+        rules = ImageRules(folder=str(kept), max_bytes=PADDED, max_pixels=4096, max_kept_bytes=max_kept_bytes)
     given = EpisodeOptions(kind="function", **{"generate": f"{PLAYED}:episode", **options})  # type: ignore[arg-type]
     return FunctionBench(model, given, uses_chat=True, max_context=400, max_new=80, images=rules)
 
@@ -139,6 +141,18 @@ def test_what_is_no_image_or_would_be_fetched_is_never_shown(
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(outcome.detail)
     assert len(bench.engine.asked) == 1
+
+
+def test_an_episode_whose_image_finds_no_room_is_tried_again_and_says_why(model: Path, tmp_path: Path) -> None:
+    bench = opened(model, tmp_path / "images", max_kept_bytes=1)
+    try:
+        issue(bench, tmp_path, do="shows")
+        outcome = bench.ended().outcome
+    finally:
+        bench.close()
+    assert isinstance(outcome, InfraError)
+    assert "have come to episode.max_images_gb (1e-09)" in outcome.detail
+    assert not (tmp_path / "images").exists()
 
 
 def test_a_run_that_shows_no_images_says_what_to_set() -> None:

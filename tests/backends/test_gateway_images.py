@@ -42,8 +42,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("model"))
 
 
-def opened(model: Path, folder: Path, *, shows: bool = True) -> GatewayBench:
-    rules = ImageRules(folder=str(folder / "images"), max_bytes=MAX_BYTES, max_pixels=4096)
+def opened(model: Path, folder: Path, *, shows: bool = True, max_kept_bytes: int | None = None) -> GatewayBench:
+    rules = ImageRules(
+        folder=str(folder / "images"), max_bytes=MAX_BYTES, max_pixels=4096, max_kept_bytes=max_kept_bytes
+    )
     bench = GatewayBench(
         model, folder, EpisodeOptions(kind="gateway"), DataOptions(path="rows.jsonl", chat_template=True),
         sampling=SamplingOptions(max_response_tokens=3), images=rules if shows else None,
@@ -246,6 +248,22 @@ def test_a_run_without_images_and_a_template_without_places_refuse_them(model: P
             asked(bench, taken, [user("a")])
         finally:
             bench.close()
+
+
+def test_a_full_folder_takes_no_further_image_and_goes_on_with_those_it_has(model: Path, tmp_path: Path) -> None:
+    red, blue = file_of("red"), file_of("blue")
+    bench = opened(model, tmp_path, max_kept_bytes=len(red))
+    try:
+        taken = begun(bench)
+        talk = asked(bench, taken, [user(part_of(red), "a")])
+        refused = post(bench, taken, [*talk, user(part_of(blue), "b")])
+        assert (refused.status_code, refused.headers["x-should-retry"]) == (507, "false"), refused.text
+        assert "episode.max_images_gb" in refused.json()["error"]["message"]
+        assert [file.name for file in (tmp_path / "images").iterdir()] == [hashlib.sha256(red).hexdigest()]
+        asked(bench, taken, [*talk, user(part_of(red), "b")])
+        check_places(finished(bench, taken), NO_PROMPT, [(red, 2), (red, 2)])
+    finally:
+        bench.close()
 
 
 def _without_places(file: Path) -> None:

@@ -59,10 +59,6 @@ class Start(NamedTuple, Generic[DialogueT]):
     seen: tuple[Media, ...] = ()
     """Likewise, in ``before``."""
 
-    def from_the_beginning(self) -> tuple[list[int], tuple[Media, ...]]:
-        """All that the model sees, and its images."""
-        return [*self.before, *self.tokens], (*self.seen, *_moved(self.media, len(self.before)))
-
 
 class Branches:
     """See the module."""
@@ -98,7 +94,7 @@ class Branches:
             if len(whole) == place.num_tokens:
                 return start
             self._check_room(refusal)
-            tokens, media = start.from_the_beginning()
+            tokens, media = one_after_the_other(before, seen, new, media)
             return Start(tokens, len(tokens), dialogue, [], None, media)
         new, media = tokens_for(fresh, [])
         self._check_room(refusal)
@@ -148,5 +144,8 @@ class Branches:
         return tokens_view(self._episode.so_far(conversation)).tolist() if has_turns else []
 
 
-def _moved(media: tuple[Media, ...], num_tokens: int) -> tuple[Media, ...]:
-    return tuple(each.moved(num_tokens) for each in media)
+def one_after_the_other(
+    before: list[int], seen: tuple[Media, ...], tokens: list[int], media: tuple[Media, ...]
+) -> tuple[list[int], tuple[Media, ...]]:
+    """Both as one sequence, with the images of both."""
+    return [*before, *tokens], (*seen, *(each.moved(len(before)) for each in media))

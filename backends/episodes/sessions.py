@@ -25,7 +25,7 @@ import msgspec
 
 from penstock.backends.episodes.agent_images import AgentImages
 from penstock.backends.episodes.api import FIXED, FOLLOWED, ChatRequest, CompletionRequest
-from penstock.backends.episodes.branches import Branches
+from penstock.backends.episodes.branches import Branches, one_after_the_other
 from penstock.backends.episodes.dialogue import ChatDialogue, ConversationError, MalformedError, TextDialogue
 from penstock.backends.episodes.protocol import EpisodeOverError, TurnRequest
 from penstock.backends.episodes.stops import StopWatch
@@ -297,7 +297,9 @@ class Session:
         is_choice: bool,
     ) -> bool:
         """Have the engine make a turn; False where the episode is over."""
-        tokens, media = start.from_the_beginning() if is_choice else (start.tokens, start.media)
+        tokens, media = start.tokens, start.media
+        if is_choice:
+            tokens, media = one_after_the_other(start.before, start.seen, tokens, media)
         asked = TurnRequest(
             pack_tokens(tokens),
             limit,

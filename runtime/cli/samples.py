@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rich.markup import escape
@@ -15,8 +16,6 @@ from penstock.runtime.observability.samples import chosen_samples, shown_samples
 from penstock.runtime.safe_text import terminal_lines, terminal_text
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
 
     from penstock.runtime.observability.samples import ShownSample
@@ -50,12 +49,13 @@ def show_samples(
         )
     found = chosen_samples(samples, step=step, failed=failed, dropped=dropped, worst=worst, grep=grep)
     for sample in found[:limit]:
-        _show(sample, console, SHOWN_CHARACTERS if not full else None)
+        show_sample(sample, console, SHOWN_CHARACTERS if not full else None)
     shown = min(limit, len(found))
     console.print(f"{shown:,} of {len(found):,} that were asked for; {len(samples):,} are kept", style="dim")
 
 
-def _show(sample: ShownSample, console: Console, limit: int | None) -> None:
+def show_sample(sample: ShownSample, console: Console, limit: int | None) -> None:
+    """One of them; of long texts so many characters."""
     kept = sample.kept
     console.print(Rule(f"[bold]{sample.name}[/]  {escape(terminal_text(sample.fate))}", align="left", style="dim"))
     facts = [sample.rewarded, f"{kept.num_tokens:,} tokens", f"row {kept.row}"]
@@ -63,7 +63,9 @@ def _show(sample: ShownSample, console: Console, limit: int | None) -> None:
     facts += [f"from version {kept.oldest_version}"] if kept.oldest_version is not None else []
     console.print(Text(terminal_text(" · ".join(facts)), style="cyan"), soft_wrap=True)
     for image in kept.media:
-        console.print(Text(f"image {terminal_text(image.reference)}", style="dim"), soft_wrap=True)
+        is_gone = bool(image.digest) and not Path(image.reference).is_file()
+        line = f"image {terminal_text(image.reference)}{' (not there any more)' if is_gone else ''}"
+        console.print(Text(line, style="dim"), soft_wrap=True)
     if kept.reason:
         console.print(Text(terminal_lines(kept.reason), style="red"), soft_wrap=True)
     for title, text in (("prompt", kept.prompt), ("label", kept.label), ("response", kept.response)):

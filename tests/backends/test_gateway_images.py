@@ -81,14 +81,14 @@ def user(*content: str | dict[str, Any]) -> dict[str, Any]:
 
 def post(bench: GatewayBench, taken: SessionTaken, messages: list[Any], path: str = "chat/completions",
          **more: object) -> httpx.Response:  # fmt: skip
-    body = {"model": "any", "messages": messages, "max_tokens": 3, **more}
+    body: dict[str, object] = {"model": "any", "messages": messages, "max_tokens": 3, **more}
     headers = {"Authorization": f"Bearer {bench.key}"}
     return httpx.post(f"{taken.base_url}/{path}", json=body, headers=headers, timeout=WAIT_S)
 
 
-def asked(bench: GatewayBench, taken: SessionTaken, messages: list[Any], **more: object) -> list[Any]:
+def asked(bench: GatewayBench, taken: SessionTaken, messages: list[Any], n: int = 1) -> list[Any]:
     """The messages with the model's answer."""
-    reply = post(bench, taken, messages, **more)
+    reply = post(bench, taken, messages, n=n)
     assert reply.status_code == 200, reply.text
     return [*messages, reply.json()["choices"][0]["message"]]
 

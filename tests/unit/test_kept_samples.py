@@ -14,7 +14,14 @@ from penstock.actors.filter.machine import Filter
 from penstock.actors.filter.options import FilterOptions
 from penstock.actors.filter.settings import FilterSettings
 from penstock.backends.ledger import kept_samples as module
-from penstock.backends.ledger.kept_samples import SAMPLES_FILE, SampleKeeper, clipped, kept_samples, read_kept
+from penstock.backends.ledger.kept_samples import (
+    SAMPLES_FILE,
+    KeptSample,
+    SampleKeeper,
+    clipped,
+    kept_samples,
+    read_kept,
+)
 from penstock.backends.ledger.sqlite import SqliteStore
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.base import Metric
@@ -34,7 +41,8 @@ from penstock.messages.samples import (
     TerminalState,
     evaluation_group_id,
 )
-from penstock.runtime.observability.samples import chosen_samples, sample_lines, shown_samples
+from penstock.runtime.cli.samples import show_sample
+from penstock.runtime.observability.samples import ShownSample, chosen_samples, sample_lines, shown_samples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -148,6 +156,17 @@ def ids_of(group_id: int) -> list[int]:
     return tokens_view(command(group_id, 0.5).group.samples[0].parts[0].tokens).tolist()
 
 
+def test_an_image_whose_file_was_deleted_is_said_to_be_gone(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.write_bytes(b"1")
+    media = tuple(Media("image", str(tmp_path / name), name) for name in ("there", "gone"))
+    kept = KeptSample(group_id=1, index=0, kept_at=0.0, row=0, prompt="", media=media)
+    console = Console(file=io.StringIO(), record=True, width=80)
+    show_sample(ShownSample(kept, "", "", None), console, None)
+    lines = [line for line in console.export_text().splitlines() if line.startswith("image ")]
+    assert lines == [f"image {there}", f"image {tmp_path / 'gone'} (not there any more)"]
+
+
 def test_images_of_prompt_and_episode_are_kept_each_once() -> None:
     first, second = Media("image", "a.png", "a", 2, 3), Media("image", "b.png", "b", 1, 3)
     seen = msgspec.structs.replace(drive.part((0, 9)), media=(second, first.moved(4)))
@@ -239,10 +258,8 @@ def test_samples_are_chosen_by_fate_reward_and_text(tmp_path: Path) -> None:
 
 
 def test_a_sample_on_the_terminal_moves_no_cursor(tmp_path: Path) -> None:
-    from penstock.runtime.cli import samples as cli
-
     sample = next(one for one in shown_samples(run_folder(tmp_path)) if one.has_failed)
     out = io.StringIO()
-    cli._show(sample, Console(file=out, force_terminal=False), None)  # pyright: ignore[reportPrivateUsage]
+    show_sample(sample, Console(file=out, force_terminal=False), None)
     assert "\x1b[31m" not in out.getvalue() + sample_lines(sample.kept)
     assert "\\x1b[31mx (r.py:1)" in out.getvalue()

@@ -32,6 +32,7 @@ from penstock.messages.arrays import tokens_view
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import Media
 from penstock.runtime.scenario import load_scenario
+from penstock.runtime.scenario.media_rules import image_rules
 
 OPTIONS = DataOptions(
     path="x", label_key=None, chat_template=True, multimodal_keys=MediaKeys(image="prompt"), max_image_pixels=2000
@@ -219,3 +220,13 @@ def test_episodes_that_show_images_are_checked_as_rows_are(tmp_path: Path, text:
     file.write_text(f"{MODEL}{text}")
     with pytest.raises(UserFault, match=message):
         load_scenario(file)
+
+
+@pytest.mark.parametrize("limit", ["0.5", "null"])
+def test_agents_may_show_images_with_engines_that_see(tmp_path: Path, limit: str) -> None:
+    file = tmp_path / "a.yaml"
+    shows = f"episode: {{kind: gateway, images: true, max_images_gb: {limit}}}\n"
+    file.write_text(f"{MODEL}data: {{path: rows.jsonl, chat_template: true}}\n{shows}")
+    rules = image_rules(load_scenario(file), str(tmp_path))
+    assert rules is not None
+    assert rules.max_kept_bytes == (None if limit == "null" else 500_000_000)

@@ -43,6 +43,7 @@ TAKE_OVER_S: Final = 5.0
 NUM_STEPS: Final = "run.num_steps"
 FREE_KEYS: Final = (
     NUM_STEPS,
+    "episode.max_images_gb",
     "learner.num_ranks",
     "learner.parallel",
     "learner.backend",
@@ -57,7 +58,7 @@ FREE_KEYS: Final = (
     "learner.megatron.expert_tensor_parallel",
     "learner.megatron.recompute",
 )
-"""Checkpoints are read by any number of ranks, divided in any way."""
+"""Checkpoints are read by any number of ranks, divided in any way; how full the disk may get changes no sample."""
 FREE_BLOCKS: Final = ("prompt_source", "engines", "runtime", "observability")
 REASONS: Final = {
     "run": "the run keeps its name, its seed and its folder",

@@ -32,7 +32,8 @@ class Call(NamedTuple):
 
 
 def calls_in(text: str) -> list[tuple[str, ...]]:
-    """The words after ``penstock`` of each call in a piece of shell, also of those that ``sh -c`` is given."""
+    """The words after ``penstock`` of each call in a piece of shell, also of those that ``sh -c`` is given, and of
+    those that ``docker run`` gives an image of this name."""
     found: list[tuple[str, ...]] = []
     begun = ""
     for line in text.replace("\\\n", " ").splitlines():
@@ -43,7 +44,8 @@ def calls_in(text: str) -> list[tuple[str, ...]]:
             continue  # a quotation goes on in the next line
         begun = ""
         for index, word in enumerate(words):
-            if word == "penstock" and (index == 0 or words[index - 1] in OPERATORS):
+            is_called = index == 0 or words[index - 1] in OPERATORS or words[:2] == ["docker", "run"]
+            if word == "penstock" and is_called:
                 found.append(tuple(takewhile(lambda each: each not in OPERATORS, words[index + 1 :])))
             elif "penstock " in word:
                 found += calls_in(word)

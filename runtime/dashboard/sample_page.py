@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 MAX_GROUP: Final = 256
 MAX_IMAGES: Final = 4
 """Of which a sample's page has pictures."""
+UNSHOWN: Final = "the file is not there any more, is not the image that it was, or is too large for a small picture."
 NOT_KEPT_TEXT: Final = (
     "What it was asked and what it wrote was not kept as text. observability.samples keeps the newest so many samples "
     "and the oddest; run.keep_samples=true keeps every sample that is trained."
@@ -164,6 +165,7 @@ def answer_sample(run_folder: Path, query: SampleQuery) -> SamplePage:
     if kept is None and sample is not None and group is not None:
         kept = _as_kept(group, sample, tokenizer)
     text = kept or KeptSample(group_id=key[0], index=key[1], kept_at=0.0, row=-1, prompt="")
+    images = _thumbnails(text.media)
     average, deviation = _spread([mate.reward for mate in mates])
     trained = None not in (fate.version, fate.oldest_version)
     return SamplePage(
@@ -191,8 +193,9 @@ def answer_sample(run_folder: Path, query: SampleQuery) -> SamplePage:
         deviation=deviation,
         group=mates,
         tokens=_strip(sample, source, rows, query.first_token, tokenizer),
-        images=_thumbnails(text.media),
-        missing=([] if kept else [_without_text(fate)])
+        images=images,
+        missing=_without_pictures(len(text.media), len(images))
+        + ([] if kept else [_without_text(fate)])
         + ([] if rows else [NOT_KEPT_LEARNER] if sample else [NOT_KEPT_TOKENS]),
     )
 
@@ -213,6 +216,17 @@ def _thumbnails(media: Sequence[Media]) -> list[Thumbnail]:
 
     made = [found for each in media[:MAX_IMAGES] if (found := thumbnail(each)) is not None]
     return [Thumbnail(width=width, height=height, pixels=pixels) for width, height, pixels in made]
+
+
+def _without_pictures(num_images: int, num_shown: int) -> list[str]:
+    """Why some of its images have no picture."""
+    if num_shown == num_images:
+        return []
+    if missing := missing_extra("PIL"):
+        return [f"It has {num_images} images, which are not shown here: {missing}"]
+    gone, more = min(num_images, MAX_IMAGES) - num_shown, max(0, num_images - MAX_IMAGES)
+    texts = [f"{gone} of its images cannot be shown: {UNSHOWN}"] if gone else []
+    return [*texts, f"{more} more images are not shown."] if more else texts
 
 
 def _known(run_folder: Path, key: tuple[int, int]) -> tuple[Fate, KeptSample | None, list[Mate]]:

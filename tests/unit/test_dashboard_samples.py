@@ -16,18 +16,22 @@ import ledger_entries as make
 import msgspec
 import pytest
 from dashboard_runs import MARKUP, served
-from sample_runs import EVIL, dump_sample, small_run
+from PIL import Image
+from sample_runs import EVIL, dump_sample, keep, small_run
 
+from penstock.backends.ledger.kept_samples import KeptSample
 from penstock.backends.ledger.sqlite import SqliteStore, open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.benchmarks.sample_table import make_ledger
 from penstock.messages.errors import UserFault
+from penstock.messages.samples import Media
 from penstock.runtime.dashboard.routes import Query
 from penstock.runtime.dashboard.sample_index import INDEXES, ORDERS, advance, index_file, open_index
 from penstock.runtime.dashboard.sample_page import (
     NOT_KEPT_LEARNER,
     NOT_KEPT_TEXT,
     NOT_KEPT_TOKENS,
+    UNSHOWN,
     SamplePage,
     SampleQuery,
     answer_life,
@@ -405,6 +409,26 @@ def test_what_was_not_kept_is_said_with_the_key_that_keeps_it(small: Path) -> No
     assert "run.keep_samples=true" in NOT_KEPT_TEXT
     assert "run.keep_samples=true" in NOT_KEPT_TOKENS
     assert page.tokens is None
+
+
+def test_images_without_a_picture_are_said_with_the_reason(small: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(small, copied)
+    Image.new("RGB", (6, 4), (255, 0, 0)).save(tmp_path / "there.png")
+    digest = hashlib.sha256((tmp_path / "there.png").read_bytes()).hexdigest()
+    there, gone = Media("image", str(tmp_path / "there.png"), digest), Media("image", str(tmp_path / "gone"), "0" * 64)
+    shown = {1: (there,), 2: (there, gone), 3: (gone, there, there, there, there, gone)}
+    for index, media in shown.items():
+        keep(copied, KeptSample(group_id=4, index=index, kept_at=0.0, row=0, prompt="", media=media))
+    pages = [sample(copied, f"4/{index}") for index in shown]
+    assert [len(page.images) for page in pages] == [1, 1, 3]
+    assert pages[0].images[0].pixels == bytes((255, 0, 0, 255)) * 24
+    said = [[text for text in page.missing if "image" in text] for page in pages]
+    assert said == [
+        [],
+        [f"1 of its images cannot be shown: {UNSHOWN}"],
+        [f"1 of its images cannot be shown: {UNSHOWN}", "2 more images are not shown."],
+    ]
 
 
 @pytest.mark.parametrize("name", ["99/0", "0/9", "e3/0"])

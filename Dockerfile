@@ -3,9 +3,9 @@
 #   docker build --tag penstock:sglang .                SGLang's environment beside it, for GPUs
 
 FROM python:3.11-slim-bookworm AS run
-# git names the commit of a run, make sets up, gcc compiles what Triton launches kernels with.
+# make sets up, gcc compiles what Triton launches kernels with.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends gcc git libc6-dev make \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev make \
     && rm -rf /var/lib/apt/lists/*
 # From where packages come is the builder's affair, as it is pip's outside: torch is the build that this index offers.
 ARG PIP_INDEX_URL

@@ -11,11 +11,11 @@ RUN apt-get update \
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ENV PIP_NO_CACHE_DIR=1
-WORKDIR /opt/penstock
+WORKDIR /penstock
 COPY . .
 RUN make .venv/.ready-run
-ENV PATH=/opt/penstock/.venv/bin:$PATH \
-    PENSTOCK_ENVS=/opt/penstock-envs \
+ENV PATH=/penstock/.venv/bin:$PATH \
+    PENSTOCK_ENVS=/penstock-envs \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /work

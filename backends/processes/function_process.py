@@ -7,6 +7,8 @@ Invariants:
 * It has none of our environment's secrets: see :mod:`penstock.backends.processes.user_environment`.
 * What it prints goes to our log within bounds: see :mod:`penstock.backends.processes.user_output`.
 * Writing never blocks: what the socket does not take follows with :meth:`FunctionProcess.flush`.
+* It is killed at its end, so nothing of it can tidy up: one whose libraries leave temporary files has a folder of its
+  own for them, which its parent removes.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -51,6 +54,7 @@ class FunctionProcess(Generic[SaidT]):
         said: Decoder[list[Ready | LoadFailed | SaidT]],
         variables: Sequence[str] = (),
         is_silent: bool = False,
+        has_own_tmp: bool = False,
         name: str = "",
     ) -> None:
         """
@@ -61,6 +65,7 @@ class FunctionProcess(Generic[SaidT]):
             said: of what it says.
             variables: of our environment, that it needs beside those that every such process gets.
             is_silent: what it prints goes nowhere.
+            has_own_tmp: its folder of temporary files is its own, and is removed once the process is gone.
             name: of what it runs, for our log.
         """
         self.is_gone = False
@@ -75,6 +80,11 @@ class FunctionProcess(Generic[SaidT]):
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
         self._outputs = () if is_silent else passed_outputs(name or module)
+        environment = user_environment(variables)
+        self._tmp: tempfile.TemporaryDirectory[str] | None = None
+        if has_own_tmp:
+            self._tmp = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
+            environment["TMPDIR"] = self._tmp.name
         streams = [output.descriptor for output in self._outputs] or [subprocess.DEVNULL] * 2
         with theirs, self._their_end():
             self._process = subprocess.Popen(
@@ -84,7 +94,7 @@ class FunctionProcess(Generic[SaidT]):
                 stderr=streams[1],
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                env=user_environment(variables),
+                env=environment,
             )
 
     @contextlib.contextmanager
@@ -150,6 +160,8 @@ class FunctionProcess(Generic[SaidT]):
     def end(self) -> str:
         """Kill it with all that it started; returns in words how it ended. Again has no further effect."""
         how = self._ended()
+        if self._tmp is not None:
+            self._tmp.cleanup()
         return self.fault or how
 
     def _ended(self) -> str:

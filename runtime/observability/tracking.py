@@ -58,6 +58,7 @@ class _Tracking:
             said=_SAID,
             variables=(*TRACKERS.spec(self.options.name).variables, *pass_env),
             name=self.options.name,
+            has_own_tmp=True,  # wandb stages each table and file in it, and is killed like every tracker
         )
 
     def grown(self) -> None:

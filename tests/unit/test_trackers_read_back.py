@@ -79,7 +79,7 @@ def mlflow_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_with(tmp_path_factory.mktemp("mlflow"), "mlflow", resumed=True, experiment="sums")
 
 
-def test_mlflow_reads_what_the_run_wrote(mlflow_run: Path) -> None:
+def test_mlflow_reads_what_the_run_wrote(mlflow_run: Path, tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{mlflow_run}/trackers/mlflow/mlflow.db")
@@ -97,9 +97,9 @@ def test_mlflow_reads_what_the_run_wrote(mlflow_run: Path) -> None:
     assert {each.path for each in client.list_artifacts(run, "samples")} == {
         f"samples/{at}.json" for at in (2, 3, 4, 5)
     }
-    with open(client.download_artifacts(run, "samples/2.json")) as file:
+    with open(client.download_artifacts(run, "samples/2.json", str(tmp_path))) as file:
         assert json.load(file)[0]["prompt"] == "what?"
-    with open(client.download_artifacts(run, "report.html"), "rb") as file:
+    with open(client.download_artifacts(run, "report.html", str(tmp_path)), "rb") as file:
         assert file.read().startswith(b"<!DOCTYPE html>")
 
 

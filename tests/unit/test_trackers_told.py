@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import tempfile
 import textwrap
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,11 +30,10 @@ from penstock.runtime.scenario import Scenario, load_scenario
 from penstock.runtime.scenario.run_options import TrackerOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Generator, Sequence
 
 TRACKERS = """
-import json, os, threading
+import json, os, tempfile, threading
 
 
 class Notes:
@@ -80,6 +82,14 @@ class HangsAtTheEnd(Notes):
         threading.Event().wait()
 
 
+class LeavesFiles(HangsAtTheEnd):
+    def metrics(self, version, metrics):
+        folder = tempfile.mkdtemp()
+        with open(os.path.join(folder, "figures.json"), "w") as file:
+            json.dump(metrics, file)
+        self.add("left", version, folder)
+
+
 class Closed:
     def __init__(self, run):
         raise OSError("no such server")
@@ -106,6 +116,15 @@ def named(file: Path, *names: str, timeout_s: float = LATEST_S) -> list[TrackerO
     return [TrackerOptions(name=f"{file}:{name}", timeout_s=timeout_s) for name in names]
 
 
+@contextmanager
+def _temporary_files_in(folder: Path) -> Generator[None]:
+    """Ours and those of processes that we start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", None)
+        yield
+
+
 def told(
     folder: Path,
     options: Sequence[TrackerOptions],
@@ -121,7 +140,11 @@ def told(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept_samples, "TextTokenizer", kept.Words)
         kept.write(folder, 10, kept.command(versions[0], 0.5), kept.command(versions[1], None, reason="ValueError: x"))
-    with Trackers(folder, options, pass_env=pass_env, evaluation_log=evaluation_log, resumes=resumes) as trackers:
+    (temporary := folder / "tmp").mkdir(exist_ok=True)
+    with (
+        _temporary_files_in(temporary),
+        Trackers(folder, options, pass_env=pass_env, evaluation_log=evaluation_log, resumes=resumes) as trackers,
+    ):
         pids = trackers.pids
         recorder = RunRecorder(folder, FACTS_WITH_SETS, trackers=trackers, resumes=resumes)
         for version in versions:
@@ -130,6 +153,7 @@ def told(
         recorder.evaluated(evaluated(int(resumes), 2, passing=1), 15.0)
         summary = recorder.finish(finished(versions[-1]), 20.0)
         assert [pid for pid in pids if facts_of(pid) is not None] == [], "no process is left"
+        assert [*temporary.iterdir()] == [], "and nothing that its library staged"
     assert read_summary(folder) == summary
     return summary
 
@@ -186,6 +210,14 @@ def test_it_is_shown_the_newest_samples_now_and_then_and_at_the_end(clean: Path)
 
 def test_the_report_and_the_summary_come_last(clean: Path) -> None:
     assert notes(clean)[-1] == ["finish", 3, ["report.html", "summary.json"]]
+
+
+def test_the_temporary_files_of_a_tracker_go_with_it_even_when_it_is_killed(tmp_path: Path, file: Path) -> None:
+    summary = told(tmp_path / "run", named(file, "LeavesFiles", timeout_s=3.0))
+    assert any("was not done 3 s after the run" in text for text in summary.warnings)
+    left = [folder for kind, _, folder in notes(tmp_path / "run", "LeavesFiles")[1:] if kind == "left"]
+    assert len(left) == 4
+    assert {Path(folder).parent.parent for folder in left} == {tmp_path / "run" / "tmp"}
 
 
 LOG = """

@@ -2,8 +2,9 @@
 
 Between two matrix products, transformers runs a kernel for each addition, power and mean, each of which reads and
 writes all of its numbers; what a norm or a gate keeps for the backward pass is kept several times over. Compiled they
-are one kernel or two. Attention stays as it is: dynamo leaves it out, so a block is two graphs, before and after it. Blocks that
-are alike share them, and sizes that change from one micro-batch to the next are symbols, so nothing is compiled again.
+are one kernel or two. Attention stays as it is: dynamo leaves it out, so a block is two graphs, before and after it.
+Blocks that are alike share them, and sizes that change from one micro-batch to the next are symbols, so nothing is
+compiled again.
 
 Everything is compiled before the first step, on tokens made up: what the compiler refuses is said at once.
 """

@@ -19,8 +19,8 @@ from penstock.runtime.preflight.gpu_memory import memory_outcome
 from penstock.runtime.run.placement import num_gpus_asked
 from penstock.runtime.safe_text import terminal_lines, terminal_text
 from penstock.runtime.submit.job import Job, find_job, make_job
-from penstock.runtime.submit.options import Scheduler, SkyPilotOptions, SlurmOptions, read_options
-from penstock.runtime.submit.plan import Size, for_cluster, paths_of, plan_job
+from penstock.runtime.submit.options import RayJobOptions, Scheduler, SkyPilotOptions, read_options
+from penstock.runtime.submit.plan import Size, for_cluster, num_nodes_of, paths_of, plan_job
 from penstock.runtime.submit.render import render_job
 from penstock.runtime.submit.schedulers import Stage, client
 from penstock.runtime.submit.tools import require
@@ -113,30 +113,29 @@ def _submitted(asked: Submission, job: Job | None) -> Job | None:
 
 def _write(asked: Submission, job: Job | None) -> Path:
     """Write the job's file; its path."""
-    size = _size(asked.scenario, asked.options)
-    on_cluster = for_cluster(asked.scenario)
+    options, is_rayjob = asked.options, asked.scheduler is Scheduler.RAYJOB
+    on_cluster, size = for_cluster(asked.scenario), _size(asked.scenario, options)
     if job is not None and job.has_begun:
         job.changes(asked.scenario)
-    if isinstance(asked.options, SkyPilotOptions) and size.gpus_per_node and asked.options.accelerators is None:
+    if isinstance(options, SkyPilotOptions) and size.gpus_per_node and options.accelerators is None:
         raise UserFault("accelerators: missing in the submit config; the scenario takes GPUs: name them, such as H100")
+    num_nodes = num_nodes_of(asked.scenario, size, options, has_own_cluster=is_rayjob)
+    is_new = job is None
     job = job or make_job(asked.parent, asked.scenario.run.name)
-    shared = None if isinstance(asked.options, SlurmOptions) else getattr(asked.options, "shared_folder", None)
-    run_folder = str(job.folder if shared is None else Path(shared) / job.folder.name)
-    plan = plan_job(
-        on_cluster if asked.scheduler is Scheduler.RAYJOB else asked.scenario,
-        job, run_folder, size, asked.options, has_own_cluster=asked.scheduler is Scheduler.RAYJOB,
-    )  # fmt: skip
-    script = job.write(
-        asked.scheduler,
-        run_folder,
-        asked.scenario,
-        render_job(asked.scheduler, plan, asked.options, asked.secret_names),
-    )
-    nodes = f"{plan.num_nodes} node{'s' * (plan.num_nodes > 1)}"
+    remote = options if isinstance(options, RayJobOptions | SkyPilotOptions) else None
+    run_folder = str(job.folder if remote is None else Path(remote.shared_folder) / job.folder.name)
+    plan = plan_job(on_cluster if is_rayjob else asked.scenario, job, run_folder, size, options, num_nodes)
+    try:
+        text = render_job(asked.scheduler, plan, options, asked.secret_names)
+    except UserFault:
+        if is_new:
+            job.folder.rmdir()
+        raise
+    script = job.write(asked.scheduler, run_folder, asked.scenario, text)
+    nodes = f"{num_nodes} node{'s' * (num_nodes > 1)}"
     _note(f"{script}: {nodes}, {plan.gpus_per_node} GPUs and {plan.cpus_per_node} CPUs each")
-    if asked.options.image is not None or not isinstance(asked.options, SlurmOptions):
-        for path in paths_of(asked.scenario):
-            _note(f"has to be there on the nodes as well: {path}")
+    for path in paths_of(asked.scenario) if remote or options.image else ():
+        _note(f"has to be there on the nodes as well: {path}")
     return script
 
 
@@ -154,7 +153,9 @@ def _size(scenario: Scenario, options: SubmitOptions) -> Size:
         UserFault: no number is, or the GPUs' memory is too small.
     """
     on_cluster = for_cluster(scenario)
-    num_threads = sum(row.num_processes * row.num_threads for row in placement(scenario))
+    rows = placement(scenario)
+    num_threads = sum(row.num_processes * row.num_threads for row in rows)
+    num_cpu_threads = sum(row.num_processes * row.num_threads for row in rows if row.device == "cpu")
     plan = plan_nodes(on_cluster, options.gpus_per_node)
     if plan is None:
         return Size(1, 0, num_threads)
@@ -166,7 +167,7 @@ def _size(scenario: Scenario, options: SubmitOptions) -> Size:
     memory = memory_outcome(scenario, None, ok=OK, failed=FAILED, left_out=LEFT_OUT)
     if memory.startswith(FAILED):
         raise UserFault(memory.removeprefix(f"{FAILED}: "))
-    return Size(plan.num_nodes, plan.gpus_per_node, num_threads)
+    return Size(plan.num_nodes, plan.gpus_per_node, num_cpu_threads, num_threads - num_cpu_threads)
 
 
 def _look(asked: Submission, job: Job, job_id: str, action: Action) -> int:

@@ -94,7 +94,7 @@ def changes_since(asked: Path, scenario: Scenario) -> list[str]:
     before: object = msgspec.to_builtins(load_scenario(asked))
     changes = [f"{key}={json.dumps(value)}" for key, value in _differences(before, msgspec.to_builtins(scenario))]
     for change in changes:
-        check_may_change(asked.parent, change)
+        check_may_change(asked, change)
     return changes
 
 

@@ -119,12 +119,12 @@ def overridden(folder: Path, overrides: Sequence[str]) -> Scenario:
         UserFault: one of them cannot be used, or not in a run that goes on.
     """
     for text in overrides:
-        check_may_change(folder, text)
+        check_may_change(folder / SCENARIO_NAME, text)
     return load_scenario(folder / SCENARIO_NAME, overrides)
 
 
-def check_may_change(folder: Path, override: str) -> None:
-    """Whether this key may change in the run of this folder.
+def check_may_change(before: Path, override: str) -> None:
+    """Whether this key may change in a run that goes on; ``before`` is the file with its scenario so far.
 
     Raises:
         UserFault: it may not.
@@ -134,14 +134,14 @@ def check_may_change(folder: Path, override: str) -> None:
     if key not in FREE_KEYS and block not in FREE_BLOCKS:
         raise UserFault(
             f"override '{override}': cannot change in a run that goes on: {REASONS.get(block, OTHER_REASON)}. "
-            f"{_had(folder, key, given)}Leave it out to go on. What can change: "
+            f"{_had(before, key, given)}Leave it out to go on. What can change: "
             f"{', '.join((*FREE_KEYS, *(f'{block}.*' for block in FREE_BLOCKS)))}; for another run: penstock run"
         )
 
 
-def _had(folder: Path, key: str, given: str) -> str:
+def _had(before: Path, key: str, given: str) -> str:
     """What the run has there, and what was given; nothing for a key that no scenario has."""
-    value: object = msgspec.to_builtins(load_scenario(folder / SCENARIO_NAME))
+    value: object = msgspec.to_builtins(load_scenario(before))
     for part in key.split("."):
         if not isinstance(value, dict) or part not in value:
             return ""

@@ -40,7 +40,7 @@ class SubmitOptions(Options, frozen=True, kw_only=True):
     gpus_per_node: Annotated[int, Meta(ge=1)] | None = None
     """That a node has. null: 8, or fewer where the whole run takes fewer."""
     cpus_per_node: Annotated[int, Meta(ge=1)] | None = None
-    """null: one for each thread of the run's processes, shared out over the nodes."""
+    """null: one for each thread of a node's processes, and two at least for each GPU."""
     image: Word | None = None
     """Of a container with Penstock in it (``docs/containers.md``)."""
     environment: dict[Name, str] = field(default_factory=dict[Name, str])
@@ -164,7 +164,7 @@ def read_options(scheduler: Scheduler, file: Path | None) -> SubmitOptions:
                 "(docs/clusters.md lists the keys)"
             )
         return kind()
-    source = read_source(file)
+    source = read_source(file, "submit config")
     for key in source.data:
         if key not in kind.__struct_fields__:
             raise UserFault(f"{source.place((key,)).text}: {key}: {_hint(kind, key)}")

@@ -31,8 +31,16 @@ class Size(NamedTuple):
 
     num_nodes: int
     gpus_per_node: int
-    num_threads: int
-    """Of all processes together."""
+    num_cpu_threads: int
+    """Of processes without a GPU, which are on one node together."""
+    num_gpu_threads: int = 0
+    """Of the others, on all nodes together."""
+
+    def cpus_per_node(self, num_nodes: int) -> int:
+        """One for each thread of any node, as the first may be any; of a GPU two at least: who has it, and its loader
+        or tokenizer."""
+        shared = max(-(-self.num_gpu_threads // num_nodes), 2 * self.gpus_per_node)
+        return max(1, self.num_cpu_threads + shared)
 
 
 def for_cluster(scenario: Scenario) -> Scenario:
@@ -50,15 +58,11 @@ def for_cluster(scenario: Scenario) -> Scenario:
     return msgspec.structs.replace(scenario, runtime=msgspec.structs.replace(runtime, ray_address=OF_THE_JOB))
 
 
-def plan_job(
-    scenario: Scenario, job: Job, run_folder: str, size: Size, options: SubmitOptions, *, has_own_cluster: bool
-) -> JobPlan:
-    """What is filled in.
+def num_nodes_of(scenario: Scenario, size: Size, options: SubmitOptions, *, has_own_cluster: bool) -> int:
+    """How many nodes are asked for.
 
     Args:
-        scenario: resolved, as it was asked for.
-        job: the run's folder here.
-        run_folder: the same as the cluster sees it.
+        scenario: resolved.
         size: nodes that are enough.
         options: the submit config, which may ask for more.
         has_own_cluster: the scheduler starts Ray also for one node.
@@ -71,12 +75,28 @@ def plan_job(
         raise UserFault(f"nodes: {num_nodes} of the submit config are too few; the scenario takes {size.num_nodes}")
     if scenario.runtime.host == "local" and (num_nodes > 1 or has_own_cluster):
         raise UserFault("runtime.host: local runs on one machine without Ray; set it to ray to submit it like this")
+    return num_nodes
+
+
+def plan_job(
+    scenario: Scenario, job: Job, run_folder: str, size: Size, options: SubmitOptions, num_nodes: int
+) -> JobPlan:
+    """What is filled in.
+
+    Args:
+        scenario: resolved, as the job is to read it.
+        job: the run's folder here.
+        run_folder: the same as the cluster sees it.
+        size: nodes that are enough.
+        options: the submit config.
+        num_nodes: that are asked for.
+    """
     return JobPlan(
         name=job.name,
         run_folder=run_folder,
         num_nodes=num_nodes,
         gpus_per_node=size.gpus_per_node,
-        cpus_per_node=options.cpus_per_node or max(1, -(-size.num_threads // num_nodes)),
+        cpus_per_node=options.cpus_per_node or size.cpus_per_node(num_nodes),
         uses_sglang=size.gpus_per_node > 0 and SGLANG in needed_environments(scenario),
         sglang_folder=str(environments_folder()),
         pass_env=scenario.runtime.pass_env,

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +46,7 @@ def render_job(scheduler: Scheduler, plan: JobPlan, options: SubmitOptions, secr
         UserFault: the template cannot be read, or does not fit.
     """
     values: dict[str, Any] = {"plan": plan, "options": options, "ray_settings": RAY_SETTINGS}
+    values["ray_version"] = version("ray")
     values["delimiter"] = _delimiter(plan.scenario)
     if scheduler is Scheduler.SLURM:
         is_own = options.image is None  # the nodes see the environment that this command runs in

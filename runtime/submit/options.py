@@ -64,8 +64,11 @@ class SlurmOptions(OwnRayOptions, frozen=True, kw_only=True):
     """Of ``--submit slurm``."""
 
     partition: Word | None = None
+    """null: the cluster's usual one."""
     account: Word | None = None
+    """That the time is charged to; null: the user's usual one."""
     qos: Word | None = None
+    """Quality of service; null: the usual one."""
     time_limit: Annotated[str, Meta(pattern=r"^[0-9]+(-[0-9]+)?(:[0-9]+){0,2}$")] | None = None
     """As Slurm writes it, such as ``1-12:00:00``; null: the partition's."""
     memory: Word | None = None
@@ -97,8 +100,11 @@ class RayJobOptions(SubmitOptions, frozen=True, kw_only=True):
     namespace: Word | None = None
     """null: that of kubectl's context."""
     service_account: Word | None = None
+    """Of the pods; null: the namespace's."""
     image_pull_secrets: tuple[Word, ...] = ()
+    """Kubernetes Secrets with which the image is fetched."""
     node_selector: dict[str, str] = field(default_factory=dict[str, str])
+    """Labels of the machines that the pods may lie on."""
     tolerate: tuple[Word, ...] = ("nvidia.com/gpu",)
     """Keys of taints that the pods put up with."""
     memory: Word | None = None
@@ -106,6 +112,7 @@ class RayJobOptions(SubmitOptions, frozen=True, kw_only=True):
     shm_size: Word = "64Gi"
     """Of ``/dev/shm``, through which weights go to engines of the same node."""
     gpu_resource: Word = "nvidia.com/gpu"
+    """What the cluster calls a GPU."""
     secrets: tuple[Word, ...] = ()
     """Kubernetes Secrets whose entries become environment variables."""
     time_limit_s: Annotated[int, Meta(ge=1)] | None = None
@@ -124,11 +131,13 @@ class SkyPilotOptions(OwnRayOptions, frozen=True, kw_only=True):
     accelerators: Word | None = None
     """Name of the GPU, such as ``H100``; how many follows from the scenario."""
     use_spot: bool = False
+    """Machines that may be taken away: cheaper, and the run goes on when it is launched again."""
     memory: Word | None = None
     """In GB, such as ``256+``."""
     disk_size: Annotated[int, Meta(ge=1)] | None = None
     """In GB."""
     network_tier: Word | None = None
+    """``best`` where nodes say much to each other."""
     volumes: dict[str, str] = field(default_factory=dict[str, str])
     """Volumes of SkyPilot by the path where they are mounted."""
     file_mounts: dict[str, str] = field(default_factory=dict[str, str])

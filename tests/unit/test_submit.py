@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.app import app
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.submit.options import Scheduler, read_options
+from penstock.runtime.scenario.keys import field_docs
+from penstock.runtime.submit.options import OPTIONS, Scheduler, read_options
 
 SCHEMAS: dict[str, Any] = json.loads((Path(__file__).parent / "submit_schemas.json").read_text())
 TYPES = {"string": str, "integer": int, "boolean": bool, "object": dict, "array": list, "number": float}
@@ -319,3 +320,13 @@ def test_what_has_to_be_said_is_named_where_there_is_no_config() -> None:
     with pytest.raises(UserFault, match="keys image, volume_claim, shared_folder is needed") as error:
         read_options(Scheduler.RAYJOB, None)
     assert "--submit-config FILE" in str(error.value)
+
+
+@pytest.mark.parametrize("scheduler", list(Scheduler))
+def test_every_key_stands_in_the_page_with_what_it_says(scheduler: Scheduler) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text()
+    for key, says in field_docs(OPTIONS[scheduler]).items():
+        rows = [line for line in page.splitlines() if line.startswith(f"| `{key}` | ")]
+        assert any(scheduler in row.split("|")[2] or " all " in row.split("|")[2] for row in rows), key
+        assert key == "image" or any(says.replace("``", "`") in row for row in rows), key
+    assert set(OPTIONS[scheduler].__struct_fields__) == set(field_docs(OPTIONS[scheduler]))

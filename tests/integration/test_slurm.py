@@ -126,7 +126,7 @@ def processes_that_name(text: str) -> list[str]:
 def test_what_is_missing_ends_the_job_before_ray_is_started(tmp_path: Path, slurm: dict[str, str]) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "x", "label": "x"}\n')
     config(tmp_path, nodes=2, setup=[f"rm -f {tmp_path}/rows.jsonl"])
-    ended = penstock(tmp_path, slurm, "data.path=rows.jsonl", "reward.function=exact_match")
+    ended = penstock(tmp_path, slurm, "data.path=rows.jsonl")
     assert ended.returncode == 1, ended.stdout
     assert "rows.jsonl" in ended.stdout
     assert "exit code 2" in ended.stdout

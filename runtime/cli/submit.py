@@ -19,7 +19,7 @@ from penstock.runtime.preflight.gpu_memory import memory_outcome
 from penstock.runtime.run.placement import num_gpus_asked
 from penstock.runtime.safe_text import terminal_lines, terminal_text
 from penstock.runtime.submit.job import Job, find_job, make_job
-from penstock.runtime.submit.options import RayJobOptions, Scheduler, SkyPilotOptions, read_options
+from penstock.runtime.submit.options import RayJobOptions, Scheduler, SkyPilotOptions, SlurmOptions, read_options
 from penstock.runtime.submit.plan import Size, for_cluster, num_nodes_of, paths_of, plan_job
 from penstock.runtime.submit.render import render_job
 from penstock.runtime.submit.schedulers import Stage, client
@@ -134,7 +134,8 @@ def _write(asked: Submission, job: Job | None) -> Path:
     script = job.write(asked.scheduler, run_folder, asked.scenario, text)
     nodes = f"{num_nodes} node{'s' * (num_nodes > 1)}"
     _note(f"{script}: {nodes}, {plan.gpus_per_node} GPUs and {plan.cpus_per_node} CPUs each")
-    for path in paths_of(asked.scenario) if remote or options.image else ():
+    has_image = isinstance(options, SlurmOptions) and options.image is not None
+    for path in paths_of(asked.scenario) if remote or has_image else ():
         _note(f"has to be there on the nodes as well: {path}")
     return script
 

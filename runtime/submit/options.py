@@ -41,8 +41,6 @@ class SubmitOptions(Options, frozen=True, kw_only=True):
     """That a node has. null: 8, or fewer where the whole run takes fewer."""
     cpus_per_node: Annotated[int, Meta(ge=1)] | None = None
     """null: one for each thread of a node's processes, and two at least for each GPU."""
-    image: Word | None = None
-    """Of a container with Penstock in it (``docs/containers.md``)."""
     environment: dict[Name, str] = field(default_factory=dict[Name, str])
     """Variables that are set on every node, readable in the script: no secrets."""
     setup: tuple[Line, ...] = ()
@@ -56,6 +54,8 @@ class SubmitOptions(Options, frozen=True, kw_only=True):
 class OwnRayOptions(SubmitOptions, frozen=True, kw_only=True):
     """Where the job starts Ray itself, on machines that others use too."""
 
+    image: Word | None = None
+    """Of a container with Penstock in it (``docs/containers.md``)."""
     ports: tuple[Port, Port] = (20000, 31999)
     """First and last port that Ray may use on a node; it takes 256 of them that are free there."""
 

@@ -15,7 +15,7 @@ import jinja2
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.hosts.ray.cluster import RAY_SETTINGS
-from penstock.runtime.submit.options import Scheduler
+from penstock.runtime.submit.options import Scheduler, SlurmOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ def render_job(scheduler: Scheduler, plan: JobPlan, options: SubmitOptions, secr
     values: dict[str, Any] = {"plan": plan, "options": options, "ray_settings": RAY_SETTINGS}
     values["ray_version"] = version("ray")
     values["delimiter"] = _delimiter(plan.scenario)
-    if scheduler is Scheduler.SLURM:
+    if isinstance(options, SlurmOptions):
         is_own = options.image is None  # the nodes see the environment that this command runs in
         values["search_path"] = str(Path(sys.executable).parent) if is_own else None
         values["python_path"] = os.environ.get("PYTHONPATH") if is_own else None

@@ -37,7 +37,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -206,7 +206,7 @@ def await_nodes(address: str, num_nodes: int, timeout_s: float) -> None:
     import ray
 
     def num_alive() -> int:
-        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        nodes = cast("list[dict[str, Any]]", ray.nodes())  # type: ignore[no-untyped-call]
         return sum(bool(node["Alive"]) for node in nodes)
 
     try:

@@ -12,7 +12,7 @@ from penstock.messages.errors import UserFault
 from penstock.runtime.cli.node_plan import plan_nodes
 from penstock.runtime.cli.placement import placement
 from penstock.runtime.cli.run_arguments import Action
-from penstock.runtime.launch.machine import FAILED, LEFT_OUT, OK
+from penstock.runtime.launch.machine import FAILED, LEFT_OUT, OK, ask_machine
 from penstock.runtime.launch.runs import RECORD_NAME
 from penstock.runtime.launch.status import run_status
 from penstock.runtime.preflight.gpu_memory import memory_outcome
@@ -97,18 +97,40 @@ def _submitted(asked: Submission, job: Job | None) -> Job | None:
     if job is not None and (before := job.record.job_id) is not None:
         state = asked.client.state(job, before)
         if not state.is_over:
+            if changes := job.changes(asked.scenario):
+                raise UserFault(
+                    f"{job.folder}: {asked.scheduler} job {before} is there already ({state.text}), without "
+                    f"{', '.join(changes)}: to go on with that, end it first with --job stop"
+                )
             asked.tell(f"{job.folder}: {asked.scheduler} job {before} is there already ({state.text})")
             return job
         is_completed = job.is_completed or (state.stage is Stage.COMPLETED and not (job.folder / RECORD_NAME).is_file())
         if is_completed and not job.changes(asked.scenario):
             asked.tell(f"{job.folder}: completed; to train more, raise run.num_steps; for another run: --job new")
             return None
+    if isinstance(asked.options, SlurmOptions) and asked.options.image is None and asked.options.check_here:
+        _check_here(asked)
     script = _write(asked, job)
     job = Job(script.parents[1])
     goes_on = "goes on" if job.has_begun else "begins"
-    record = job.note_submitted(asked.client.submit(job, script))
+    record = job.note_submitted(asked.client.submit(job, script), asked.scenario)
     asked.tell(f"submitted {asked.scheduler} job {record.job_id}, in which the run {goes_on}: {job.folder}")
     return job
+
+
+def _check_here(asked: Submission) -> None:
+    """What the nodes would lack and this machine lacks as well need not wait in the queue to be told.
+
+    Raises:
+        UserFault: something is missing.
+    """
+    with asked.console.status("checking that everything is there …"):
+        outcomes = ask_machine(for_cluster(asked.scenario), asked.parent)
+    if missing := [
+        f"{name}: {text.removeprefix(f'{FAILED}: ')}" for name, text in outcomes.items() if text.startswith(FAILED)
+    ]:
+        hint = "(check_here: false in the submit config, where only the nodes have it)"
+        raise UserFault("\n".join((*missing, hint)))
 
 
 def _write(asked: Submission, job: Job | None) -> Path:

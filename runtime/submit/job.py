@@ -131,16 +131,18 @@ class Job:
     def write(self, scheduler: Scheduler, run_folder: str, scenario: Scenario, script: str) -> Path:
         """Write what the scheduler is given, and the record; the path of the former."""
         self.own_folder.mkdir(mode=0o700, exist_ok=True)
-        write_asked(self.own_folder / ASKED_FILE, scenario)
         file = self.script(scheduler)
         file.touch(mode=0o600)  # addresses in a scenario may hold passwords
         file.write_text(script, encoding="utf-8")
         if not (self.own_folder / RECORD_FILE).is_file():
             self._keep(JobRecord(scheduler=scheduler, run_folder=run_folder))
+        if self.record.job_id is None:  # who gives it to the scheduler by hand does not come back here
+            write_asked(self.own_folder / ASKED_FILE, scenario)
         return file
 
-    def note_submitted(self, job_id: str) -> JobRecord:
-        """Keep the scheduler's name for the submission that was just made."""
+    def note_submitted(self, job_id: str, scenario: Scenario) -> JobRecord:
+        """Keep the scheduler's name for the submission that was just made, and what was asked for with it."""
+        write_asked(self.own_folder / ASKED_FILE, scenario)
         before = self.record
         earlier = before.earlier_ids if before.job_id is None else (*before.earlier_ids, before.job_id)
         record = msgspec.structs.replace(before, job_id=job_id, submitted_at=time.time(), earlier_ids=earlier)

@@ -75,6 +75,9 @@ class SlurmOptions(OwnRayOptions, frozen=True, kw_only=True):
     """Of a node, as ``sbatch --mem`` takes it; ``0`` is all. null: what Slurm gives."""
     exclusive: bool = False
     """Nobody else's jobs on the nodes."""
+    check_here: bool = True
+    """Before it is submitted, this machine is asked for what a dry run asks for: rows, models, functions. false: where
+    only the nodes have them."""
     requeue: bool = False
     """At its time limit the job is put into the queue again and goes on by itself. (After a node's failure or a
     preemption Slurm does so where the cluster allows it.)"""

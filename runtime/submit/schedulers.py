@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 import msgspec
 
 from penstock.messages.errors import UserFault
+from penstock.runtime.safe_text import terminal_text
 from penstock.runtime.submit.options import RayJobOptions, Scheduler
 from penstock.runtime.submit.tools import LAUNCH_TIMEOUT_S, call, stream, try_call
 
@@ -203,6 +204,8 @@ class SkyPilot:
         103: JobState(Stage.ENDED, "CANCELLED"),
     }
     """By the exit codes of ``sky logs --status``."""
+    NO_CLUSTER: Final = ("not found", "does not exist", "is not up", "STOPPED")
+    """Words of it where the cluster is stopped or gone, and every job of it with it."""
 
     def __init__(self, secret_names: tuple[str, ...]) -> None:
         self._secret_names = secret_names
@@ -216,7 +219,12 @@ class SkyPilot:
 
     def state(self, job: Job, job_id: str) -> JobState:
         asked = try_call(("sky", "logs", "--status", job_id))
-        return self.STATES.get(asked.returncode, JobState(Stage.ENDED, f"no such cluster, or no answer: {job_id}"))
+        if (known := self.STATES.get(asked.returncode)) is not None:
+            return known
+        said = terminal_text((asked.stderr + asked.stdout).strip(), max_chars=1000)
+        if any(sign in said for sign in self.NO_CLUSTER):
+            return JobState(Stage.ENDED, said)
+        raise UserFault(f"sky logs --status {job_id}: exit code {asked.returncode}: {said}")
 
     def log(self, job: Job, job_id: str, poll_s: float) -> Iterator[str]:
         yield from _lines(("sky", "logs", "--follow", job_id))

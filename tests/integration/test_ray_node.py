@@ -143,3 +143,18 @@ def test_a_worker_without_a_head_and_a_command_without_its_nodes_give_up_in_time
         assert done.returncode == 2
         assert "the head of Ray has not come up" in done.stderr
     assert time.monotonic() - began_s < 60
+
+
+@pytest.mark.ray
+def test_nobody_waits_for_a_node_that_has_failed(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        port = taken.getsockname()[1]
+        words = (*NODE, "head", str(folder), "--ports", f"{port}-{port + BLOCK_PORTS - 1}", "--timeout", "60")
+        assert subprocess.run(words, capture_output=True, timeout=60, check=False).returncode == 2
+    began_s = time.monotonic()
+    done = run_with(folder, "--num-nodes", "2")
+    assert done.returncode == 2
+    assert f"ports {port}-" in done.stderr
+    assert time.monotonic() - began_s < 30

@@ -100,6 +100,9 @@ def test_slurm_is_given_the_script_once_and_then_followed() -> None:
     assert asked() == [f"sbatch --parsable {job.own_folder / 'job.sh'}"]
     again = command("slurm", "--job", "submit")
     assert "slurm job 12 is there already (RUNNING)" in again.output
+    command("slurm", "--dry-run", "engines.count=3")  # which changes nothing of the job that is there
+    with pytest.raises(UserFault, match=r"without engines\.count=3: to go on .* --job stop"):
+        command("slurm", "--job", "submit", "engines.count=3")
     assert not [line for line in asked() if line.startswith("sbatch")]
 
 
@@ -235,3 +238,18 @@ def test_skypilot_is_asked_through_sky(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "running" in command("skypilot", "--job", "status", config=config).output
     command("skypilot", "--job", "stop", config=config)
     assert f"sky cancel --yes --all {job.name}" in asked()
+    program("sky", "echo 'no connection to the API server' >&2; exit 1")
+    with pytest.raises(UserFault, match="exit code 1: no connection to the API server"):
+        command("skypilot", config=config)  # not known to be over, so not launched once more
+    program("sky", 'case "$*" in *--status*) echo "Cluster x does not exist" >&2; exit 1;; esac')
+    assert command("skypilot", "--job", "submit", config=config).exit_code == 0
+    assert any(line.startswith("sky launch") for line in asked())
+
+
+def test_what_the_login_node_lacks_is_told_before_it_is_submitted() -> None:
+    program("sbatch", "echo 1")
+    with pytest.raises(UserFault, match=r"none\.jsonl.*\n.*check_here: false"):
+        command("slurm", "data.path=none.jsonl")
+    assert (asked(), list(Path("runs").glob("*"))) == ([], [])
+    done = command("slurm", "--job", "submit", "data.path=none.jsonl", config="check_here: false\n")
+    assert (done.exit_code, len(asked())) == (0, 1)

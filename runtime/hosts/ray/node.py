@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 CLUSTER_FILE: Final = "cluster.json"
 ENDED_FILE: Final = "ended"
+FAILED_FILE: Final = "failed"
+"""Why a node has not come up or has ended before the job: so that nobody waits for it."""
 BLOCK_PORTS: Final = 256
 """Of one node: those that Ray gives names to, those of its workers, and the last one, which says that it is taken."""
 FIXED_PORTS: Final = (
@@ -153,9 +155,19 @@ def run_node(kind: str, folder: Path, ports: tuple[int, int], *, num_gpus: int, 
         _hand_on_signals(ray)
         if kind == "head":
             _await(lambda: _is_heard(found.address) or ray.poll() is not None, timeout_s, "Ray's head did not start")
-            _write(folder, found)
+            if ray.poll() is None:
+                _write(folder, found)
         code = ray.wait()
-    return 0 if (folder / ENDED_FILE).exists() else code or 1
+    if (folder / ENDED_FILE).exists():
+        return 0
+    note_failed(folder, f"Ray's {kind} on {socket.gethostname()} has ended with exit code {code}; its log says why")
+    return code or 1
+
+
+def note_failed(folder: Path, why: str) -> None:
+    """Tell whoever waits in this attempt that a node will not come."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / FAILED_FILE).write_text(f"{why}\n", encoding="utf-8")
 
 
 def await_head(folder: Path, timeout_s: float) -> ClusterFile:
@@ -165,7 +177,7 @@ def await_head(folder: Path, timeout_s: float) -> ClusterFile:
         UserFault: it has written nothing within ``timeout_s``.
     """
     file = folder / CLUSTER_FILE
-    _await(file.exists, timeout_s, f"{file}: the head of Ray has not come up; its log says why")
+    _await(file.exists, timeout_s, f"{file}: the head of Ray has not come up; its log says why", folder)
     return msgspec.json.decode(file.read_bytes(), type=ClusterFile)
 
 
@@ -187,7 +199,7 @@ def run_with(folder: Path, command: Sequence[str], *, num_nodes: int, address: s
         address = found.address
         os.environ.update({TOKEN_MODE: "token", TOKEN: found.token})
         os.environ.pop("RAY_ADDRESS", None)
-    await_nodes(address, num_nodes, timeout_s)
+    await_nodes(address, num_nodes, timeout_s, folder)
     child = subprocess.Popen([*command, f"runtime.ray_address={address}"])
     _hand_on_signals(child)
     code = child.wait()
@@ -196,11 +208,17 @@ def run_with(folder: Path, command: Sequence[str], *, num_nodes: int, address: s
     return 128 - code if code < 0 else code
 
 
-def await_nodes(address: str, num_nodes: int, timeout_s: float) -> None:
+def await_nodes(address: str, num_nodes: int, timeout_s: float, folder: Path) -> None:
     """Wait until so many nodes of this cluster live.
 
+    Args:
+        address: of the cluster.
+        num_nodes: to wait for.
+        timeout_s: to wait.
+        folder: of this attempt.
+
     Raises:
-        UserFault: they have not come within ``timeout_s``.
+        UserFault: they have not come within ``timeout_s``, or one of them has failed.
     """
     os.environ.update(RAY_SETTINGS)
     import ray
@@ -215,7 +233,7 @@ def await_nodes(address: str, num_nodes: int, timeout_s: float) -> None:
         raise UserFault(f"{address}: Ray of this job cannot be reached: {str(error).strip()}") from error
     try:
         what = f"{address}: fewer than {num_nodes} nodes have joined Ray; the logs of the others say why"
-        _await(lambda: num_alive() >= num_nodes, timeout_s, what)
+        _await(lambda: num_alive() >= num_nodes, timeout_s, what, folder)
     finally:
         ray.shutdown()
 
@@ -240,6 +258,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run_with(folder, command, num_nodes=int(asked.num_nodes), address=asked.address, timeout_s=timeout_s)
         return run_node(asked.kind, folder, asked.ports, num_gpus=int(asked.num_gpus), timeout_s=timeout_s)
     except UserFault as error:
+        if asked.kind != "with":
+            note_failed(folder, str(error))
         sys.stderr.write(f"penstock: {error}\n")
         return 2
 
@@ -274,10 +294,13 @@ def _is_heard(address: str) -> bool:
     return True
 
 
-def _await(what: Callable[[], bool], timeout_s: float, complaint: str) -> None:
-    """Until it is true. It is looked at now and then, as nothing tells of a file, a port or a node that comes."""
+def _await(what: Callable[[], bool], timeout_s: float, complaint: str, folder: Path | None = None) -> None:
+    """Until it is true, or a node of the attempt in this folder has failed. It is looked at now and then, as nothing
+    tells of a file, a port or a node that comes."""
     end_s = time.monotonic() + timeout_s
     while not what():
+        if folder is not None and (folder / FAILED_FILE).is_file():
+            raise UserFault((folder / FAILED_FILE).read_text(encoding="utf-8").strip())
         if time.monotonic() > end_s:
             raise UserFault(f"{complaint} (waited for {timeout_s:g} s)")
         time.sleep(PAUSE_S)

@@ -6,30 +6,14 @@ from typing import Annotated
 
 import typer
 
+from penstock.runtime.submit.scheduler_names import JobAction, Scheduler
+
 
 class Part(StrEnum):
     """Of a run, where it is not the whole."""
 
     LEARNER = "learner"
     ROLLOUT = "rollout"
-
-
-class SchedulerName(StrEnum):
-    """As :class:`penstock.runtime.submit.options.Scheduler`, which costs more to import than ``--help`` should."""
-
-    SLURM = "slurm"
-    RAYJOB = "rayjob"
-    SKYPILOT = "skypilot"
-
-
-class Action(StrEnum):
-    """What is wanted of a submitted run."""
-
-    SUBMIT = "submit"
-    STATUS = "status"
-    LOG = "log"
-    STOP = "stop"
-    NEW = "new"
 
 
 DryRun = Annotated[
@@ -78,14 +62,14 @@ Into = Annotated[
     ),
 ]
 Submit = Annotated[
-    SchedulerName | None,
+    Scheduler | None,
     typer.Option("--submit", help="Give the run to this scheduler, and follow it; given again, go on with it."),
 ]
 SubmitConfig = Annotated[
     Path | None, typer.Option("--submit-config", metavar="FILE", help="With --submit: partition, image, time limit, …")
 ]
-JobAction = Annotated[
-    Action | None,
+Job = Annotated[
+    JobAction | None,
     typer.Option(
         "--job",
         help="With --submit: [bold]submit[/] and do not follow, show [bold]status[/] or [bold]log[/], [bold]stop[/] "

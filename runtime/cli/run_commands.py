@@ -46,7 +46,7 @@ def run(
     into: given.Into = None,
     submit: given.Submit = None,
     submit_config: given.SubmitConfig = None,
-    job: given.JobAction = None,
+    job: given.Job = None,
 ) -> None:
     """Train: start the seven actors on this machine or a Ray cluster, and follow them to the end."""
     from penstock.runtime.scenario import load_scenario

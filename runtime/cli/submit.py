@@ -11,7 +11,6 @@ from rich.markup import escape
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.node_plan import plan_nodes
 from penstock.runtime.cli.placement import placement
-from penstock.runtime.cli.run_arguments import Action
 from penstock.runtime.launch.machine import FAILED, LEFT_OUT, OK, ask_machine
 from penstock.runtime.launch.runs import RECORD_NAME
 from penstock.runtime.launch.status import run_status
@@ -19,9 +18,10 @@ from penstock.runtime.preflight.gpu_memory import memory_outcome
 from penstock.runtime.run.placement import num_gpus_asked
 from penstock.runtime.safe_text import terminal_lines, terminal_text
 from penstock.runtime.submit.job import Job, find_job, make_job
-from penstock.runtime.submit.options import RayJobOptions, Scheduler, SkyPilotOptions, SlurmOptions, read_options
+from penstock.runtime.submit.options import RayJobOptions, SkyPilotOptions, SlurmOptions, read_options
 from penstock.runtime.submit.plan import Size, for_cluster, num_nodes_of, paths_of, plan_job
 from penstock.runtime.submit.render import render_job
+from penstock.runtime.submit.scheduler_names import JobAction, Scheduler
 from penstock.runtime.submit.schedulers import Stage, client
 from penstock.runtime.submit.tools import require
 
@@ -67,17 +67,22 @@ class Submission:
 
 
 def submit_run(
-    scenario: Scenario, scheduler: str, config: Path | None, action: Action | None, console: Console, *, dry_run: bool
+    scenario: Scenario,
+    scheduler: Scheduler,
+    config: Path | None,
+    action: JobAction | None,
+    console: Console,
+    *,
+    dry_run: bool,
 ) -> int:
     """Do what is asked of the newest run of this name, or submit it and follow it; the exit code.
 
     Raises:
         UserFault: something has to be changed, or is missing.
     """
-    kind = Scheduler(scheduler)
-    asked = Submission(scenario, kind, read_options(kind, config), console)
-    job = None if action is Action.NEW else find_job(asked.parent, scenario.run.name, kind)
-    is_look = action in (Action.STATUS, Action.LOG, Action.STOP)
+    asked = Submission(scenario, scheduler, read_options(scheduler, config), console)
+    job = None if action is JobAction.NEW else find_job(asked.parent, scenario.run.name, scheduler)
+    is_look = action in (JobAction.STATUS, JobAction.LOG, JobAction.STOP)
     if dry_run:
         if is_look:
             raise UserFault(f"--dry-run writes a job's file; leave --job {action} away")
@@ -86,10 +91,10 @@ def submit_run(
     require(asked.client.program)
     if action is not None and is_look:
         if job is None or job.record.job_id is None:
-            raise UserFault(f"{asked.parent}: no run {scenario.run.name} was given to {kind} from here yet")
+            raise UserFault(f"{asked.parent}: no run {scenario.run.name} was given to {scheduler} from here yet")
         return _look(asked, job, job.record.job_id, action)
     submitted = _submitted(asked, job)
-    return 0 if submitted is None or action is Action.SUBMIT else _follow(asked, submitted)
+    return 0 if submitted is None or action is JobAction.SUBMIT else _follow(asked, submitted)
 
 
 def _submitted(asked: Submission, job: Job | None) -> Job | None:
@@ -193,9 +198,9 @@ def _size(scenario: Scenario, options: SubmitOptions) -> Size:
     return Size(plan.num_nodes, plan.gpus_per_node, num_cpu_threads, num_threads - num_cpu_threads)
 
 
-def _look(asked: Submission, job: Job, job_id: str, action: Action) -> int:
+def _look(asked: Submission, job: Job, job_id: str, action: JobAction) -> int:
     """Status, log or end of a submission; the exit code."""
-    if action is Action.STOP:
+    if action is JobAction.STOP:
         state = asked.client.state(job, job_id)
         if state.is_over:
             asked.tell(f"{job.folder}: nothing to stop, {asked.scheduler} job {job_id} is over ({state.text})")
@@ -204,7 +209,7 @@ def _look(asked: Submission, job: Job, job_id: str, action: Action) -> int:
         asked.client.stop(job, job_id)
         asked.tell("stopped; the same command without --job goes on with it")
         return 0
-    if action is Action.LOG:
+    if action is JobAction.LOG:
         return _follow(asked, job)
     state = asked.client.state(job, job_id)
     asked.tell(f"{job.folder}: {asked.scheduler} job {job_id}: {state.stage} ({state.text})")

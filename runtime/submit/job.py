@@ -14,7 +14,7 @@ from penstock.messages.errors import UserFault
 from penstock.runtime.launch.again import changes_since, write_asked
 from penstock.runtime.launch.launch import has_entries
 from penstock.runtime.launch.runs import RECORD_NAME, make_run_folder, read_record
-from penstock.runtime.submit.options import Scheduler
+from penstock.runtime.submit.scheduler_names import Scheduler
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,19 +14,12 @@ from penstock.messages.errors import UserFault
 from penstock.runtime.hosts.ray.node import BLOCK_PORTS
 from penstock.runtime.scenario.keys import dotted, misfit
 from penstock.runtime.scenario.source import read_source
+from penstock.runtime.submit.scheduler_names import Scheduler
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Line = Annotated[str, Meta(pattern=r"^[^\n]*$")]
 Word = Annotated[str, Meta(pattern=r"^[^\s]+$")]
 Port = Annotated[int, Meta(ge=1024, le=65535)]
-
-
-class Scheduler(StrEnum):
-    """Who is given a run."""
-
-    SLURM = "slurm"
-    RAYJOB = "rayjob"
-    SKYPILOT = "skypilot"
 
 
 class SubmitOptions(Options, frozen=True, kw_only=True):

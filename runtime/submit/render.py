@@ -15,7 +15,8 @@ import jinja2
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.hosts.ray.cluster import RAY_SETTINGS
-from penstock.runtime.submit.options import Scheduler, SlurmOptions
+from penstock.runtime.submit.options import SlurmOptions
+from penstock.runtime.submit.scheduler_names import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,8 @@ import msgspec
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.safe_text import terminal_text
-from penstock.runtime.submit.options import RayJobOptions, Scheduler
+from penstock.runtime.submit.options import RayJobOptions
+from penstock.runtime.submit.scheduler_names import Scheduler
 from penstock.runtime.submit.tools import LAUNCH_TIMEOUT_S, call, stream, try_call
 
 if TYPE_CHECKING:

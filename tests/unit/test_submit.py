@@ -15,7 +15,8 @@ from penstock.messages.errors import UserFault
 from penstock.runtime.cli.app import app
 from penstock.runtime.scenario import load_scenario
 from penstock.runtime.scenario.keys import field_docs
-from penstock.runtime.submit.options import OPTIONS, Scheduler, read_options
+from penstock.runtime.submit.options import OPTIONS, read_options
+from penstock.runtime.submit.scheduler_names import Scheduler
 
 SCHEMAS: dict[str, Any] = json.loads((Path(__file__).parent / "submit_schemas.json").read_text())
 TYPES = {"string": str, "integer": int, "boolean": bool, "object": dict, "array": list, "number": float}

@@ -19,7 +19,7 @@ from penstock.runtime.cli.app import app
 from penstock.runtime.launch.launch import claim_drive
 from penstock.runtime.launch.runs import close_record, open_record, read_record
 from penstock.runtime.submit.job import Job, find_job
-from penstock.runtime.submit.options import Scheduler
+from penstock.runtime.submit.scheduler_names import Scheduler
 
 RAYJOB = "image: penstock\nvolume_claim: runs\nshared_folder: /shared/runs\nnamespace: lab\npoll_s: 0.2\n"
 SKYPILOT = "shared_folder: /shared/runs\naccelerators: H100\n"

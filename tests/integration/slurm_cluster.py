@@ -32,7 +32,9 @@ def two_slurm_nodes() -> Generator[dict[str, str]]:
     """Their environment: with it ``sbatch`` and the rest speak to them."""
     base = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     base.chmod(0o755)  # munge wants to be reached by everybody
-    environment = {**os.environ, "PATH": f"{os.environ['PATH']}:{SYSTEM_PATH}", "SLURM_CONF": str(base / "slurm.conf")}
+    path = f"{os.environ['PATH']}:{SYSTEM_PATH}"
+    own = {"PATH": path, "SLURM_CONF": str(base / "slurm.conf"), "TMPDIR": str(base / "t")}
+    environment = {**os.environ, **own}
     daemons: list[subprocess.Popen[bytes]] = []
     log = (base / "daemons.log").open("wb")
 
@@ -64,7 +66,7 @@ def two_slurm_nodes() -> Generator[dict[str, str]]:
 
 
 def _write_config(base: Path) -> None:
-    for name in ("keys", "munge", "state", *(f"spool-{node}" for node in NODES)):
+    for name in ("keys", "munge", "state", "t", *(f"spool-{node}" for node in NODES)):
         (base / name).mkdir(mode=0o700 if name == "keys" else 0o711)
     (base / "keys/key").write_bytes(os.urandom(1024))
     (base / "keys/key").chmod(0o600)

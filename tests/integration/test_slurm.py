@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +21,6 @@ from penstock.runtime.launch.status import run_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.slow,
@@ -91,10 +91,10 @@ def test_a_run_over_two_nodes_is_submitted_stopped_and_completed_by_the_same_com
     assert not audit_run(run).findings
     again = penstock(tmp_path, slurm, folder, f"run.num_steps={reached + 3}")
     assert (again.returncode, "completed; to train more" in again.stdout) == (0, True)
-    check_ray(run)
+    check_ray(run, Path(slurm["TMPDIR"]))
 
 
-def check_ray(run: Path) -> None:
+def check_ray(run: Path, temp: Path) -> None:
     """Each attempt had a Ray of two nodes, in ports of its own, and nothing is left of it."""
     addresses = {json.loads(file.read_text())["address"] for file in run.glob("job/ray-*/cluster.json")}
     tokens = {json.loads(file.read_text())["token"] for file in run.glob("job/ray-*/cluster.json")}
@@ -104,7 +104,7 @@ def check_ray(run: Path) -> None:
     nodes = re.findall(r"is process \d+ on node (\w+)", (run / "logs" / "driver.log").read_text())
     assert nodes
     end_s = time.monotonic() + 30.0
-    while left := processes_that_name(str(run)):
+    while left := [*processes_that_name(str(run)), *(path.name for path in temp.glob("ps-*/r"))]:
         assert time.monotonic() < end_s, left
         time.sleep(0.2)
 

@@ -152,7 +152,7 @@ def run_node(kind: str, folder: Path, ports: tuple[int, int], *, num_gpus: int, 
         environment = {**os.environ, **settings, TOKEN_MODE: "token", TOKEN: found.token}
         environment.pop("RAY_ADDRESS", None)
         ray = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
-        _hand_on_signals(ray)
+        _hand_on_signals(ray, signal.SIGKILL)  # its own end takes seconds, and a scheduler's patience may be shorter
         if kind == "head":
             _await(lambda: _is_heard(found.address) or ray.poll() is not None, timeout_s, "Ray's head did not start")
             if ray.poll() is None:
@@ -306,11 +306,12 @@ def _await(what: Callable[[], bool], timeout_s: float, complaint: str, folder: P
         time.sleep(PAUSE_S)
 
 
-def _hand_on_signals(child: subprocess.Popen[bytes]) -> None:
-    """From now on what would end this process ends the child first; the wait for it then returns."""
+def _hand_on_signals(child: subprocess.Popen[bytes], instead: int | None = None) -> None:
+    """From now on what would end this process ends the child first, by the same signal or by another one; the wait for
+    it then returns."""
 
     def hand_on(number: int, _frame: object) -> None:
-        child.send_signal(number)
+        child.send_signal(instead or number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, hand_on)

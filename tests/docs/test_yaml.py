@@ -11,7 +11,8 @@ from blocks import Block, blocks
 from penstock.runtime.scenario.load import overridden_source, scenario_from
 from penstock.runtime.scenario.shipped import shipped_scenarios
 from penstock.runtime.scenario.source import read_source
-from penstock.runtime.submit.options import Scheduler, read_options
+from penstock.runtime.submit.options import read_options
+from penstock.runtime.submit.scheduler_names import Scheduler
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -99,7 +99,8 @@ def _table(plan: Plan, asked: Asked, space: Space) -> Table:
     table = Table(title=title, box=box.ROUNDED, title_justify="left", show_lines=True)
     headings = ["engines + learner", "tokens/s", "step", "age", "busy"]
     for heading in headings if asked.prices is None else [*headings, "per million", "whole run"]:
-        table.add_column(heading, justify="left" if heading == headings[0] else "right")
+        is_first = heading == headings[0]
+        table.add_column(heading, justify="left" if is_first else "right", no_wrap=is_first)
     rows = [*plan.pareto] if plan.chosen in plan.pareto else [plan.chosen, *plan.pareto]
     for each in rows[:MOST_ROWS]:
         table.add_row(*_cells(each, asked, space), style="bold" if each == plan.chosen else "")
@@ -110,7 +111,7 @@ def _cells(each: Measured, asked: Asked, space: Space) -> list[str]:
     choice = each.candidate
     goodput = f"\ngoodput {percent(each.goodput.mean)}" if each.goodput.mean < 0.9995 else ""
     cells = [
-        f"{choice.split}, {choice.slots:,} slots\n{escape(choice.schedule)}",
+        f"{choice.split}\n{choice.slots:,} slots\n{escape(choice.schedule)}",
         _over(each.tokens_per_s, short_count),
         length_text(each.step_s.mean),
         f"{each.mean_age.mean:.2f}{goodput}",

@@ -50,7 +50,7 @@ def plan(
         float, typer.Option(min=0.5, max=1, help="What is kept of a learner's speed per device when it is doubled.")
     ] = 1.0,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Of each choice that is compared in the end.")] = 5,
-    budget: Annotated[int, typer.Option(min=24, max=100_000, help="Simulations, at most.")] = 64,
+    budget: Annotated[int, typer.Option(min=24, max=100_000, help="Simulations, at most.")] = 48,
     processes: Processes = None,
     out: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The scenario that is chosen; a picture beside it.")
@@ -82,3 +82,50 @@ def plan(
         num_processes=processes or usable_cores(),
         as_json=as_json,
     )
+
+
+@app.command(
+    epilog="[bold]Examples[/]\n\n"
+    "penstock rehearse scenarios/fully_async.yaml --faults 'preempt 0.05/h per engine, learner 0.01/h' --price 2.5\n\n"
+    "penstock rehearse scenarios/fully_async.yaml --faults 'preempt 2/day per engine' --models models.yaml --seeds 50"
+)
+def rehearse(
+    scenario: ScenarioFile,
+    faults: Annotated[
+        str,
+        typer.Option(
+            help="WHAT TIMES/UNIT, with commas: preempt (an engine), learner, machine or another actor; s, min, h, day;"
+            " 'per engine' where each has the rate."
+        ),
+    ],
+    overrides: Overrides = None,
+    price: Price = None,
+    models: ModelsFile = None,
+    seed: Annotated[int, typer.Option(min=0, help="The first one.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Runs with faults; each is played without them too.")
+    ] = 20,
+    processes: Processes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play a whole run many times with faults that come by chance: how long it takes, what it costs, how much is lost;
+    with the penstock chaos command that brings the median run and the worst one about.
+
+    [bold]Exit codes[/]: 0 every run was completed, 1 one was not, 2 something has to be changed."""
+    from penstock.runtime.cli.rehearse import rehearse_and_show
+    from penstock.runtime.prediction.models import read_models
+    from penstock.runtime.prediction.planning.candidate import read_prices
+    from penstock.runtime.prediction.workers import usable_cores
+
+    code = rehearse_and_show(
+        scenario,
+        overrides or [],
+        faults,
+        range(seed, seed + seeds),
+        console,
+        prices=None if price is None else read_prices(price),
+        models=None if models is None else read_models(models),
+        num_processes=processes or usable_cores(),
+        as_json=as_json,
+    )
+    raise typer.Exit(code)

@@ -1,7 +1,7 @@
 """Simulations side by side: processes that play one after the other, for as long as there are any left.
 
 For every wait: a simulation that takes longer than :data:`LIMIT_S` has its process ended by its own alarm, which ends
-the wait of whoever asked for it.
+the wait of whoever asked for it. A process ends with the one that has started it, whatever ended that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
+from penstock.backends.processes.process_facts import end_with_parent
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ Result = TypeVar("Result")
 
 def usable_cores() -> int:
     """Those that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 class Workers:
@@ -36,7 +37,11 @@ class Workers:
 
     def __init__(self, num_processes: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(num_processes, context) if num_processes > 1 else None
+        self._pool = (
+            ProcessPoolExecutor(num_processes, context, initializer=end_with_parent, initargs=(signal.SIGKILL,))
+            if num_processes > 1
+            else None
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -6,10 +6,15 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
+import psutil
 import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
@@ -29,6 +34,9 @@ from penstock.runtime.prediction.planning.search import Trials, search
 from penstock.runtime.prediction.planning.space import Space
 from penstock.runtime.prediction.workers import Workers
 from penstock.runtime.scenario.load import load_scenario
+
+if TYPE_CHECKING:
+    from penstock.runtime.scenario import Scenario
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 SMALL = (
@@ -101,12 +109,16 @@ def test_the_best_choice_is_found_within_two_percent_in_a_tenth_of_all_simulatio
     assert all(each.num_seeds == 3 for each in found.pareto)
 
 
+def say_nothing(_: Estimator, scenario: Scenario) -> float:
+    return 1.0
+
+
 def test_where_the_estimate_says_nothing_simulations_find_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(num_devices=8, max_staleness=1, num_seeds=2, budget=36, slots=(4, 8, 16))
     space = space_of(asked)
     with Workers(1) as workers:
         best = search(space, asked, workers, on_round=lambda _: lambda: None)
-        monkeypatch.setattr(Estimator, "tokens_per_s", lambda self, scenario: 1.0)
+        monkeypatch.setattr(Estimator, "tokens_per_s", say_nothing)
         found = search(space, asked, workers, on_round=lambda _: lambda: None)
         monkeypatch.setattr(planning, "NUM_CLIMBERS", 0)
         lost = search(space, asked, workers, on_round=lambda _: lambda: None)
@@ -341,6 +353,17 @@ def kill_oneself(_: int) -> int:
 def test_a_process_that_is_killed_is_told_and_waited_for_no_longer() -> None:
     with Workers(2) as workers, pytest.raises(UserFault, match="a process with a simulation was ended"):
         workers.map(kill_oneself, [1])
+
+
+def test_processes_end_with_the_one_that_has_started_them() -> None:
+    program = (
+        "import os; from penstock.runtime.prediction.workers import Workers; workers = Workers(2); "
+        "print(workers.map(eval, ['__import__(\"os\").getpid()'])[0], flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(done.stdout)).wait(timeout=30)
 
 
 def test_results_come_in_the_order_of_the_jobs() -> None:

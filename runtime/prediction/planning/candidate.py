@@ -152,5 +152,5 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Of twice as many ranks: 0.9 makes the divided part of a step 1.8 times as quick."""
     num_seeds: int = 5
     """Of what is compared in the end."""
-    budget: int = 64
+    budget: int = 48
     """Simulations, at most."""

@@ -32,6 +32,7 @@ from penstock.runtime.prediction.planning.estimate import Estimator
 from penstock.runtime.prediction.planning.measured import Measured, chosen, pareto
 from penstock.runtime.prediction.planning.search import Trials, search
 from penstock.runtime.prediction.planning.space import Space
+from penstock.runtime.prediction.steady import WORKING, Steady
 from penstock.runtime.prediction.workers import Workers
 from penstock.runtime.scenario.load import load_scenario
 
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario import Scenario
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
+STEADY = Steady(
+    num_steps=12, step_s=1.0, tokens_per_s=100.0, engines={WORKING: 1.0}, learner={WORKING: 1.0}, occupancy=1.0,
+    goodput=1.0, ages=(1.0,), longest_tokens=10.0,
+)  # fmt: skip
 SMALL = (
     "filter.drop_zero_spread=false",
     "sampling.samples_per_group=4",
@@ -109,6 +114,10 @@ def test_the_best_choice_is_found_within_two_percent_in_a_tenth_of_all_simulatio
     assert all(each.num_seeds == 3 for each in found.pareto)
 
 
+def play_nothing(_: Scenario, seed: int) -> Steady:
+    return STEADY
+
+
 def say_nothing(_: Estimator, scenario: Scenario) -> float:
     return 1.0
 
@@ -141,6 +150,28 @@ def test_where_price_counts_fewer_devices_are_tried_too() -> None:
     sizes = {each.num_devices for each in space_of(asked).candidates}
     assert sizes == {2, 4, 6, 8}
     assert {each.num_devices for each in space_of(replace(asked, objective=Objective.THROUGHPUT)).candidates} == {8}
+
+
+@pytest.mark.parametrize(("seeds", "budget"), [(1, 4), (2, 8), (5, 20), (12, 48)])
+def test_no_more_is_simulated_than_the_budget_allows(seeds: int, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "play", play_nothing)
+    asked = Asked(num_devices=16, num_seeds=seeds, budget=budget)
+    with Workers(1) as workers:
+        found = search(space_of(asked), asked, workers, on_round=lambda _: lambda: None)
+        assert found.num_simulations <= budget
+        assert found.chosen.num_seeds == seeds
+        with pytest.raises(UserFault, match=f"take {budget} or more"):
+            search(space_of(asked), replace(asked, budget=budget - 1), workers, on_round=lambda _: lambda: None)
+
+
+def test_what_the_rules_refuse_is_no_choice_and_the_reason_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "play", play_nothing)
+    asked = Asked(num_devices=4, num_seeds=1, budget=24)
+    space = space_of(asked, "staleness.reuse=2")  # under sync a group would be too old for its second batch
+    with Workers(1) as workers:
+        found = search(space, asked, workers, on_round=lambda _: lambda: None)
+    assert {each.candidate.policy for each in (*found.pareto, *found.tried)} == {"one_step_off", "fully_async"}
+    assert any(text.startswith("staleness.reuse: a group gets one version older") for text in found.refused)
 
 
 def test_nothing_that_can_be_played_is_said() -> None:

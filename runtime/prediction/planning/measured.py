@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -95,8 +94,3 @@ def _axes(each: Measured) -> tuple[float, ...]:
 def _beats(one: Measured, other: Measured) -> bool:
     a, b = _axes(one), _axes(other)
     return all(x <= y for x, y in zip(a, b, strict=True)) and a != b
-
-
-def spread_of(each: Measured) -> float:
-    """Half of the interval of the speed ÷ its mean."""
-    return statistics.fmean((each.tokens_per_s.high, -each.tokens_per_s.low)) / each.tokens_per_s.mean

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from xml.sax.saxutils import escape
 
 from penstock.runtime.observability.texts import number_text, short_count
+from penstock.runtime.safe_text import terminal_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,7 @@ _RED: Final = "#dc2626"
 
 def pareto_svg(plan: Plan, title: str) -> str:
     """Grey: what was tried; blue: what nothing beats, with intervals; red: what was chosen."""
+    title = terminal_text(title)
     front = [*plan.pareto] if plan.chosen in plan.pareto else [plan.chosen, *plan.pareto]
     everything = [*plan.tried, *front]
     has_price = all(each.cost is not None for each in everything)
@@ -94,7 +96,7 @@ def _member(each: Measured, x: float, y_of: _Scale, *, is_chosen: bool) -> list[
     colour = _RED if is_chosen else _BLUE
     speed = each.tokens_per_s
     y, top, bottom = y_of(speed.mean), y_of(speed.high), y_of(speed.low)
-    text = escape(("chosen: " if is_chosen else "") + each.candidate.short)
+    text = escape(terminal_text(("chosen: " if is_chosen else "") + each.candidate.short))
     side, anchor = (-8, "end") if x > WIDTH * 0.6 else (8, "start")
     return [
         f'<line x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="{colour}" stroke-width="1.5"/>',

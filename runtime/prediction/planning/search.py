@@ -39,6 +39,8 @@ HALVED: Final = 0.5
 """Of the budget: kept for the last part."""
 NUM_CLIMBERS: Final = 3
 NUM_FINALISTS: Final = 3
+LEAST_ROUNDS: Final = 4
+"""Simulations for each seed that the budget must have: half of them find the best, and half compare them."""
 MAX_VAIN: Final = 2
 """Rounds with a step of one that find nothing better, after which the climb is over."""
 
@@ -82,8 +84,13 @@ def search(space: Space, asked: Asked, workers: Workers, *, on_round: Callable[[
         on_round: is told how many simulations come now, and gives what hears of each that is over.
 
     Raises:
-        UserFault: nothing could be played.
+        UserFault: nothing could be played, or the budget does not suffice for the seeds.
     """
+    if asked.budget < LEAST_ROUNDS * asked.num_seeds:
+        raise UserFault(
+            f"--budget: {asked.budget} simulations are too few to compare choices with {asked.num_seeds} seeds; take "
+            f"{LEAST_ROUNDS * asked.num_seeds} or more, or fewer --seeds"
+        )
     trials = Trials(space, asked, workers, on_round)
     _screen(trials, asked)
     if not trials.steady:
@@ -207,7 +214,7 @@ def _screen(trials: Trials, asked: Asked) -> None:
         lists.setdefault((each.policy, each.max_staleness, each.is_colocated), []).append(each)
     taken: list[Candidate] = []
     apart = max(1, asked.num_devices // 16)
-    most = max(len(lists), int(SCREENED * asked.budget))
+    most = min(asked.budget // 2, max(len(lists), int(SCREENED * asked.budget)))
     while len(taken) < most and any(lists.values()):
         for waiting in lists.values():
             while waiting and len(taken) < most:

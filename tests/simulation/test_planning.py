@@ -126,7 +126,7 @@ def test_where_the_estimate_says_nothing_simulations_find_the_way(monkeypatch: p
     asked = Asked(num_devices=8, max_staleness=1, num_seeds=2, budget=36, slots=(4, 8, 16))
     space = space_of(asked)
     with Workers(1) as workers:
-        best = search(space, asked, workers, on_round=lambda _: lambda: None)
+        best = search(space, replace(asked, budget=16), workers, on_round=lambda _: lambda: None)
         monkeypatch.setattr(Estimator, "tokens_per_s", say_nothing)
         found = search(space, asked, workers, on_round=lambda _: lambda: None)
         monkeypatch.setattr(planning, "NUM_CLIMBERS", 0)

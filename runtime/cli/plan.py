@@ -62,7 +62,9 @@ def plan_and_show(
     remarks = _remarks(plan, asked, space, models)
     write_planned(space.real_of(plan.chosen.candidate), out, remarks)
     try:
-        picture.write_text(pareto_svg(plan, f"{space.real.run.name}: {asked.num_devices} devices"), encoding="utf-8")
+        title = f"{space.real.run.name}: {asked.num_devices} devices"
+        svg = pareto_svg(plan, title, has_price=asked.objective is Objective.COST)
+        picture.write_text(svg, encoding="utf-8")
     except OSError as error:
         raise UserFault(f"{picture}: cannot be written: {(error.strerror or str(error)).lower()}") from None
     if as_json:
@@ -110,9 +112,10 @@ def _table(plan: Plan, asked: Asked, space: Space) -> Table:
 def _cells(each: Measured, asked: Asked, space: Space) -> list[str]:
     choice = each.candidate
     goodput = f"\ngoodput {percent(each.goodput.mean)}" if each.goodput.mean < 0.9995 else ""
+    few = f"\n{each.num_seeds} of {asked.num_seeds} seeds" if each.num_seeds < asked.num_seeds else ""
     cells = [
         f"{choice.split}\n{choice.slots:,} slots\n{escape(choice.schedule)}",
-        _over(each.tokens_per_s, short_count),
+        _over(each.tokens_per_s, short_count) + few,
         length_text(each.step_s.mean),
         f"{each.mean_age.mean:.2f}{goodput}",
         f"{100 * each.engines_busy.mean:.0f} % / {100 * each.learner_busy.mean:.0f} %",

@@ -111,7 +111,7 @@ def test_the_best_choice_is_found_within_two_percent_in_a_tenth_of_all_simulatio
     # The scenario is one in which it matters: most choices are far from the best.
     assert sorted(speeds.values())[len(speeds) // 2] < 0.8 * max(speeds.values())
     assert found.chosen.num_seeds == 3
-    assert all(each.num_seeds == 3 for each in found.pareto)
+    assert found.pareto[-1].candidate.max_staleness == 0  # the freshest is shown, however slow it is
 
 
 def play_nothing(_: Scenario, seed: int) -> Steady:

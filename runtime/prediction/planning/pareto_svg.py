@@ -1,5 +1,4 @@
-"""What was tried, as one picture: speed over the bound of staleness, over price, or over devices; no script, no font of
-its own."""
+"""What was tried, as one picture: speed over the bound of staleness, or over price; no script, no font of its own."""
 
 from __future__ import annotations
 
@@ -23,12 +22,17 @@ _BLUE: Final = "#2563eb"
 _RED: Final = "#dc2626"
 
 
-def pareto_svg(plan: Plan, title: str) -> str:
-    """Grey: what was tried; blue: what nothing beats, with intervals; red: what was chosen."""
+def pareto_svg(plan: Plan, title: str, *, has_price: bool) -> str:
+    """Grey: what was tried; blue: what nothing beats, with intervals; red: what was chosen.
+
+    Args:
+        plan: what was found.
+        title: heads the picture.
+        has_price: across is the price of a token, for which the plan has prices; else the bound of staleness.
+    """
     title = terminal_text(title)
     front = [*plan.pareto] if plan.chosen in plan.pareto else [plan.chosen, *plan.pareto]
     everything = [*plan.tried, *front]
-    has_price = all(each.cost is not None for each in everything)
     name = "price of a million trained tokens" if has_price else "bound of staleness (versions)"
     xs = [_across(each, has_price=has_price) for each in everything]
     x_of = _Scale(min(xs), max(xs), LEFT + 20, WIDTH - RIGHT - 20)

@@ -5,7 +5,7 @@
 2. From the best ones their neighbours are played, the split of the devices in steps that are halved where nothing
    better was found, until steps of one find nothing.
 3. The best and those that nothing beats get a few seeds more; the best of these, and again what nothing beats, get all
-   of them. Only what has all seeds is compared in the end.
+   of them. Only what has all seeds is chosen.
 
 The same space, seeds and budget give the same result, however many processes play.
 """
@@ -63,7 +63,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     chosen: Measured
     pareto: tuple[Measured, ...]
-    """With all seeds: nothing is better than these in everything; the quickest first."""
+    """Nothing is better than these in everything; the quickest first. Some may have fewer seeds than were asked for."""
     tried: tuple[Measured, ...]
     """All others, the best first."""
     num_candidates: int
@@ -98,7 +98,7 @@ def search(space: Space, asked: Asked, workers: Workers, *, on_round: Callable[[
     _climb(trials, space, asked)
     finals = _halve(trials, asked)
     best = chosen(finals, asked.objective)
-    front = pareto(finals)
+    front = pareto(trials.all())
     shown = {each.candidate for each in front}
     others = sorted(
         (each for each in trials.all() if each.candidate not in shown),
@@ -257,10 +257,12 @@ def _halve(trials: Trials, asked: Asked) -> list[Measured]:
     some = min(asked.num_seeds, 2)
     most = max(1, trials.left // max(1, some - 1) // 2)
     front = [each.candidate for each in pareto(trials.all())]
-    trials.play(list(dict.fromkeys([*trials.best(max(NUM_FINALISTS, most - len(front))), *front]))[:most], some)
+    best = trials.best(most)
+    trials.play(list(dict.fromkeys([*best[:NUM_FINALISTS], *front, *best]))[:most], some)
     seen = [each for each in trials.all() if each.num_seeds >= some]
     ranked = sorted(seen, key=lambda each: each.value(asked.objective), reverse=True)
     front = [each.candidate for each in pareto(seen)]
-    finalists = list(dict.fromkeys([*(each.candidate for each in ranked[:NUM_FINALISTS]), *front]))
+    best = [each.candidate for each in ranked[:NUM_FINALISTS]]
+    finalists = list(dict.fromkeys([*best[:2], *front, *best]))
     trials.play(finalists[: max(1, trials.left // max(1, asked.num_seeds - some))], asked.num_seeds)
     return [each for each in trials.all() if each.num_seeds == asked.num_seeds]

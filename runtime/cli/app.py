@@ -10,11 +10,11 @@ import typer
 from rich.markup import escape
 
 from penstock.messages.errors import UserFault
-from penstock.runtime.cli import control_commands, prepare_commands, run_commands, view_commands
+from penstock.runtime.cli import control_commands, planning_commands, prepare_commands, run_commands, view_commands
 from penstock.runtime.cli.program import OWN_PROCESS, app, console, errors
 from penstock.runtime.safe_text import without_credentials
 
-__all__ = ["app", "control_commands", "main", "prepare_commands", "run_commands", "view_commands"]
+__all__ = ["app", "control_commands", "main", "planning_commands", "prepare_commands", "run_commands", "view_commands"]
 
 INTERRUPTED = 130
 

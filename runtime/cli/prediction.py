@@ -107,12 +107,14 @@ def _forecast_table(found: Forecast) -> Table:
     table = Table(title=title, box=box.ROUNDED, show_header=False, title_justify="left")
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    table.add_row("step time", _spread(found.step_s, length_text))
-    table.add_row("tokens/s", f"{_spread(found.tokens_per_s, short_count)} trained")
+    table.add_row("step time", spread_text(found.step_s, length_text))
+    table.add_row("tokens/s", f"{spread_text(found.tokens_per_s, short_count)} trained")
     for name, states in (("engines", found.engines), ("learner", found.learner)):
-        table.add_row(name, "\n".join(f"{_spread(share, percent)} {escape(state)}" for state, share in states.items()))
-    table.add_row("slots", f"{_spread(found.occupancy, percent)} in use while engines work")
-    table.add_row("goodput", f"{_spread(found.goodput, percent)} of the tokens that ended were trained")
+        table.add_row(
+            name, "\n".join(f"{spread_text(share, percent)} {escape(state)}" for state, share in states.items())
+        )
+    table.add_row("slots", f"{spread_text(found.occupancy, percent)} in use while engines work")
+    table.add_row("goodput", f"{spread_text(found.goodput, percent)} of the tokens that ended were trained")
     ages = ", ".join(f"{percent(share)} {age} old" for age, share in enumerate(found.ages) if share)
     table.add_row("staleness", f"{ages} (versions)")
     bound = found.bound
@@ -122,6 +124,17 @@ def _forecast_table(found: Forecast) -> Table:
         "bound", f"{escape(bound.formula)}: {length_text(bound.least_s)}{most}; active: {bound.active}{slack}"
     )
     return table
+
+
+def model_errors(models: Models | None) -> list[str]:
+    """How far off the models are, as calibration has said; nothing without any."""
+    if models is None:
+        return []
+    fits = [f"{fit.what} {percent(fit.error)}" for fit in models.fits if fit.error is not None]
+    lines = [_error_text(models)]
+    if fits:
+        lines.append(f"error of the fits on steps that they have not seen: {'; '.join(fits)}")
+    return lines + [f"not learnt: {text}" for text in models.unknown]
 
 
 def _error_text(models: Models | None) -> str:
@@ -135,7 +148,8 @@ def _error_text(models: Models | None) -> str:
     )
 
 
-def _spread(found: Interval, text: Callable[[float], str]) -> str:
+def spread_text(found: Interval, text: Callable[[float], str]) -> str:
+    """``1,200 (1,100 to 1,300)``; the mean alone where all are equal."""
     low, mean, high = text(found.low), text(found.mean), text(found.high)
     return f"{mean}" if low == high else f"{mean} ({low} to {high})"
 

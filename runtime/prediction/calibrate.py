@@ -105,6 +105,7 @@ def _source(recording: Recording) -> SourceRun:
         num_steps=recording.num_steps,
         num_cpus=machine.num_cpus,
         gpus=machine.gpus,
+        learner_ranks=recording.scenario.learner.num_ranks,
     )
 
 

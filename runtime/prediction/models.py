@@ -33,6 +33,7 @@ class SourceRun(Options, frozen=True, kw_only=True):
     num_steps: int
     num_cpus: int
     gpus: tuple[str, ...]
+    learner_ranks: int = 1
 
 
 class FitResult(Options, frozen=True, kw_only=True):

@@ -1,0 +1,1 @@
+"""What to run on devices that are not there yet: the search behind ``penstock plan``."""

@@ -1,0 +1,95 @@
+"""How quick a candidate should be by the bound of its schedule, in microseconds: what is simulated first.
+
+The terms of :mod:`penstock.runtime.observability.explain.bounds` from the models: ``g`` with as many requests side by
+side as slots, KV budget and the bound of staleness allow, ``L`` of the longest response that a batch can be expected to
+have. Between the bound without ``L`` and the one with it the middle is taken. Queues, chance and what actors say to
+each other are not in it: that is what simulations are for.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist, fmean
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.simulated.lengths import quantile
+from penstock.messages.training import UpdateMode
+from penstock.runtime.observability.explain.bounds import Terms, bound_from
+
+if TYPE_CHECKING:
+    from penstock.backends.engines.options import LatencyOptions
+    from penstock.runtime.scenario import Scenario
+
+_NORMAL: Final = NormalDist()
+_NUM_POINTS: Final = 400
+
+
+class Estimator:
+    """Of scenarios that have the lengths, batches and rewards of one."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        """
+        Args:
+            scenario: modelled.
+        """
+        sampling, learner = scenario.sampling, scenario.learner
+        model, most = scenario.engines.simulated, sampling.max_response_tokens
+        self._batch_samples = learner.groups_per_batch * sampling.samples_per_group
+        self._samples_per_group = sampling.samples_per_group
+        self._mean = fmean(_length(model, most, (i + 0.5) / _NUM_POINTS) for i in range(_NUM_POINTS))
+        self._longest = _length(model, most, 1 - 1 / (self._batch_samples + 1))
+        self._made_share = 1 / max(1e-3, 1 - _turned_away(scenario))
+
+    def tokens_per_s(self, scenario: Scenario) -> float:
+        """Trained tokens a second of this modelled scenario."""
+        engines, staleness, model = scenario.engines, scenario.staleness, scenario.engines.simulated
+        learner, eta = scenario.learner.simulated, staleness.max_staleness or 0
+        tokens = self._batch_samples * self._mean
+        running = self._running(scenario, eta)
+        held = running * (model.prompt_tokens + self._mean / 2)
+        token_s = model.token_s + max(0.0, running - 1) * model.token_load_s + held * model.context_token_s
+        token_s /= engines.simulated_speed
+        prompt_s = model.prefill_token_s * model.prompt_tokens / self._samples_per_group / engines.simulated_speed
+        sample_s = model.prefill_s + self._mean * token_s + running * prompt_s
+        is_colocated = engines.placement == "colocate"
+        swap_s = model.apply_weights_s + model.apply_byte_s * learner.size_bytes
+        turn_s = model.sleep_s + model.wake_s + learner.sleep_s + learner.wake_s if is_colocated else 0.0
+        drains = staleness.update_mode is UpdateMode.DRAIN
+        bound = bound_from(
+            Terms(
+                generation_s=self._batch_samples * self._made_share * sample_s / (engines.count * running) + swap_s,
+                longest_s=model.prefill_s + self._longest * token_s,
+                training_s=learner.step_s + learner.token_s * tokens,
+                exposed_s=learner.publish_s + learner.publish_byte_s * learner.size_bytes + turn_s,
+                measured_s=0.0,
+                max_staleness=eta,
+                drains=drains,
+                is_colocated=is_colocated,
+            )
+        )
+        most_s = bound.least_s if bound.most_s is None else bound.most_s
+        return tokens / ((bound.least_s + most_s) / 2)
+
+    def _running(self, scenario: Scenario, eta: int) -> float:
+        """Requests that an engine runs side by side at most, as a mean over all engines."""
+        engines, model = scenario.engines, scenario.engines.simulated
+        granted = self._batch_samples * (eta + 1) / engines.count
+        fitting = math.inf if model.kv_tokens is None else model.kv_tokens / (model.prompt_tokens + self._mean / 2)
+        return min(granted, max(1.0, min(engines.slots, fitting)))
+
+
+def _length(model: LatencyOptions, most: int, share: float) -> float:
+    if model.response_tokens_quantiles:
+        length = quantile(model.response_tokens_quantiles, share)
+    else:
+        length = model.response_tokens_median * math.exp(model.response_tokens_sigma * _NORMAL.inv_cdf(share))
+    return max(1.0, min(float(most), length))
+
+
+def _turned_away(scenario: Scenario) -> float:
+    """Share of the groups that the filter turns away, as their samples all earn the same."""
+    if not scenario.filter.drop_zero_spread:
+        return 0.0
+    reward, size = scenario.reward.simulated, scenario.sampling.samples_per_group
+    by_chance = reward.success_rate**size + (1 - reward.success_rate) ** size
+    return reward.constant_rate + (1 - reward.constant_rate) * by_chance

@@ -1,0 +1,268 @@
+"""The search: screened by the bound of the schedule, climbed from the best, and halved with more and more seeds.
+
+1. Every choice is estimated (:mod:`.estimate`). Of each schedule, the best and others that are no neighbours of it are
+   played with one seed, up to :data:`SCREENED` of the budget.
+2. From the best ones their neighbours are played, the split of the devices in steps that are halved where nothing
+   better was found, until steps of one find nothing.
+3. The best and those that nothing beats get a few seeds more; the best of these, and again what nothing beats, get all
+   of them. Only what has all seeds is chosen.
+
+The same space, seeds and budget give the same result, however many processes play.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from penstock.messages.errors import UserFault
+from penstock.runtime.prediction.forecast import play
+from penstock.runtime.prediction.planning.candidate import Objective
+from penstock.runtime.prediction.planning.estimate import Estimator
+from penstock.runtime.prediction.planning.measured import Measured, chosen, measured, pareto
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.runtime.prediction.planning.candidate import Asked, Candidate
+    from penstock.runtime.prediction.planning.space import Space
+    from penstock.runtime.prediction.steady import Steady
+    from penstock.runtime.prediction.workers import Workers
+    from penstock.runtime.scenario import Scenario
+
+STEADY_STEPS: Final = 12
+"""That are counted of each simulation."""
+SCREENED: Final = 0.4
+"""Of the budget."""
+HALVED: Final = 0.5
+"""Of the budget: kept for the last part."""
+NUM_CLIMBERS: Final = 3
+NUM_FINALISTS: Final = 3
+LEAST_ROUNDS: Final = 4
+"""Simulations for each seed that the budget must have: half of them find the best, and half compare them."""
+MAX_VAIN: Final = 2
+"""Rounds with a step of one that find nothing better, after which the climb is over."""
+
+
+class Job(NamedTuple):
+    """One simulation."""
+
+    scenario: Scenario
+    seed: int
+
+
+class Failed(NamedTuple):
+    """A simulation that came to nothing, and why."""
+
+    cause: str
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found."""
+
+    chosen: Measured
+    pareto: tuple[Measured, ...]
+    """Nothing is better than these in everything; the quickest first. Some may have fewer seeds than were asked for."""
+    tried: tuple[Measured, ...]
+    """All others, the best first."""
+    num_candidates: int
+    num_simulations: int
+    num_exhaustive: int
+    """Simulations of every candidate with every seed."""
+    refused: tuple[str, ...]
+    """Why choices are none, each once."""
+
+
+def search(space: Space, asked: Asked, workers: Workers, *, on_round: Callable[[int], Callable[[], None]]) -> Plan:
+    """The best choice.
+
+    Args:
+        space: of the scenario.
+        asked: what is to be best, and with how many simulations.
+        workers: that play.
+        on_round: is told how many simulations come now, and gives what hears of each that is over.
+
+    Raises:
+        UserFault: nothing could be played, or the budget does not suffice for the seeds.
+    """
+    if asked.budget < LEAST_ROUNDS * asked.num_seeds:
+        raise UserFault(
+            f"--budget: {asked.budget} simulations are too few to compare choices with {asked.num_seeds} seeds; take "
+            f"{LEAST_ROUNDS * asked.num_seeds} or more, or fewer --seeds"
+        )
+    trials = Trials(space, asked, workers, on_round)
+    _screen(trials, asked)
+    if not trials.steady:
+        raise UserFault(f"no choice could be played: {'; '.join(trials.refused)}")
+    _climb(trials, space, asked)
+    finals = _halve(trials, asked)
+    best = chosen(finals, asked.objective)
+    front = pareto(trials.all())
+    shown = {each.candidate for each in front}
+    others = sorted(
+        (each for each in trials.all() if each.candidate not in shown),
+        key=lambda each: each.value(asked.objective),
+        reverse=True,
+    )
+    return Plan(
+        chosen=best,
+        pareto=tuple(front),
+        tried=tuple(others),
+        num_candidates=len(space.candidates),
+        num_simulations=trials.num_played,
+        num_exhaustive=len(space.candidates) * asked.num_seeds,
+        refused=tuple(trials.refused),
+    )
+
+
+class Trials:
+    """What was played so far."""
+
+    def __init__(
+        self, space: Space, asked: Asked, workers: Workers, on_round: Callable[[int], Callable[[], None]]
+    ) -> None:
+        self.steady: dict[Candidate, list[Steady]] = {}
+        self.refused: dict[str, None] = {}
+        self.num_played = 0
+        estimator = Estimator(space.modelled)
+        self.estimates = {each: self._estimate(estimator, space, asked, each) for each in space.candidates}
+        """The larger, the better."""
+        self._space, self._asked, self._workers, self._on_round = space, asked, workers, on_round
+        self._out: set[Candidate] = set()
+
+    @staticmethod
+    def _estimate(estimator: Estimator, space: Space, asked: Asked, candidate: Candidate) -> float:
+        speed = estimator.tokens_per_s(space.sketch_of(candidate))
+        if asked.objective is Objective.COST and asked.prices is not None:
+            return speed / max(1e-12, candidate.hourly(asked.prices))
+        return speed
+
+    @property
+    def left(self) -> int:
+        """Simulations that the budget allows."""
+        return self._asked.budget - self.num_played
+
+    def is_new(self, candidate: Candidate) -> bool:
+        """Whether it was neither played nor refused."""
+        return candidate not in self.steady and candidate not in self._out
+
+    def is_allowed(self, candidate: Candidate) -> bool:
+        """Whether the scenario's rules have nothing against it."""
+        if candidate in self._out:
+            return False
+        try:
+            self._space.real_of(candidate)
+        except UserFault as error:
+            self._refuse(candidate, str(error).partition(": ")[2] or str(error))
+            return False
+        return True
+
+    def _refuse(self, candidate: Candidate, cause: str) -> None:
+        self._out.add(candidate)
+        self.refused[cause] = None
+
+    def play(self, candidates: Sequence[Candidate], num_seeds: int) -> None:
+        """Bring each of them up to so many seeds."""
+        first = self._space.real.run.seed
+        wanted = [
+            (each, first + place)
+            for each in candidates
+            if each not in self._out
+            for place in range(len(self.steady.get(each, ())), num_seeds)
+        ]
+        jobs = [Job(_shortened(self._space.modelled_of(each)), seed) for each, seed in wanted]
+        found = self._workers.map(steady_of_job, jobs, on_done=self._on_round(len(jobs)))
+        self.num_played += len(jobs)
+        for (candidate, _), one in zip(wanted, found, strict=True):
+            if isinstance(one, Failed):
+                self._refuse(candidate, one.cause)
+                self.steady.pop(candidate, None)
+            elif candidate not in self._out:
+                self.steady.setdefault(candidate, []).append(one)
+
+    def all(self) -> list[Measured]:
+        """Everything that was played."""
+        return [measured(each, found, self._asked.prices) for each, found in self.steady.items()]
+
+    def best(self, number: int) -> list[Candidate]:
+        """The best of them first."""
+        ordered = sorted(self.all(), key=lambda each: each.value(self._asked.objective), reverse=True)
+        return [each.candidate for each in ordered[:number]]
+
+
+def steady_of_job(job: Job) -> Steady | Failed:
+    """Play one; a scenario that cannot be played says why."""
+    try:
+        return play(job.scenario, job.seed)
+    except UserFault as error:
+        return Failed(str(error).partition("\n")[0])
+
+
+def _shortened(scenario: Scenario) -> Scenario:
+    """With as many steps as it takes to count :data:`STEADY_STEPS` of them (:func:`.steady.stretch_of`)."""
+    eta = scenario.staleness.max_staleness
+    assert eta is not None, "scenarios are resolved"
+    num_steps = -(-(STEADY_STEPS + 2 + eta) * 5 // 4)
+    return msgspec.structs.replace(scenario, run=msgspec.structs.replace(scenario.run, num_steps=num_steps))
+
+
+def _screen(trials: Trials, asked: Asked) -> None:
+    """Of each schedule in turn the next best by its estimate that is no neighbour of one that was taken."""
+    lists: dict[tuple[str, int, bool], list[Candidate]] = {}
+    for each in sorted(trials.estimates, key=lambda one: -trials.estimates[one]):
+        lists.setdefault((each.policy, each.max_staleness, each.is_colocated), []).append(each)
+    taken: list[Candidate] = []
+    apart = max(1, asked.num_devices // 16)
+    most = min(asked.budget // 2, max(len(lists), int(SCREENED * asked.budget)))
+    while len(taken) < most and any(lists.values()):
+        for waiting in lists.values():
+            while waiting and len(taken) < most:
+                each = waiting.pop(0)
+                is_near = any(
+                    abs(each.num_engines - one.num_engines) <= apart
+                    and (each.policy, each.max_staleness, each.is_colocated, each.engine_devices, each.slots)
+                    == (one.policy, one.max_staleness, one.is_colocated, one.engine_devices, one.slots)
+                    for one in taken
+                )
+                if not is_near and trials.is_allowed(each):
+                    taken.append(each)
+                    break
+    trials.play(taken, 1)
+
+
+def _climb(trials: Trials, space: Space, asked: Asked) -> None:
+    """From the best ones uphill."""
+    spacing = max(1, asked.num_devices // 8)
+    reserved = int(HALVED * asked.budget * (asked.num_seeds - 1) / asked.num_seeds)
+    num_vain = 0
+    while trials.left > reserved and num_vain < MAX_VAIN:
+        before = trials.best(1)
+        near = dict.fromkeys(one for each in trials.best(NUM_CLIMBERS) for one in space.neighbours(each, spacing))
+        new = sorted((one for one in near if trials.is_new(one)), key=lambda one: -trials.estimates[one])
+        allowed: list[Candidate] = []
+        for one in new:
+            if len(allowed) < min(2 * NUM_CLIMBERS, trials.left - reserved) and trials.is_allowed(one):
+                allowed.append(one)
+        trials.play(allowed, 1)
+        if allowed and trials.best(1) != before:
+            num_vain = 0
+        else:
+            num_vain += spacing == 1
+            spacing = max(1, spacing // 2)
+
+
+def _halve(trials: Trials, asked: Asked) -> list[Measured]:
+    """Those with all seeds."""
+    some = min(asked.num_seeds, 2)
+    most = max(1, trials.left // max(1, some - 1) // 2)
+    front = [each.candidate for each in pareto(trials.all())]
+    best = trials.best(most)
+    trials.play(list(dict.fromkeys([*best[:NUM_FINALISTS], *front, *best]))[:most], some)
+    seen = [each for each in trials.all() if each.num_seeds >= some]
+    ranked = sorted(seen, key=lambda each: each.value(asked.objective), reverse=True)
+    front = [each.candidate for each in pareto(seen)]
+    best = [each.candidate for each in ranked[:NUM_FINALISTS]]
+    finalists = list(dict.fromkeys([*best[:2], *front, *best]))
+    trials.play(finalists[: max(1, trials.left // max(1, asked.num_seeds - some))], asked.num_seeds)
+    return [each for each in trials.all() if each.num_seeds == asked.num_seeds]

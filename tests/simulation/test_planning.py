@@ -1,0 +1,404 @@
+"""The search of ``penstock plan`` finds what trying everything finds, and says what it did not try."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+import pytest
+from msgspec.structs import replace
+from typer.testing import CliRunner
+
+from penstock.backends.engines.options import LatencyOptions
+from penstock.backends.learners.options import SimulatedLearnerOptions
+from penstock.backends.rewards.options import SimulatedRewardOptions
+from penstock.messages.errors import UserFault
+from penstock.runtime.cli.app import app
+from penstock.runtime.prediction.forecast import interval
+from penstock.runtime.prediction.models import Check, FitResult, Models, SourceRun, write_models
+from penstock.runtime.prediction.planning import search as planning
+from penstock.runtime.prediction.planning.candidate import Asked, Candidate, Objective, Prices, read_prices, read_speeds
+from penstock.runtime.prediction.planning.estimate import Estimator
+from penstock.runtime.prediction.planning.measured import Measured, chosen, pareto
+from penstock.runtime.prediction.planning.search import Trials, search
+from penstock.runtime.prediction.planning.space import Space
+from penstock.runtime.prediction.steady import WORKING, Steady
+from penstock.runtime.prediction.workers import Workers
+from penstock.runtime.scenario.load import load_scenario
+
+if TYPE_CHECKING:
+    from penstock.runtime.scenario import Scenario
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+STEADY = Steady(
+    num_steps=12, step_s=1.0, tokens_per_s=100.0, engines={WORKING: 1.0}, learner={WORKING: 1.0}, occupancy=1.0,
+    goodput=1.0, ages=(1.0,), longest_tokens=10.0,
+)  # fmt: skip
+SMALL = (
+    "filter.drop_zero_spread=false",
+    "sampling.samples_per_group=4",
+    "sampling.max_response_tokens=300",
+    "learner.groups_per_batch=6",
+    "learner.warm_start=null",
+    "engines.slots=8",
+    "engines.progress_tokens=1000",
+)
+MODELLED = (
+    *SMALL,
+    "engines.simulated.kv_tokens=1500",
+    "engines.simulated.response_tokens_median=60",
+    "engines.simulated.response_tokens_sigma=1.0",
+    "engines.simulated.token_s=0.01",
+    "engines.simulated.token_load_s=0.0006",
+    "engines.simulated.apply_weights_s=0.2",
+    "engines.simulated.fetch_weights_s=0.2",
+    "learner.simulated.step_s=0.3",
+    "learner.simulated.token_s=0.002",
+    "learner.simulated.publish_s=0.1",
+)
+FILE = SCENARIOS / "fully_async.yaml"
+MODELS = Models(
+    penstock_version="0",
+    made_at="2026-01-01T00:00:00+00:00",
+    model="xs",
+    max_response_tokens=300,
+    truncated_share=0.0,
+    most_running=8,
+    engines=LatencyOptions(response_tokens_median=60.0, token_load_s=0.001),
+    learner=SimulatedLearnerOptions(step_s=0.3, token_s=0.004),
+    reward=SimulatedRewardOptions(),
+    fits=(FitResult(what="training, a step", values={}, count=20, error=0.08, bias=0.0),),
+    checks=(
+        Check(
+            folder="r", policy="sync", step_s=1.0, step_error=-0.07, engines_busy=0.5, engines_busy_predicted=0.5,
+            learner_busy=0.5, learner_busy_predicted=0.5,
+        ),
+    ),
+    unknown=("engines.kv_tokens: never full",),
+    runs=(SourceRun(folder="r", started_at="", policy="sync", num_steps=9, num_cpus=2, gpus=(), learner_ranks=2),),
+)  # fmt: skip
+
+
+def space_of(asked: Asked, *overrides: str, models: Models | None = None, file: Path = FILE) -> Space:
+    return Space(file, [*(MODELLED if models is None else SMALL), *overrides], models, asked)
+
+
+# --- the search -------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_choice_is_found_within_two_percent_in_a_tenth_of_all_simulations() -> None:
+    asked = Asked(num_devices=6, max_staleness=2, num_seeds=3, budget=15, slots=(4, 8, 16))
+    space = space_of(asked)
+    with Workers(2) as workers:
+        found = search(space, asked, workers, on_round=lambda _: lambda: None)
+        everything = Trials(space, replace(asked, budget=10**6), workers, lambda _: lambda: None)
+        everything.play([each for each in space.candidates if everything.is_allowed(each)], 1)
+        everything.play(everything.best(8), 3)  # the best of all: the others are far away, as is asserted below
+    speeds = {each.candidate: each.tokens_per_s.mean for each in everything.all()}
+    assert found.num_exhaustive == 3 * len(space.candidates) >= 150
+    assert found.num_simulations <= found.num_exhaustive / 10
+    assert speeds[found.chosen.candidate] >= 0.98 * max(speeds.values())
+    # The scenario is one in which it matters: most choices are far from the best.
+    assert sorted(speeds.values())[len(speeds) // 2] < 0.8 * max(speeds.values())
+    assert found.chosen.num_seeds == 3
+    assert found.pareto[-1].candidate.max_staleness == 0  # the freshest is shown, however slow it is
+
+
+def play_nothing(_: Scenario, seed: int) -> Steady:
+    return STEADY
+
+
+def say_nothing(_: Estimator, scenario: Scenario) -> float:
+    return 1.0
+
+
+def test_where_the_estimate_says_nothing_simulations_find_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(num_devices=8, max_staleness=1, num_seeds=2, budget=36, slots=(4, 8, 16))
+    space = space_of(asked)
+    with Workers(1) as workers:
+        best = search(space, replace(asked, budget=16), workers, on_round=lambda _: lambda: None)
+        monkeypatch.setattr(Estimator, "tokens_per_s", say_nothing)
+        found = search(space, asked, workers, on_round=lambda _: lambda: None)
+        monkeypatch.setattr(planning, "NUM_CLIMBERS", 0)
+        lost = search(space, asked, workers, on_round=lambda _: lambda: None)
+    assert found.chosen.tokens_per_s.mean >= 0.98 * best.chosen.tokens_per_s.mean
+    assert lost.chosen.tokens_per_s.mean < 0.8 * best.chosen.tokens_per_s.mean
+
+
+def test_the_result_does_not_depend_on_the_number_of_processes() -> None:
+    asked = Asked(num_devices=3, max_staleness=1, num_seeds=2, budget=12, slots=(8,), prices=Prices(1.0, 2.0))
+    space = space_of(asked)
+    plans: list[bytes] = []
+    for number in (1, 2):
+        with Workers(number) as workers:
+            plans.append(msgspec.json.encode(search(space, asked, workers, on_round=lambda _: lambda: None)))
+    assert plans[0] == plans[1]
+
+
+def test_where_price_counts_fewer_devices_are_tried_too() -> None:
+    asked = Asked(num_devices=8, objective=Objective.COST, prices=Prices(1.0, 1.0), max_staleness=0, slots=(8,))
+    sizes = {each.num_devices for each in space_of(asked).candidates}
+    assert sizes == {2, 4, 6, 8}
+    assert {each.num_devices for each in space_of(replace(asked, objective=Objective.THROUGHPUT)).candidates} == {8}
+
+
+@pytest.mark.parametrize(("seeds", "budget"), [(1, 4), (2, 8), (5, 20), (12, 48)])
+def test_no_more_is_simulated_than_the_budget_allows(seeds: int, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "play", play_nothing)
+    asked = Asked(num_devices=16, num_seeds=seeds, budget=budget)
+    with Workers(1) as workers:
+        found = search(space_of(asked), asked, workers, on_round=lambda _: lambda: None)
+        assert found.num_simulations <= budget
+        assert found.chosen.num_seeds == seeds
+        with pytest.raises(UserFault, match=f"take {budget} or more"):
+            search(space_of(asked), replace(asked, budget=budget - 1), workers, on_round=lambda _: lambda: None)
+
+
+def test_what_the_rules_refuse_is_no_choice_and_the_reason_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "play", play_nothing)
+    asked = Asked(num_devices=4, num_seeds=1, budget=24)
+    space = space_of(asked, "staleness.reuse=2")  # under sync a group would be too old for its second batch
+    with Workers(1) as workers:
+        found = search(space, asked, workers, on_round=lambda _: lambda: None)
+    assert {each.candidate.policy for each in (*found.pareto, *found.tried)} == {"one_step_off", "fully_async"}
+    assert any(text.startswith("staleness.reuse: a group gets one version older") for text in found.refused)
+
+
+def test_nothing_that_can_be_played_is_said() -> None:
+    asked = Asked(num_devices=2, max_staleness=0, num_seeds=1, budget=4, slots=(8,))
+    space = space_of(asked, "runtime.max_restarts=0", "engines.simulated.failure_rate=1")
+    with Workers(1) as workers, pytest.raises(UserFault, match=r"no choice could be played: .*seed"):
+        search(space, asked, workers, on_round=lambda _: lambda: None)
+
+
+# --- what is compared -------------------------------------------------------------------------------------------------
+
+
+def result(speed: float, eta: int, *, cost: float | None = None, goodput: float = 1.0, engines: int = 1) -> Measured:
+    zero = interval([0.0])
+    return Measured(
+        candidate=Candidate(
+            policy="fully_async", max_staleness=eta, num_engines=engines, engine_devices=1, slots=8, learner_ranks=1,
+            is_colocated=False,
+        ),
+        num_seeds=1, tokens_per_s=interval([speed]), step_s=zero, goodput=interval([goodput]), engines_busy=zero,
+        learner_busy=zero, mean_age=zero, cost=None if cost is None else interval([cost]),
+    )  # fmt: skip
+
+
+def test_of_what_is_as_good_the_least_stale_is_chosen() -> None:
+    found = [result(100.0, 4), result(99.5, 2), result(98.0, 1)]
+    assert chosen(found, Objective.THROUGHPUT) == found[1]
+
+
+def test_each_objective_has_its_own_best() -> None:
+    quick, cheap = result(100.0, 1, cost=5.0, goodput=0.9), result(50.0, 1, cost=2.0, goodput=0.95)
+    whole = result(40.0, 1, cost=9.0, goodput=1.0)
+    best = {each: chosen([quick, cheap, whole], each) for each in Objective}
+    assert best == {Objective.THROUGHPUT: quick, Objective.COST: cheap, Objective.GOODPUT: whole}
+
+
+def test_what_nothing_beats_is_kept() -> None:
+    quick, fresh, slow, few = result(100.0, 4), result(60.0, 0), result(59.0, 1), result(10.0, 4, engines=0)
+    assert pareto([slow, fresh, quick, few]) == [quick, fresh, few]
+
+
+# --- choices as scenarios ---------------------------------------------------------------------------------------------
+
+
+def test_a_learner_of_another_size_divides_the_time_of_a_token_alone() -> None:
+    space = space_of(Asked(num_devices=8, rank_efficiency=0.9, max_staleness=0), models=MODELS)
+    assert space.scaling.base_ranks == 2  # of the runs that the models were fitted to
+    four = next(each for each in space.candidates if each.learner_ranks == 4 and not each.is_colocated)
+    learner = space.modelled_of(four).learner.simulated
+    assert learner.token_s == pytest.approx(0.004 / 2 / 0.9)
+    assert learner.step_s == 0.3
+    assert space.sketch_of(four).learner.simulated == learner
+    assert space.real_of(four).learner.num_ranks == 4
+
+
+def test_a_learner_whose_models_know_no_time_per_token_keeps_its_size() -> None:
+    space = space_of(Asked(num_devices=5), "learner.simulated.token_s=0")
+    assert {each.learner_ranks for each in space.candidates} == {1}
+    assert any(text.startswith("learners of other sizes") for text in space.not_searched)
+
+
+def test_models_of_learners_of_several_sizes_are_refused() -> None:
+    models = replace(MODELS, runs=(*MODELS.runs, replace(MODELS.runs[0], learner_ranks=1)))
+    with pytest.raises(UserFault, match="1, 2 ranks"):
+        space_of(Asked(num_devices=4), models=models)
+
+
+def test_more_slots_than_anything_has_shown_are_not_tried() -> None:
+    space = space_of(Asked(num_devices=4), models=replace(MODELS, most_running=11))
+    assert space.slots == (2, 4, 8, 11)
+    assert any("slots above 11" in text for text in space.not_searched)
+    assert space_of(Asked(num_devices=4)).slots == (2, 4, 8, 16, 32)  # a budget of tokens says how many fit
+    assert space_of(Asked(num_devices=4, slots=(64,)), models=MODELS).slots == (64,)
+
+
+def test_engines_of_another_size_are_as_quick_as_they_are_said_to_be() -> None:
+    asked = Asked(num_devices=8, engine_speeds={2: 1.5}, max_staleness=0)
+    served = SCENARIOS / "qwen3_8b_8gpus.yaml"
+    space = Space(served, [], None, asked)
+    big = next(each for each in space.candidates if each.engine_devices == 2)
+    assert big.num_engines * 2 + big.learner_ranks <= 8
+    assert space.real_of(big).engines.sglang["tp_size"] == 2
+    assert space.modelled_of(big).engines.simulated_speed == 1.5
+    embedded = space_of(asked, models=MODELS)  # one of torch runs in one process
+    with pytest.raises(UserFault):
+        embedded.real_of(next(each for each in embedded.candidates if each.engine_devices == 2))
+
+
+def test_ranks_of_megatron_are_whole_copies_of_the_model() -> None:
+    space = Space(SCENARIOS / "qwen3_32b_64gpus.yaml", [], None, Asked(num_devices=64, max_staleness=0))
+    assert {each.learner_ranks for each in space.candidates} == {32}  # the learner's own model has no time per token
+    space = Space(SCENARIOS / "qwen3_32b_64gpus.yaml", ["learner.simulated.token_s=1e-5"], None, Asked(num_devices=64))
+    megatron = space.real.learner.megatron
+    unit = megatron.tensor_parallel * megatron.pipeline_parallel * megatron.context_parallel
+    assert unit > 1
+    assert all(each.learner_ranks % unit == 0 and each.num_devices <= 64 for each in space.candidates)
+
+
+def test_colocated_choices_have_all_devices_twice_and_no_free_engines() -> None:
+    space = space_of(Asked(num_devices=4, max_staleness=4))
+    together = [each for each in space.candidates if each.is_colocated]
+    assert {each.policy for each in together} == {"sync", "one_step_off"}
+    assert {(each.num_engines, each.learner_ranks, each.num_devices) for each in together} == {(4, 4, 4)}
+    assert all(space.real_of(each).engines.placement == "colocate" for each in together)
+    assert together[0].hourly(Prices(1.0, 3.0)) == 12.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["run.only=rollout"], "a part of a run"),
+        (["engines.more=[{backend: torch}]"], "several kinds"),
+        (["engines.backend=sglang", 'engines.addresses=["http://10.0.0.7:30000"]'], "run already"),
+    ],
+)
+def test_what_is_not_planned_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(UserFault, match=said):
+        space_of(Asked(num_devices=4), *overrides)
+
+
+def test_too_few_devices_are_refused() -> None:
+    runs = (replace(MODELS.runs[0], learner_ranks=4),)
+    with pytest.raises(UserFault, match="too few for a learner of 4 and an engine of 1"):
+        space_of(Asked(num_devices=3), models=replace(MODELS, learner=SimulatedLearnerOptions(), runs=runs))
+
+
+# --- words of the command line ----------------------------------------------------------------------------------------
+
+
+def test_prices_and_speeds_are_read() -> None:
+    assert read_prices("2.5") == Prices(2.5, 2.5)
+    assert read_prices("learner=3, engine=1") == Prices(1.0, 3.0)
+    assert read_speeds(["2=1.7", "4=3"]) == {2: 1.7, 4: 3.0}
+
+
+@pytest.mark.parametrize("text", ["", "cheap", "-1", "engine=1", "engine=1,engine=2", "gpu=1", "1,2", "nan", "inf"])
+def test_prices_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UserFault, match="--price"):
+        read_prices(text)
+
+
+@pytest.mark.parametrize("text", ["2", "0=1", "2=0", "a=1", "2=fast", "-2=1"])
+def test_speeds_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UserFault, match="--engine-speed"):
+        read_speeds([text])
+
+
+def test_the_command_writes_a_scenario_that_runs_a_picture_and_what_was_assumed(tmp_path: Path) -> None:
+    models, out = tmp_path / "models.yaml", tmp_path / "planned.yaml"
+    write_models(MODELS, models)
+    words = ["plan", str(FILE), *SMALL, "--devices", "4", "--models", str(models), "--max-staleness", "1"]
+    words += ["--price", "2", "--seeds", "2", "--budget", "24", "--processes", "1", "-o", str(out)]
+    shown = CliRunner().invoke(app, words, terminal_width=200)
+    assert shown.exit_code == 0, (shown.output, shown.exception)
+    for text in (
+        "7.0 %",
+        "training, a step 8.0 %",
+        "not learnt: engines.kv_tokens",
+        "assumed",
+        "not searched",
+        "chosen",
+    ):
+        assert text in shown.output, text
+    planned = load_scenario(out)
+    assert planned.engines.count + planned.learner.num_ranks <= 4 or planned.engines.placement == "colocate"
+    assert planned.data == load_scenario(FILE).data  # paths are those of the first file, wherever the new one lies
+    assert out.read_text().startswith("# Chosen for highest throughput on up to 4 devices")
+    picture = ET.fromstring((tmp_path / "planned.svg").read_text())
+    assert len(picture.findall(".//{http://www.w3.org/2000/svg}circle")) >= 3
+    dry = CliRunner().invoke(app, ["run", str(out), "--dry-run"])
+    assert dry.exit_code == 0 or set(re.findall(r"^# (\S.*?) +failed$", dry.output, re.MULTILINE)) <= {
+        "devices",
+        "GPUs",
+    }
+    again = CliRunner().invoke(app, words)
+    assert isinstance(again.exception, UserFault)
+    assert "is there already" in str(again.exception)
+
+
+def test_the_command_prints_json(tmp_path: Path) -> None:
+    words = ["plan", str(FILE), *MODELLED, "--devices", "2", "--max-staleness", "0", "--seeds", "1", "--json"]
+    out = CliRunner().invoke(app, [*words, "--processes", "1", "-o", str(tmp_path / "planned.yaml"), "--slots", "8"])
+    found = json.loads(out.output)
+    assert found["chosen"]["candidate"]["policy"] == "sync"
+    assert found["num_simulations"] <= found["num_exhaustive"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--objective", "cost"], "takes --price"),
+        (["--objective", "speed"], "throughput, goodput, cost"),
+        (["-o", "/nowhere/at/all.yaml"], "its folder is not there"),
+    ],
+)
+def test_the_command_refuses_what_it_cannot_do(words: list[str], said: str) -> None:
+    shown = CliRunner().invoke(app, ["plan", str(FILE), *MODELLED, "--devices", "2", *words])
+    assert isinstance(shown.exception, UserFault)
+    assert said in str(shown.exception)
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def kill_oneself(_: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+def test_a_process_that_is_killed_is_told_and_waited_for_no_longer() -> None:
+    with Workers(2) as workers, pytest.raises(UserFault, match="a process with a simulation was ended"):
+        workers.map(kill_oneself, [1])
+
+
+def test_processes_end_with_the_one_that_has_started_them() -> None:
+    program = (
+        "import os; from penstock.runtime.prediction.workers import Workers; workers = Workers(2); "
+        "print(workers.map(eval, ['__import__(\"os\").getpid()'])[0], flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(done.stdout)).wait(timeout=30)
+
+
+def test_results_come_in_the_order_of_the_jobs() -> None:
+    heard: list[int] = []
+    with Workers(2) as workers:
+        assert workers.map(abs, [-3, 2, -1], on_done=lambda: heard.append(1)) == [3, 2, 1]
+    assert len(heard) == 3

@@ -442,6 +442,26 @@ def test_a_missing_objective_of_the_users_own_is_told_before_anything_starts(sce
         ),
         ("learner: {lora: {}, objective: ppo}\n", r"learner\.objective\.critic: own would train a whole second model"),
         ("learner: {lora: {}, objective: {kl_coef: 1, reference_every: 5}}\n", r"reference_every: the reference of"),
+        (
+            "learner: {lora: {publish: adapter}}\nengines: {backend: sglang}\n",
+            r"learner\.lora\.publish: sglang engines take whole models .*; set it to merged, or take torch engines",
+        ),
+        (
+            "learner: {lora: {publish: adapter}}\nengines: {more: [{backend: sglang, count: 1, device: cpu}]}\n",
+            r"learner\.lora\.publish: sglang engines take whole models and no adapters",
+        ),
+        (
+            "learner: {lora: {publish: adapter}}\nweights: {transport: tensor}\n",
+            r"weights\.transport: tensor does not keep the model .* set it to auto, or to shared_memory or disk",
+        ),
+        (
+            "learner: {lora: {publish: adapter}}\nweights: {names_function: 'names.py:rename'}\n",
+            r"weights\.names_function: names whole weights",
+        ),
+        (
+            "learner: {lora: {publish: adapter}}\nengines: {quantization: fp8}\n",
+            r"learner\.lora\.publish: engines with engines\.quantization .* set it to merged",
+        ),
         ("learner: {objective: {estimator: gae}}\n", r"learner\.objective\.critic: estimator: gae needs"),
         (
             "sampling: {samples_per_group: 1}\nfilter: {drop_zero_spread: false, min_group_size: 1}\n",

@@ -88,8 +88,6 @@ class AdapterPublisher:
 class AdapterTensors:
     """The adapters of a model, as a :class:`.WeightSource` whose names are those of checkpoints already."""
 
-    can_rename_one_by_one: Final = True
-
     def __init__(self, model: PackedModel, adapters: Adapters) -> None:
         self._packed, self._adapters = model, adapters
 
@@ -104,6 +102,10 @@ class AdapterTensors:
     @property
     def checkpoint_names(self) -> AdapterTensors:
         return self
+
+    @property
+    def can_rename_one_by_one(self) -> bool:
+        return True
 
     def rename(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See :class:`.CheckpointNames`."""

@@ -223,7 +223,7 @@ class LoraOptions(Options, frozen=True, kw_only=True):
     [q_proj, v_proj]."""
     publish: Literal["merged", "adapter"] = "merged"
     """What engines get of each version: the model with the adapters added in, or the adapters alone (`adapter`), a few
-    per cent of the bytes, which embedded engines compute beside the model that they got once."""
+    per cent of the bytes, which they compute beside the model that they got once (docs/learner.md)."""
 
 
 class SimulatedLearnerOptions(Options, frozen=True, kw_only=True):

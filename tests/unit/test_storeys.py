@@ -67,7 +67,7 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime": (
         ("cli",),
-        ("gateway", "slime", "contracts", "chaos", "dashboard", "prediction"),
+        ("gateway", "slime", "contracts", "chaos", "dashboard", "prediction", "submit"),
         ("launch",),
         ("preflight",),
         ("hosts",),

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from penstock.backends.engines.torch.low_rank import Adapters, check_adapters
 from penstock.backends.engines.torch.weights import check_parameters, parameter_shapes, shapes_of
+from penstock.backends.weights.fetched import is_finite
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import torch
 
     from penstock.backends.checkpoint.model_config import ModelConfig
     from penstock.backends.weights.protocol import FetchedWeights, WeightFetcher
@@ -74,7 +75,7 @@ class FetchedPublish:
             return str(error)
         for tensors in (model or {}, adapters.tensors if adapters else {}):
             for name, tensor in tensors.items():
-                if not torch.isfinite(tensor).all():
+                if not is_finite(tensor):
                     return f"{name} holds values that are not finite: the learner has diverged"
         return ""
 

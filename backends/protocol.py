@@ -60,6 +60,8 @@ class Capability(StrEnum):
     """It heeds ``engines.profile``."""
     TAKES_FP8 = "takes_fp8"
     """Weights may come to it as e4m3 numbers with scales of their blocks (``engines.quantization``)."""
+    TAKES_ADAPTERS = "takes_adapters"
+    """A publish may be low-rank adapters beside a model that came once (``learner.lora.publish: adapter``)."""
 
 
 class Timers(Protocol):

@@ -15,6 +15,16 @@ class Canary(Value, frozen=True, kw_only=True):
     """float32 ``[T − 1, T]``: of each of the tokens after tokens 0 … t, at temperature 1."""
 
 
+class LowRank(Value, frozen=True, kw_only=True):
+    """What a publish of low-rank adapters is: of each adapted matrix ``W [out, in]`` the tensors ``NAME.lora_A.weight
+    [rank, in]`` and ``NAME.lora_B.weight [out, rank]``, which stand for ``W + scale · B · A``."""
+
+    rank: int
+    scale: float
+    target_modules: tuple[str, ...]
+    """Last parts of the names of the adapted matrices, each once."""
+
+
 class WeightManifest(Value, frozen=True, kw_only=True):
     """Where the weights of one publish lie and how to know that they are whole."""
 
@@ -29,6 +39,15 @@ class WeightManifest(Value, frozen=True, kw_only=True):
     digest: str
     """Of names, shapes, dtypes and bytes of all tensors, in the order of the manifest of the transport."""
     canary: Canary | None = None
+    low_rank: LowRank | None = None
+    """None: it is the whole model."""
+    base: WeightManifest | None = None
+    """The model that the adapters belong to, itself whole; there exactly with ``low_rank``."""
+
+    @property
+    def base_digest(self) -> str:
+        """Of the model beneath the adapters; empty where it is the whole model."""
+        return "" if self.base is None else self.base.digest
 
 
 class WeightsExported(Event, frozen=True, kw_only=True):

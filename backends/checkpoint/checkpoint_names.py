@@ -42,10 +42,14 @@ class CheckpointNames:
             return _split_experts(tensors)
         return _as_saved(self._model, tensors)
 
-    @cached_property
+    @property
     def can_rename_one_by_one(self) -> bool:
         """Whether one weight at a time can be renamed: splitting the experts is all that transformers does then. Asked
         with tensors that have no memory."""
+        return self._can_rename_one_by_one
+
+    @cached_property
+    def _can_rename_one_by_one(self) -> bool:
         state = self._model.state_dict(keep_vars=True)
         weights = {name: torch.empty(weight.shape, dtype=weight.dtype, device="meta") for name, weight in state.items()}
         split, saved = _split_experts(weights), _as_saved(self._model, weights)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
+from penstock.backends.weights.protocol import BaseExporter, WeightExportError, WeightFetchError
 from penstock.backends.weights.spec import ExportContext, TransportSite, TransportSpec
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.weights import Canary, WeightManifest
@@ -120,6 +120,30 @@ class TransportContract:
         fetched.close()
         fetched.close()
         assert not fetched.tensors
+
+    def test_a_base_stays_while_anything_of_its_learner_does(self, subject: TransportSubject) -> None:
+        if not subject.spec.keeps_bases:
+            pytest.skip("no adapters are published with it")
+        first, second = subject.open(1), subject.open(2)
+        assert isinstance(first, BaseExporter)
+        assert isinstance(second, BaseExporter)
+        old_base = first.export_base(_weights(0), version=0, publish=0)
+        old = [first.export(_weights(v), version=v, publish=v, canary=None) for v in range(3)]
+        first.release(below_version=100)
+        _assert_same(subject.spec.fetch(old_base).tensors, _weights(0))
+        _assert_same(subject.spec.fetch(old[2]).tensors, _weights(2))
+        base = second.export_base(_weights(0), version=1, publish=3)
+        assert (base.digest, base.location != old_base.location) == (old_base.digest, True)
+        second.export(_weights(1), version=1, publish=3, canary=None)
+        second.release(below_version=1)
+        _assert_same(subject.spec.fetch(old_base).tensors, _weights(0))
+        second.export(_weights(2), version=2, publish=4, canary=None)
+        with pytest.raises(WeightFetchError):
+            subject.spec.fetch(old_base)
+        _assert_same(subject.spec.fetch(base).tensors, _weights(0))
+        second.close()
+        with pytest.raises(WeightFetchError):
+            subject.spec.fetch(base)
 
     def test_no_weights_are_no_export(self, exporter: WeightExporter) -> None:
         with pytest.raises(WeightExportError):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.options import EngineGroupOptions, EnginesOptions, SamplingOptions
     from penstock.backends.engines.reward_model_options import RewardModelOptions
     from penstock.backends.engines.teacher_options import TeacherOptions
+    from penstock.backends.learners.options import LoraOptions
     from penstock.backends.processes.remote_ranks import RemoteRanks
     from penstock.backends.protocol import Backend, Timers
     from penstock.messages.base import Options
@@ -72,6 +73,8 @@ class EngineContext:
     """``float32``, ``bfloat16`` or ``float16``."""
     true_on_policy: bool = False
     """Its log-probs have the bits of the learner's."""
+    lora: LoraOptions | None = None
+    """The adapters that are published alone; None: none are."""
     seed: int
     """Seed of the run."""
     bucket_size_bytes: int
@@ -171,6 +174,10 @@ class EngineSpec:
     """What is wrong with the block at this path."""
     true_on_policy: Callable[[KeyPath, EngineGroupOptions], Iterator[Broken]] | None = None
     """What is wrong with the block at this path if its log-probs are to have the learner's bits; None: they cannot."""
+    adapter_rules: Callable[[KeyPath, EngineGroupOptions, EnginesOptions], Iterator[Broken]] = (
+        lambda path, group, options: iter(())
+    )
+    """What is wrong with the block at this path if adapters are published alone, for engines that take them."""
     transports: tuple[str, ...] | None = None
     """The transports of weights that it takes; None: all that an engine's end can be opened for."""
     safe_transports: Callable[[EngineGroupOptions], tuple[str, ...] | None] = lambda group: None

@@ -211,8 +211,8 @@ class WarmStartOptions(Options, frozen=True, kw_only=True):
 
 
 class LoraOptions(Options, frozen=True, kw_only=True):
-    """Train low-rank adapters beside the model's matrices, which stay as they are. Weights are published and saved with
-    the adapters added in; the KL term's reference is the model without them."""
+    """Train low-rank adapters beside the model's matrices, which stay as they are. Weights are saved, and published
+    unless `publish` says otherwise, with the adapters added in; the KL term's reference is the model without them."""
 
     rank: Annotated[int, Meta(ge=1)] = 16
     """Columns of an adapter's first matrix: the larger, the more it can learn, and the more memory it takes."""
@@ -221,6 +221,9 @@ class LoraOptions(Options, frozen=True, kw_only=True):
     target_modules: Literal["auto"] | tuple[str, ...] = "auto"
     """`auto`: every matrix between the embedding and the output head; or the last parts of their names, such as
     [q_proj, v_proj]."""
+    publish: Literal["merged", "adapter"] = "merged"
+    """What engines get of each version: the model with the adapters added in, or the adapters alone (`adapter`), a few
+    per cent of the bytes, which they compute beside the model that they got once (docs/learner.md)."""
 
 
 class SimulatedLearnerOptions(Options, frozen=True, kw_only=True):

@@ -169,8 +169,8 @@ def _fetch_nothing(manifest: WeightManifest) -> FetchedWeights:
     raise WeightFetchError(f"the run publishes no weights, and version {manifest.version} was to be fetched")
 
 
-SHARED_MEMORY: Final = TransportSpec(open_exporter=_share, fetch=_fetch_shared, check=_check_shared)
-DISK: Final = TransportSpec(open_exporter=_write, fetch=_fetch_disk, check=_check_disk)
+SHARED_MEMORY: Final = TransportSpec(open_exporter=_share, fetch=_fetch_shared, check=_check_shared, keeps_bases=True)
+DISK: Final = TransportSpec(open_exporter=_write, fetch=_fetch_disk, check=_check_disk, keeps_bases=True)
 DISTRIBUTED: Final = TransportSpec(
     open_exporter=partial(_push, spec.DISTRIBUTED),
     fetch=_pull,

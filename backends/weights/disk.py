@@ -17,6 +17,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
 import torch
 
 from penstock.backends.weights.digest import PlacedDigest
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 FILE_NAME: Final = "model.safetensors"
 WRITE_BYTES: Final = 64 << 20
 
-_EXPORT: Final = re.compile(r"weights-(?P<epoch>\d+)-(?P<version>\d+)-(?P<publish>\d+)(?P<partial>\.partial)?")
+_EXPORT: Final = re.compile(
+    r"weights-(?P<epoch>\d+)-(?P<version>\d+)-(?P<publish>\d+)(?P<base>-base)?(?P<partial>\.partial)?"
+)
 
 
 class _Export(NamedTuple):
@@ -46,6 +49,7 @@ class _Export(NamedTuple):
     path: Path
     is_partial: bool = False
     """Its exporter was killed, or writes it now."""
+    is_base: bool = False
 
 
 class DiskExporter:
@@ -63,8 +67,18 @@ class DiskExporter:
 
     def export(self, tensors: AnyWeights, *, version: int, publish: int, canary: Canary | None) -> WeightManifest:
         """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
-        layout = planned(tensors)
         place = self._folder / f"weights-{self._epoch}-{version}-{publish}"
+        manifest = self._export(tensors, _Export(self._epoch, version, publish, place))
+        self._remove(superseded(self._inherited(), version))
+        return msgspec.structs.replace(manifest, canary=canary)
+
+    def export_base(self, tensors: AnyWeights, *, version: int, publish: int) -> WeightManifest:
+        """See :class:`~penstock.backends.weights.protocol.BaseExporter`."""
+        place = self._folder / f"weights-{self._epoch}-{version}-{publish}-base"
+        return self._export(tensors, _Export(self._epoch, version, publish, place, is_base=True))
+
+    def _export(self, tensors: AnyWeights, new: _Export) -> WeightManifest:
+        layout, place, version = planned(tensors), new.path, new.version
         partial = place.with_name(f"{place.name}.partial")
         try:
             digest = self._write_beside(partial, place, layout, tensors)
@@ -73,17 +87,15 @@ class DiskExporter:
                 f"version {version} ({layout.size_bytes:,} bytes) cannot be written to {place}: {error.strerror}"
             ) from error
         self._own = [export for export in self._own if export.path != place]
-        self._own.append(_Export(self._epoch, version, publish, place))
-        self._remove(superseded(self._inherited(), version))
+        self._own.append(new)
         return WeightManifest(
             version=version,
-            publish=publish,
-            learner_epoch=self._epoch,
+            publish=new.publish,
+            learner_epoch=new.epoch,
             transport=DISK,
             location=str(place),
             size_bytes=layout.size_bytes,
             digest=digest,
-            canary=canary,
         )
 
     def release(self, below_version: int) -> None:
@@ -113,7 +125,7 @@ class DiskExporter:
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             if match := _EXPORT.fullmatch(path.name):
                 epoch, version, publish = (int(match[field]) for field in ("epoch", "version", "publish"))
-                found.append(_Export(epoch, version, publish, path, bool(match["partial"])))
+                found.append(_Export(epoch, version, publish, path, bool(match["partial"]), bool(match["base"])))
         return [export for export in found if export.epoch < self._epoch and (with_partial or not export.is_partial)]
 
     def _remove(self, exports: list[_Export]) -> None:

@@ -15,7 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,6 +61,20 @@ class WeightExporter(Protocol):
     def close(self) -> None:
         """Remove everything that was exported, by earlier incarnations too. For the normal end of a run only: a
         learner that fails leaves the exporter unclosed."""
+        ...
+
+
+@runtime_checkable
+class BaseExporter(WeightExporter, Protocol):
+    """Of a transport that adapters can be published with (``TransportSpec.keeps_bases``)."""
+
+    def export_base(self, tensors: AnyWeights, *, version: int, publish: int) -> WeightManifest:
+        """As ``export``, of the model to which what this incarnation exports from now on belongs. No ``release`` takes
+        it while anything of this incarnation is kept.
+
+        Raises:
+            WeightExportError: see ``export``.
+        """
         ...
 
 

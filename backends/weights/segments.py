@@ -2,9 +2,10 @@
 
 Invariants:
 
-* A segment is named ``penstock-<run id>-<learner epoch>-<version>-<publish>.<nonce>``. Three numbers and the nonce end
-  the name, so no run's names are taken for those of another whose id they begin with. The folder is everybody's: the
-  nonce keeps other users from having a file of this name there first.
+* A segment is named ``penstock-<run id>-<learner epoch>-<version>-<publish>.<nonce>``, with ``base`` behind the last
+  number where adapters belong to it. Three numbers and the nonce end the name, so no run's names are taken for those of
+  another whose id they begin with. The folder is everybody's: the nonce keeps other users from having a file of this
+  name there first.
 * What is another user's is no segment of ours, whatever it is called.
 * While it is written its name ends in ``.partial``, so a segment without that is whole.
 """
@@ -23,7 +24,7 @@ SHARED_FOLDER: Final = Path("/dev/shm")
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SEGMENT: Final = re.compile(
     r"penstock-(?P<run_id>.+)-(?P<epoch>\d+)-(?P<version>\d+)-(?P<publish>\d+)"
-    r"(?:\.[0-9a-f]{16})?(?P<partial>\.partial)?"
+    r"(?P<base>base)?(?:\.[0-9a-f]{16})?(?P<partial>\.partial)?"
 )
 
 
@@ -36,6 +37,7 @@ class Segment(NamedTuple):
     path: Path
     is_partial: bool = False
     """Its exporter was killed, or writes it now."""
+    is_base: bool = False
 
 
 def sweep(run_id: str, folder: Path = SHARED_FOLDER) -> int:
@@ -54,7 +56,9 @@ def segments_of(run_id: str, folder: Path = SHARED_FOLDER) -> list[Segment]:
             match = _SEGMENT.fullmatch(entry.name)
             if match and match["run_id"] == run_id and _is_own(entry):
                 epoch, version, publish = (int(match[field]) for field in ("epoch", "version", "publish"))
-                found.append(Segment(epoch, version, publish, Path(entry.path), bool(match["partial"])))
+                found.append(
+                    Segment(epoch, version, publish, Path(entry.path), bool(match["partial"]), bool(match["base"]))
+                )
     return found
 
 
@@ -64,9 +68,10 @@ def check_run_id(run_id: str) -> None:
         raise ValueError(f"run id: expected letters, digits, '.', '_' and '-', at most 128, got {run_id!r}")
 
 
-def segment_name(run_id: str, epoch: int, version: int, publish: int) -> str:
+def segment_name(run_id: str, epoch: int, version: int, publish: int, *, is_base: bool = False) -> str:
     """A name for one export, that nobody can foresee."""
-    return f"penstock-{run_id}-{epoch}-{version}-{publish}.{secrets.token_hex(8)}"
+    kind = "base" if is_base else ""
+    return f"penstock-{run_id}-{epoch}-{version}-{publish}{kind}.{secrets.token_hex(8)}"
 
 
 def _is_own(entry: os.DirEntry[str]) -> bool:

@@ -20,6 +20,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from penstock.backends.weights.digest import PlacedDigest
 from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
 from penstock.backends.weights.keeping import released, superseded
@@ -61,23 +63,31 @@ class SharedMemoryExporter:
 
     def export(self, tensors: AnyWeights, *, version: int, publish: int, canary: Canary | None) -> WeightManifest:
         """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
-        layout = planned(tensors)
-        path = self._folder / segment_name(self._run_id, self._epoch, version, publish)
+        manifest = self._export(tensors, Segment(self._epoch, version, publish, self._folder))
+        self._remove(superseded(self._inherited(), version))
+        return msgspec.structs.replace(manifest, canary=canary)
+
+    def export_base(self, tensors: AnyWeights, *, version: int, publish: int) -> WeightManifest:
+        """See :class:`~penstock.backends.weights.protocol.BaseExporter`."""
+        return self._export(tensors, Segment(self._epoch, version, publish, self._folder, is_base=True))
+
+    def _export(self, tensors: AnyWeights, segment: Segment) -> WeightManifest:
+        layout, (epoch, version, publish, *_) = planned(tensors), segment
+        path = self._folder / segment_name(self._run_id, epoch, version, publish, is_base=segment.is_base)
         with _created(path, layout.size_bytes) as (mapping, pages):
             digest = _filled(path, mapping, pages, layout, tensors)
-        new = Segment(self._epoch, version, publish, path)
-        self._remove([segment for segment in self._own if segment[:3] == new[:3]])  # whoever maps it keeps it
+        new = segment._replace(path=path)
+        # Whoever maps it keeps it.
+        self._remove([old for old in self._own if (old[:3], old.is_base) == (new[:3], new.is_base)])
         self._own.append(new)
-        self._remove(superseded(self._inherited(), version))
         return WeightManifest(
             version=version,
             publish=publish,
-            learner_epoch=self._epoch,
+            learner_epoch=epoch,
             transport=SHARED_MEMORY,
             location=str(path),
             size_bytes=layout.size_bytes,
             digest=digest,
-            canary=canary,
         )
 
     def release(self, below_version: int) -> None:

@@ -72,6 +72,9 @@ class TransportSpec:
     """What ``weights.options`` holds; None: there is no such block."""
     is_chosen: bool = True
     """Whether a scenario can name it."""
+    keeps_bases: bool = False
+    """Adapters can be published with it; its exporter is a
+    :class:`~penstock.backends.weights.protocol.BaseExporter`."""
     shares_gpus: bool = True
     """Whether engines and learner may be on the same GPUs."""
 

@@ -37,7 +37,8 @@ class PublishRow(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the publishes of that incarnation."""
     version: int
     digest: str
-    """Of names, shapes, dtypes and bytes of all tensors; engines check it before they serve them."""
+    """Of names, shapes, dtypes and bytes of all tensors; engines check it before they serve them. Of adapters that are
+    published alone: theirs, ``+``, and that of the model that they belong to."""
     size_bytes: int
 
 
@@ -61,7 +62,7 @@ class WeightsLog:
                     learner_epoch=manifest.learner_epoch,
                     publish=manifest.publish,
                     version=manifest.version,
-                    digest=manifest.digest,
+                    digest=manifest.digest if manifest.base is None else f"{manifest.digest}+{manifest.base_digest}",
                     size_bytes=manifest.size_bytes,
                 )
             )

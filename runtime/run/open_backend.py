@@ -189,6 +189,7 @@ def _engine(
     spec = ENGINES.spec(group.backend)
     judges = judging(name, plan, host) if Capability.EMBEDDED in spec.capabilities else None
     samplings = [each.sampling for each in sets_of(scenario)]
+    lora = scenario.learner.lora
     if judges is not None:
         options = replace(options, slots=options.slots + judges.num_slots)
         samplings += judges.samplings
@@ -207,6 +208,7 @@ def _engine(
             max_context=scenario.model.max_context,
             dtype=scenario.model.dtype,
             true_on_policy=scenario.learner.true_on_policy,
+            lora=None if lora is None or lora.publish == "merged" else lora,
             seed=scenario.run.seed,
             bucket_size_bytes=scenario.weights.bucket_size_bytes,
             sleeps=name in colocated(scenario),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.engines.spec import engines_that
 from penstock.backends.protocol import Capability
 from penstock.messages.training import UpdateMode
 
@@ -32,6 +33,14 @@ def lacking(
     is_quantized = scenario.engines.quantization is not None and Capability.HOLDS_WEIGHTS in can
     if is_quantized and Capability.TAKES_FP8 not in can:
         yield ("engines", "quantization"), f"{backend} engines take no weights in FP8; remove it"
+    lora = scenario.learner.lora
+    sends_adapters = lora is not None and lora.publish == "adapter" and Capability.HOLDS_WEIGHTS in can
+    if sends_adapters and Capability.TAKES_ADAPTERS not in can:
+        yield (
+            ("learner", "lora", "publish"),
+            f"{backend} engines take whole models and no adapters; set it to merged, or take "
+            f"{' or '.join(engines_that(Capability.TAKES_ADAPTERS))} engines",
+        )
     if scenario.engines.seeded_sampling and Capability.SEEDED_SAMPLING not in can:
         yield (
             (*path, "backend"),

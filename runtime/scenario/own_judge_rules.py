@@ -54,6 +54,13 @@ def _policy(s: Scenario, path: KeyPath, judge: JudgeOptions) -> Iterator[tuple[K
             "a colocated server sleeps while the learner trains, and a judge's question is lost then; place "
             "them apart, take engines.backend: torch, or give the url of another server",
         )
+    lora = s.learner.lora
+    if lora is not None and lora.publish == "adapter" and not all(are_embedded):
+        yield (
+            (*path, "engine"),
+            "a server answers a judge's question with the model without the adapters of learner.lora.publish: adapter; "
+            "set that to merged, take engines.backend: torch, or give the url of another server",
+        )
     if not any(are_embedded):
         return
     try:

@@ -212,6 +212,8 @@ def _engines(s: Scenario) -> Iterator[Broken]:
     for path, group in _engine_groups(s):
         yield from engine_keys(path, group)
         yield from ENGINES.spec(group.backend).rules(path, group, s.engines)
+        if s.learner.lora is not None and s.learner.lora.publish == "adapter":
+            yield from ENGINES.spec(group.backend).adapter_rules(path, group, s.engines)
         yield from lacking(s, path, group.backend, capabilities_of(group))
 
 

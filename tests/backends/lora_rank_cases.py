@@ -11,12 +11,15 @@ import torch
 from learner_cases import make_groups
 
 from penstock.backends.learners.options import LearnerOptions, LoraOptions, ObjectiveOptions
+from penstock.backends.learners.torch.adapter_publishing import AdapterPublisher
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.parallel import parallelize, replica, whole
 from penstock.backends.learners.torch.publishing import GatheredWeights
 from penstock.backends.learners.torch.reference import frozen, new_reference, refresh
 from penstock.backends.learners.torch.sharded_load import load_divided
 from penstock.backends.learners.torch.trainer import PolicyTrainer
+from penstock.backends.weights.disk import DiskExporter
+from penstock.backends.weights.transports import open_fetcher
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,6 +64,32 @@ def train_adapters(
         assert published.keys() == merged.keys()
         assert all(torch.equal(published[name], merged[name]) for name in merged)
     return merged, divergences
+
+
+def publish_adapters(
+    workers: WorkerGroup, folder: Path, target: Path, parallel: Parallel, dtype: str
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """The base and the adapters as the first rank has published them, and the merged weights of every rank."""
+    options = LearnerOptions(lora=LoraOptions(rank=4, alpha=8, publish="adapter"), parallel=parallel)
+    assert options.lora is not None
+    torch.manual_seed(7)
+    model = load_divided(folder, workers, options, dtype=dtype, lora=options.lora)
+    assert model.adapters is not None
+    with torch.no_grad():
+        for number, tensor in enumerate(model.adapters.state().values()):
+            tensor.add_(0.01 * (number + 1))
+    base = new_reference(model, options, workers)
+    assert base is not None
+    exporter = DiskExporter(target, 1) if workers.is_first else None
+    publisher = AdapterPublisher(workers, exporter)
+    manifests = [publisher.publish(model, base, version=v, publish=v, canary=None) for v in range(2)]
+    merged = {name: whole(tensor, model.dtype).clone() for name, tensor in model.weights()}
+    manifest = manifests[-1]
+    if manifest is None:
+        return {}, {}, merged
+    assert manifest.base is not None
+    found = [dict(open_fetcher().fetch(each).tensors) for each in (manifest.base, manifest)]
+    return found[0], found[1], merged
 
 
 def refresh_divided(workers: WorkerGroup, folder: Path, parallel: Parallel) -> bool:

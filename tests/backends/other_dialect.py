@@ -30,7 +30,7 @@ from penstock.backends.weights.tensor_file import tensor_bytes
 from penstock.messages.arrays import pack_floats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     import torch
 
@@ -122,6 +122,9 @@ class OtherEndpoint:
     async def load_folder(self, folder: Path, label: str, *, flush: bool, timeout_s: float) -> None:
         await self.control.tell("/reload", timeout_s, folder=str(folder), label=label)
 
+    async def forget_adapters(self, used: Collection[str], timeout_s: float) -> None:
+        """It has none."""
+
     async def held(self, tensors: Mapping[str, torch.Tensor], timeout_s: float) -> Held:
         found = (await self.control.loads()).checksums
         wanted = {name: hashlib.sha256(tensor_bytes(tensor)).hexdigest() for name, tensor in tensors.items()}
@@ -175,7 +178,7 @@ class OtherGenerator(Generator):
         rows = await self._rows(tokens, timeout_s)
         return ScoredText(pack_floats([row[place + 1] for place, row in enumerate(rows)][first - 1 :]))
 
-    async def probe(self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float) -> bytes:
+    async def probe(self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float, adapter: str = "") -> bytes:
         return pack_floats([logprob for row in await self._rows(tokens, timeout_s) for logprob in row])
 
 

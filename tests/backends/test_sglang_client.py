@@ -553,7 +553,7 @@ def test_every_sampling_parameter_is_sent_so_that_no_default_of_the_server_count
     assert body["return_logprob"] is body["stream"] is True
     assert body["logprob_start_len"] == -1
     assert "X-SMG-Routing-Key" not in server.requests[0].headers
-    assert not {"image_data", "return_routed_experts"} & body.keys()
+    assert not {"image_data", "return_routed_experts", "lora_path"} & body.keys()
 
 
 def test_top_k_of_0_takes_all() -> None:
@@ -697,9 +697,9 @@ def test_an_answer_without_the_likeliest_tokens_is_refused(row: Any, message: st
         run(likeliest(LIKELIEST[:-1]))
 
 
-async def probe(answer: Answer, ids: list[int]) -> tuple[list[float], dict[str, Any]]:
+async def probe(answer: Answer, ids: list[int], adapter: str = "") -> tuple[list[float], dict[str, Any]]:
     async with replay(answer) as server, generator_for(server.url) as generator:
-        found = await generator.probe(pack_tokens(ids), rid="p", extra_key="v9", timeout_s=TIMEOUT_S)
+        found = await generator.probe(pack_tokens(ids), rid="p", extra_key="v9", timeout_s=TIMEOUT_S, adapter=adapter)
         return list(floats_view(found)), server.requests[0].body
 
 
@@ -710,6 +710,14 @@ def test_a_probe_has_the_logprob_of_every_token_at_every_place() -> None:
     assert found == pytest.approx([entry[0] for row in rows[1:] for entry in row])
     assert len(found) == 2 * 3
     assert (body["token_ids_logprob"], body["logprob_start_len"], body["stream"]) == ([5, 6, 511], 0, False)
+    assert "lora_path" not in body
+
+
+def test_requests_name_the_adapter_that_they_are_computed_with() -> None:
+    _, body = run(probe(recorded("incremental_probed"), [5, 6, 511], "v9.1.9"))
+    assert body["lora_path"] == "v9.1.9"
+    _, server = run(generate(recorded("incremental_length"), call=call_of(adapter="v9.1.9")))
+    assert server.requests[0].body["lora_path"] == "v9.1.9"
     assert body["sampling_params"]["max_new_tokens"] == 0
 
 

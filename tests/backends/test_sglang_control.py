@@ -116,6 +116,12 @@ TOLD: dict[str, tuple[Callable[[SglangControl], Awaitable[None]], str, dict[str,
         "/update_weight_version",
         {"new_version": "v9", "abort_all_requests": False},
     ),
+    "adapter": (
+        lambda c: c.load_adapter("v9.1.9", "/weights/v9"),
+        "/load_lora_adapter",
+        {"lora_name": "v9.1.9", "lora_path": "/weights/v9"},
+    ),
+    "no adapter": (lambda c: c.unload_adapter("v9.1.9"), "/unload_lora_adapter", {"lora_name": "v9.1.9"}),
     "release": (lambda c: c.release_memory(), "/release_memory_occupation", {}),
     "resume": (
         lambda c: c.resume_memory(("weights",)),

@@ -12,7 +12,9 @@ from engine_cases import Case, make_case, open_engine, random_tokens, request, r
 from penstock.backends.engines.torch import engine as engine_module
 from penstock.backends.engines.torch.attention import SlotRange
 from penstock.backends.engines.torch.decode_graphs import DecodeGraphs, Drawn, can_capture
+from penstock.backends.engines.torch.low_rank import DOWN, UP, Adapters
 from penstock.backends.engines.torch.sampling import Sampler
+from penstock.messages.weights import LowRank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,6 +122,33 @@ def _three_lives(engine: TorchEngine, case: Case, other: Case) -> list[dict[int,
     return [tokens_by_tag(found) for found in (first, across, run_all(engine, requests()[:8]))]
 
 
+def adapters_of(case: Case, seed: int) -> Adapters:
+    """Random ones beside the query and the down projection of each layer."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {name: weight for name, weight in weights_of(case.model).items() if "q_proj" in name or "down" in name}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        path = name.removesuffix(".weight")
+        tensors[path + DOWN] = torch.randn(4, weight.shape[1], generator=generator) * 0.05
+        tensors[path + UP] = torch.randn(weight.shape[0], 4, generator=generator) * 0.05
+    return Adapters(tensors, LowRank(rank=4, scale=2.0, target_modules=("q_proj", "down_proj")))
+
+
+def test_graphs_are_forgotten_with_the_memory_of_adapters_and_not_with_their_values(
+    case: Case, captures: Captures
+) -> None:
+    engine = open_engine(case, num_slots=4)
+    counts: list[int] = []
+    for adapters in (None, adapters_of(case, 0), adapters_of(case, 1), adapters_of(case, 2), None):
+        engine.load(None, 1, adapters)
+        before = captures.num_captured
+        run_all(engine, requests()[:8])
+        counts.append(captures.num_captured - before)
+    first, new, same, again, gone = counts
+    assert (same, again) == (0, 0)
+    assert new == gone == first > 0
+
+
 def test_shapes_are_few() -> None:
     graphs = DecodeGraphs(256, 4096, Captures)
     shapes = {graphs.shape(n, reach) for n in range(1, 257) for reach in range(32, 4097, 32)}
@@ -150,3 +179,22 @@ def test_cuda_graphs_draw_what_single_kernels_draw(
     monkeypatch.setattr(engine_module, "CudaCapture", captures_on)
     plain = open_engine(case, num_slots=4, dtype=dtype, device=device, sampler=GREEDY)
     assert found == _three_lives(plain, case, other)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda_graphs_compute_the_newest_adapters(
+    case: Case, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    def lives(engine: TorchEngine) -> list[dict[int, list[int]]]:
+        found: list[dict[int, list[int]]] = []
+        for adapters in (None, adapters_of(case, 0), adapters_of(case, 1), None):
+            engine.load(None, 1, adapters)
+            found.append(tokens_by_tag(run_all(engine, requests()[:8])))
+        return found
+
+    device = torch.device("cuda:0")
+    captured = lives(open_engine(case, num_slots=4, dtype=dtype, device=device, sampler=GREEDY))
+    monkeypatch.setattr(engine_module, "CudaCapture", captures_on)
+    assert captured == lives(open_engine(case, num_slots=4, dtype=dtype, device=device, sampler=GREEDY))
+    assert captured[0] == captured[3] != captured[1]

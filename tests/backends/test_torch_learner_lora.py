@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
+from engine_cases import make_case
 from learner_cases import RunningLearner, open_learner, train_command
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
@@ -137,6 +138,15 @@ def test_targets_are_found_by_the_end_of_their_name_or_refused(model_folder: Pat
         UserFault, match=r"lm_head is no matrix of Qwen3ForCausalLM between .* there are q_proj, k_proj"
     ):
         Adapters(loaded(model_folder), LoraOptions(target_modules=("lm_head",)))
+
+
+@pytest.mark.parametrize("targets", ["auto", ("gate_proj",)])
+def test_dense_layers_beside_experts_are_not_taken_for_them(targets: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    model = make_case("qwen3_moe", tmp_path).model
+    with pytest.raises(UserFault, match=r"peft takes model\.layers\.1\.mlp\.\w+_proj for one of theirs"):
+        Adapters(model, LoraOptions(target_modules=targets))
+    adapters = Adapters(make_case("qwen3_moe", tmp_path).model, LoraOptions(target_modules=("q_proj", "v_proj")))
+    assert len(adapters.state()) == 3 * 2 * 2
 
 
 # --- the learner --------------------------------------------------------------------------------------------------

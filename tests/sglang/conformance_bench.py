@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from penstock.backends.learners.options import LoraOptions
     from penstock.backends.weights.protocol import WeightExporter
     from penstock.messages.base import OptionValue
     from penstock.messages.weights import WeightManifest
@@ -70,12 +72,16 @@ class EngineBench:
         transport: Literal["shared_memory", "disk", "distributed", "tensor"] = "disk",
         options: EnginesOptions | None = None,
         dtype: str = "float32",
+        lora: LoraOptions | None = None,
     ) -> None:
         self.kind = kind
         self.model_folder = model_folder
         sampling = sampling or SamplingOptions(max_response_tokens=MAX_RESPONSE)
         self.engine = ENGINES.spec(kind).open(
-            context_of(kind, model_folder, folder, sampling, by_dataset=by_dataset, options=options, dtype=dtype)
+            replace(
+                context_of(kind, model_folder, folder, sampling, by_dataset=by_dataset, options=options, dtype=dtype),
+                lora=lora,
+            )
         )
         self.exporter: WeightExporter = open_exporter(
             transport, run_id="conformance", learner_epoch=1, folder=folder / "weights"

@@ -12,6 +12,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import ledger_entries as make
+import msgspec
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -350,6 +351,20 @@ def test_a_version_without_a_digest_is_said_when_it_is_made(run: Path) -> None:
     assert "no digest of version 1" in text
     assert "no digest of version 0" not in text
     assert verify(run)[0] == 1
+
+
+def test_adapters_are_certified_with_the_model_that_they_belong_to(run: Path) -> None:
+    (run / WEIGHTS_FILE).unlink()
+    log, base = WeightsLog(run), published(0, 1, digest="b" * 64).manifest
+    for version in range(3):
+        manifest = published(version, version + 1, digest=f"{version}" * 64).manifest
+        log.saw(WeightsPublished(manifest=msgspec.structs.replace(manifest, base=base)))
+    log.close()
+    code, text = certify(run, run / CERTIFICATE)
+    assert code == 0, text
+    assert verify(run, *FILES)[0] == 0
+    publishes = json.loads((run / CERTIFICATE).read_bytes())["weights"]["publishes"]
+    assert [publish[3] for publish in publishes] == [f"{str(version) * 64}+{'b' * 64}" for version in range(3)]
 
 
 def test_a_ledger_that_does_not_agree_with_itself_has_no_certificate(run: Path) -> None:

@@ -82,6 +82,7 @@ def test_a_megatron_learner_of_a_made_model_passes() -> None:
         ({"compile": True}, "learner.compile", "kernels are Transformer Engine's"),
         ({"activation_checkpointing": True}, "learner.activation_checkpointing", "learner.megatron.recompute: full"),
         ({"cpu_offload": True}, "learner.cpu_offload", "optimizer_cpu_offload: true"),
+        ({"lora": {"publish": "adapter"}}, "learner.lora", "it trains all weights; adapters are for learner.backend"),
         ({"lora": {"rank": 4}}, "learner.lora", "it trains all weights; adapters are for learner.backend: torch"),
         ({"device": "cuda:1"}, "learner.device", "cuda:1 is one device"),
         (

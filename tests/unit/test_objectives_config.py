@@ -442,6 +442,42 @@ def test_a_missing_objective_of_the_users_own_is_told_before_anything_starts(sce
         ),
         ("learner: {lora: {}, objective: ppo}\n", r"learner\.objective\.critic: own would train a whole second model"),
         ("learner: {lora: {}, objective: {kl_coef: 1, reference_every: 5}}\n", r"reference_every: the reference of"),
+        (
+            "learner: {lora: {publish: adapter}}\nengines: {backend: sglang, device: cpu}\n",
+            r"engines\.device: SGLang's layers for adapters want pinned memory .* set learner\.lora\.publish: merged",
+        ),
+        (
+            "learner: {lora: {publish: adapter}}\nengines: {more: [{backend: sglang, count: 1, device: cpu}]}\n",
+            r"engines\.more\[0\]\.device: SGLang's layers for adapters want pinned memory",
+        ),
+        (
+            "learner: {lora: {publish: adapter}}\nengines: {backend: sglang, addresses: ['http://10.0.0.1:1']}\n",
+            r"engines\.addresses: servers that run already were not started for the adapters",
+        ),
+        (
+            "learner: {lora: {publish: adapter}}\nengines: {backend: sglang, placement: colocate}\n",
+            r"engines\.placement: a colocated server lets go of its adapters",
+        ),
+        (
+            "learner: {lora: {publish: adapter}}\nengines: {backend: sglang, sglang: {speculative_algorithm: NGRAM}}\n",
+            r"engines\.sglang\.speculative_algorithm: drafts are made without the adapters",
+        ),
+        (
+            "learner: {lora: {publish: adapter}}\nengines: {backend: recorded}\n",
+            r"learner\.lora\.publish: recorded engines hold no weights",
+        ),
+        (
+            "learner: {lora: {publish: adapter}}\nweights: {transport: tensor}\n",
+            r"weights\.transport: tensor does not keep the model .* set it to auto, or to shared_memory or disk",
+        ),
+        (
+            "learner: {lora: {publish: adapter}}\nweights: {names_function: 'names.py:rename'}\n",
+            r"weights\.names_function: names whole weights",
+        ),
+        (
+            "learner: {lora: {publish: adapter}}\nengines: {quantization: fp8}\n",
+            r"learner\.lora\.publish: engines with engines\.quantization .* set it to merged",
+        ),
         ("learner: {objective: {estimator: gae}}\n", r"learner\.objective\.critic: estimator: gae needs"),
         (
             "sampling: {samples_per_group: 1}\nfilter: {drop_zero_spread: false, min_group_size: 1}\n",

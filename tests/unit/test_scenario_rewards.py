@@ -113,6 +113,16 @@ def test_engines_that_answer_can_be_the_judge(tmp_path: Path, engines: str) -> N
     assert judge.engine == "self"
 
 
+def test_a_server_with_adapters_of_the_policy_is_no_judge(tmp_path: Path) -> None:
+    file = tmp_path / "scenario.yaml"
+    lora = "groups_per_batch: 4, lora: {publish: adapter}"
+    file.write_text(own_judge("{backend: sglang}").replace("groups_per_batch: 4", lora))
+    with pytest.raises(UserFault, match=r"with the model without the adapters of learner\.lora\.publish: adapter"):
+        load_scenario(file)
+    file.write_text(own_judge("{}").replace("groups_per_batch: 4", lora))
+    assert load_scenario(file).reward.judge.engine == "self"
+
+
 @pytest.mark.parametrize(
     ("engines", "message"),
     [

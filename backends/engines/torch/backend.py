@@ -32,10 +32,9 @@ import torch
 
 from penstock.backends.engines.staged_weights import StagedWeights
 from penstock.backends.engines.torch.engine import TorchEngine
+from penstock.backends.engines.torch.fetching import fetch_publish
 from penstock.backends.engines.torch.requests import GenerationRequest, RequestError
 from penstock.backends.engines.torch.stopping import EndReason
-from penstock.backends.engines.torch.weights import check_parameters, shapes_of
-from penstock.backends.weights.fetched import is_finite
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.messages.arrays import TOKEN_BYTES, tokens_view
 from penstock.messages.base import Metric
@@ -48,7 +47,6 @@ from penstock.messages.commands import (
     OpenEngine,
     SleepEngine,
 )
-from penstock.messages.errors import UserFault
 from penstock.messages.local import (
     EngineOpened,
     EngineSlept,
@@ -61,14 +59,15 @@ from penstock.messages.samples import Cancelled, Completed, InfraError, Part, Sa
 from penstock.messages.training import UpdateMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.backends.checkpoint.model_config import ModelConfig
     from penstock.backends.engines.torch.engine_settings import EngineSettings
+    from penstock.backends.engines.torch.fetching import FetchedPublish
     from penstock.backends.engines.torch.profile import EngineProfile
     from penstock.backends.engines.torch.requests import Ended
     from penstock.backends.protocol import Emit, Fail
-    from penstock.backends.weights.protocol import FetchedWeights, WeightFetcher
+    from penstock.backends.weights.protocol import WeightFetcher
     from penstock.messages.commands import EngineCommand
     from penstock.messages.samples import Outcome
     from penstock.messages.weights import WeightManifest
@@ -92,7 +91,7 @@ class _Staged(NamedTuple):
     """The fetching thread to the decoding thread: these are here."""
 
     manifest: WeightManifest
-    weights: FetchedWeights
+    weights: FetchedPublish
 
 
 class TorchEngineBackend:
@@ -117,7 +116,10 @@ class TorchEngineBackend:
         self._engine: TorchEngine | None = None
         self._inbox: SimpleQueue[EngineCommand | _Staged | None] = SimpleQueue()
         self._fetches: SimpleQueue[WeightManifest | None] = SimpleQueue()
-        self._staged: StagedWeights[FetchedWeights] = StagedWeights()
+        self._staged: StagedWeights[FetchedPublish] = StagedWeights()
+        self._loaded_base = ""
+        """Digest of the model that it has beneath adapters. The decoding thread writes it; the fetching one reads it to
+        spare a fetch, and where that was wrong the model is fetched before the swap."""
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -226,6 +228,7 @@ class TorchEngineBackend:
                 self._apply(command.manifest, command.update_mode)
             case SleepEngine():
                 _log.info("asleep: %d bytes are given up", self._opened.sleep())
+                self._loaded_base = ""
                 self._emit(EngineSlept())
             case FetchWeights():
                 raise AssertionError("fetches go to their own thread")
@@ -311,11 +314,11 @@ class TorchEngineBackend:
         """Fetch and check; on the fetching thread."""
         digest, story = "", ""
         try:
-            weights = self._fetcher.fetch(manifest)
+            weights = fetch_publish(self._fetcher, manifest, self._loaded_base)
         except WeightFetchError as error:
             story = str(error)
         else:
-            story = _what_is_wrong(self._config, weights.tensors)
+            story = weights.what_is_wrong(self._config)
             if story:
                 weights.close()
             else:
@@ -330,11 +333,16 @@ class TorchEngineBackend:
         if num_requests and mode is not UpdateMode.IN_FLIGHT:
             raise RuntimeError(f"{num_requests} requests run at a swap in mode {mode}, which wants none")
         weights = self._staged.take(manifest)
-        engine.load(weights.tensors, manifest.version)
+        if manifest.base_digest != self._loaded_base and not weights.has_base and manifest.base is not None:
+            weights.close()  # it slept, or loaded another model, since it fetched the adapters alone
+            weights = fetch_publish(self._fetcher, manifest, self._loaded_base)
+        engine.load(weights.model, manifest.version, weights.adapters)
+        self._loaded_base = manifest.base_digest
         if self._profile is not None:
             self._profile.serve(manifest.version)
         digest = weights.digest_now()
         if digest != manifest.digest:  # changed since they were fetched: not one token is made with them
+            self._loaded_base = ""
             for ended in engine.interrupt():
                 self._answer(ended)
         weights.close()
@@ -359,15 +367,3 @@ def _outcome(reason: EndReason) -> Outcome:
             raise AssertionError("a failure is answered with its story")
         case _:
             assert_never(reason)
-
-
-def _what_is_wrong(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Why these weights cannot be served; empty when they can."""
-    try:
-        check_parameters(config, shapes_of(tensors))
-    except UserFault as error:
-        return str(error)
-    for name, tensor in tensors.items():
-        if not is_finite(tensor):
-            return f"{name} holds values that are not finite: the learner has diverged"
-    return ""

@@ -36,7 +36,7 @@ from penstock.backends.engines.torch.attention import (
 )
 from penstock.backends.engines.torch.cache import KeyValueCache
 from penstock.backends.engines.torch.decode_graphs import CudaCapture, DecodeGraphs, Drawn, can_capture
-from penstock.backends.engines.torch.model import DecoderModel, Rows
+from penstock.backends.engines.torch.model import Rows, open_model
 from penstock.backends.engines.torch.requests import (
     Advanced,
     Ended,
@@ -49,7 +49,6 @@ from penstock.backends.engines.torch.requests import (
 from penstock.backends.engines.torch.slot_scheduler import SlotScheduler
 from penstock.backends.engines.torch.slots import MIN_ROWS, PromptIndex, RunningSlots, SlotState
 from penstock.backends.engines.torch.stopping import EndReason, StopStringWatch
-from penstock.backends.engines.torch.weights import FusedWeights
 from penstock.messages.arrays import floats_view, tokens_view
 from penstock.messages.engine_counts import EngineCounts
 from penstock.messages.errors import UserFault
@@ -64,8 +63,11 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.attention import Attention
     from penstock.backends.engines.torch.engine_settings import EngineSettings
     from penstock.backends.engines.torch.learner_model import LearnerModel, LearnerWeights
+    from penstock.backends.engines.torch.low_rank import Adapters
+    from penstock.backends.engines.torch.model import DecoderModel
     from penstock.backends.engines.torch.sampling import Sampler
     from penstock.backends.engines.torch.sight import Sight
+    from penstock.backends.engines.torch.weights import FusedWeights
 
 MAX_SCORED_ROWS: Final = 512
 """Rows of logits that ``score`` holds at once; so many tokens can be scored whatever ``max_context`` is, if the model
@@ -105,7 +107,7 @@ class TorchEngine:
             if settings.records_experts:
                 self._cache.record_experts(config)
             self._max_scored = min(config.max_positions, max(settings.max_context, MAX_SCORED_ROWS))
-            self._weights, self._model = _opened_model(config, settings, self._cache, self._max_scored)
+            self._weights, self._model = open_model(config, settings, self._cache, self._max_scored)
             self._slots = SlotState(num_slots, self._cache, dtype, device)
             self._stops_of = settings.stop_tables(config)
             self._has_others = bool(settings.others)
@@ -143,15 +145,18 @@ class TorchEngine:
         """Tokens whose keys and values were computed ahead of decoding, since the start."""
         return self._admission.num_prefilled
 
-    def load(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """Serve these weights (Hugging Face names) from the next token on. What runs goes on with its cache.
+    def load(self, tensors: Mapping[str, torch.Tensor] | None, version: int, adapters: Adapters | None = None) -> None:
+        """Serve these weights (Hugging Face names; None: those that are loaded) with these adapters beside them from
+        the next token on. What runs goes on with its cache.
 
         Raises:
             UserFault: they are not of this model; nothing has changed.
         """
         self._wake()
         with torch.inference_mode():
-            self._weights.load(tensors)
+            is_elsewhere = self._weights.load(tensors, adapters)
+        if is_elsewhere and self._graphs is not None:
+            self._graphs.clear()
         self.version = version
         self._prompts.clear()
         for running in self._scheduler.running:
@@ -427,20 +432,6 @@ class TorchEngine:
                 running.num_reported = begin = end
             self._next_report = min(self._next_report, running.born + begin + num_tokens)
         return reports
-
-
-def _opened_model(
-    config: ModelConfig, settings: EngineSettings, cache: KeyValueCache, max_scored: int
-) -> tuple[FusedWeights, DecoderModel] | tuple[LearnerWeights, LearnerModel]:
-    """Unset weights, and what computes with them over the cache."""
-    if settings.learner_model is not None:
-        from penstock.backends.engines.torch.learner_model import LearnerModel, LearnerWeights  # brings transformers
-
-        own = LearnerWeights(config, settings.learner_model)
-        return own, LearnerModel(own, cache)
-    fold = settings.dtype == torch.float32 and settings.device.type == "cpu"
-    weights = FusedWeights(config, settings.dtype, settings.device, fold=fold)
-    return weights, DecoderModel(weights, cache, max_scored)
 
 
 def _integers(tensor: torch.Tensor) -> list[int]:

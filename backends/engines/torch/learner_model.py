@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.backends.checkpoint.model_config import ModelConfig
     from penstock.backends.engines.torch.attention import Attention
     from penstock.backends.engines.torch.cache import KeyValueCache
+    from penstock.backends.engines.torch.low_rank import Adapters
     from penstock.backends.engines.torch.model import Rows
     from penstock.backends.engines.torch.vision import EngineEyes
 
@@ -69,11 +70,14 @@ class LearnerWeights:
         """All memory of the weights, each once."""
         return [parameter.data for parameter in self.model.parameters()]
 
-    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def load(self, tensors: Mapping[str, torch.Tensor] | None, adapters: Adapters | None = None) -> bool:
         """See :meth:`.FusedWeights.load`."""
+        assert tensors is not None, "it has the learner's weights whole"
+        assert adapters is None, "the scenario refuses learner.lora"
         check_parameters(self.config, shapes_of(tensors))
         for name, parameter in self.model.named_parameters():
             parameter.data.copy_(tensors[name])
+        return False
 
 
 class _CachedRows(NamedTuple):

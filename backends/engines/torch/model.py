@@ -25,11 +25,16 @@ import torch.nn.functional as F  # noqa: N812  # the name that every reader of t
 
 from penstock.backends.engines.torch.experts import Experts
 from penstock.backends.engines.torch.rope import rotate_in_place, rotation_table
+from penstock.backends.engines.torch.weights import FusedWeights
 
 if TYPE_CHECKING:
+    from penstock.backends.checkpoint.model_config import ModelConfig
     from penstock.backends.engines.torch.attention import Attention
     from penstock.backends.engines.torch.cache import KeyValueCache
-    from penstock.backends.engines.torch.weights import FusedWeights, LayerWeights
+    from penstock.backends.engines.torch.engine_settings import EngineSettings
+    from penstock.backends.engines.torch.learner_model import LearnerModel, LearnerWeights
+    from penstock.backends.engines.torch.low_rank import Beside
+    from penstock.backends.engines.torch.weights import LayerWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +97,8 @@ class DecoderModel:
             x.index_copy_(0, *rows.seen)
         rotation = self._rotation(rows.positions).unsqueeze(1)
         last = len(self.weights.layers) - 1
-        for index, layer in enumerate(self.weights.layers):
-            heads = self._heads(x, layer, rotation)
+        for index, (layer, beside) in enumerate(zip(self.weights.layers, self.weights.beside.layers, strict=True)):
+            heads = self._heads(x, layer, beside.qkv, rotation)
             if rows.addresses is not None:
                 self.cache.write(index, rows.addresses, heads.narrow(1, self._num_queries, self._num_stored))
             # Nobody reads the last layer's hidden states of the others; which experts they went to may be asked.
@@ -101,11 +106,11 @@ class DecoderModel:
                 x, heads = x[: rows.num_kept], heads[: rows.num_kept]
                 if not rows.num_kept:
                     return x
-            x = _linear_onto(x, attention(index, heads), layer.output, layer.output_bias)
+            x = _linear_onto(x, attention(index, heads), layer.output, layer.output_bias, beside.output)
             normed = self._norm(x, layer.mlp_gain)
             if layer.router is None:
-                gate, up = _linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, 1)
-                x = _linear_onto(x, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+                gate, up = _linear(normed, layer.gate_up, layer.gate_up_bias, beside.gate_up).chunk(2, 1)
+                x = _linear_onto(x, F.silu(gate).mul_(up), layer.down, layer.down_bias, beside.down)
             else:
                 assert self._experts is not None
                 idle = slice(rows.num_kept - rows.num_idle, rows.num_kept)
@@ -133,8 +138,10 @@ class DecoderModel:
             hidden = self._norm(hidden, gain)
         return torch.mm(hidden, self.weights.head).float()
 
-    def _heads(self, x: torch.Tensor, layer: LayerWeights, rotation: torch.Tensor) -> torch.Tensor:
-        qkv = _linear(self._norm(x, layer.input_gain), layer.qkv, layer.qkv_bias)
+    def _heads(
+        self, x: torch.Tensor, layer: LayerWeights, beside: Beside | None, rotation: torch.Tensor
+    ) -> torch.Tensor:
+        qkv = _linear(self._norm(x, layer.input_gain), layer.qkv, layer.qkv_bias, beside)
         heads = qkv.view(x.shape[0], self._num_heads, -1)
         rotated = heads.narrow(1, 0, self._num_rotated)
         if layer.qk_gain is not None:
@@ -156,12 +163,28 @@ def _length(x: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
     return torch.hypot(norm, floor)
 
 
-def _linear(x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return torch.mm(x, matrix) if bias is None else torch.addmm(bias, x, matrix)
+def _linear(x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, beside: Beside | None) -> torch.Tensor:
+    product = torch.mm(x, matrix) if bias is None else torch.addmm(bias, x, matrix)
+    return product if beside is None else beside.added(product, x)
 
 
 def _linear_onto(
-    residual: torch.Tensor, x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None
+    residual: torch.Tensor, x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, beside: Beside | None
 ) -> torch.Tensor:
     summed = torch.addmm(residual, x, matrix)
-    return summed if bias is None else summed.add_(bias)
+    summed = summed if bias is None else summed.add_(bias)
+    return summed if beside is None else beside.added(summed, x)
+
+
+def open_model(
+    config: ModelConfig, settings: EngineSettings, cache: KeyValueCache, max_scored: int
+) -> tuple[FusedWeights, DecoderModel] | tuple[LearnerWeights, LearnerModel]:
+    """Unset weights, and what computes with them over the cache."""
+    if settings.learner_model is not None:
+        from penstock.backends.engines.torch.learner_model import LearnerModel, LearnerWeights  # brings transformers
+
+        own = LearnerWeights(config, settings.learner_model)
+        return own, LearnerModel(own, cache)
+    fold = settings.dtype == torch.float32 and settings.device.type == "cpu"
+    weights = FusedWeights(config, settings.dtype, settings.device, fold=fold)
+    return weights, DecoderModel(weights, cache, max_scored)

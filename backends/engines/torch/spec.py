@@ -97,6 +97,7 @@ TORCH: Final = EngineSpec(
             Capability.SEES,
             Capability.PROFILED,
             Capability.TAKES_FP8,
+            Capability.TAKES_ADAPTERS,
             Capability.SAMPLES_PER_CALL,
         }
     ),

@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from penstock.backends.checkpoint.tensors import CheckpointTensors
+from penstock.backends.engines.torch.low_rank import BesideWeights, Gains, check_adapters
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.backends.checkpoint.model_config import ModelConfig
+    from penstock.backends.engines.torch.low_rank import Adapters
     from penstock.backends.engines.torch.vision import EngineEyes
 
 EMBEDDING: Final = "model.embed_tokens.weight"
@@ -88,23 +90,41 @@ class FusedWeights:
 
             self.eyes = EngineEyes(config.vision, dtype, device)
         self.layers = tuple(self._empty_layer(index) for index in range(config.num_layers))
+        self.beside = BesideWeights(config, device)
+        """Adapters, which are computed beside the layers."""
+        self._gains: tuple[Gains, ...] = ()
+        """Of the layers, where they are folded into the matrices."""
 
     def tensors(self) -> list[torch.Tensor]:
         """All memory of the weights; a tied head is a view of the embedding."""
-        found = [self.embedding, self.head, self.final_gain]
+        found = [self.embedding, self.head, self.final_gain, *self.beside.tensors()]
         for layer in self.layers:
             found += [getattr(layer, field.name) for field in fields(layer)]
         if self.eyes is not None:
             found += self.eyes.tensors()
         return [tensor for tensor in found if tensor is not None]
 
-    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take these parameters (Hugging Face names, any device and floating dtype).
+    def load(self, tensors: Mapping[str, torch.Tensor] | None, adapters: Adapters | None = None) -> bool:
+        """Take these parameters (Hugging Face names, any device and floating dtype), and these adapters beside them.
+
+        Args:
+            tensors: None: the parameters stay.
+            adapters: None: there are none.
+
+        Returns:
+            Whether something lies in other memory than before.
 
         Raises:
-            UserFault: a parameter is missing, unknown, or of another shape.
+            UserFault: a parameter or an adapter is missing, unknown, or of another shape; nothing has changed.
         """
-        check_parameters(self.config, shapes_of(tensors))
+        if adapters is not None:
+            check_adapters(self.config, parameter_shapes(self.config), shapes_of(adapters.tensors), adapters.low_rank)
+        if tensors is not None:
+            check_parameters(self.config, shapes_of(tensors))
+            self._load(tensors)
+        return self.beside.load(adapters, self._gains)
+
+    def _load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         if self.device.type != "cpu":
             tensors = _Brought(tensors, self.device)
         if self.eyes is not None:
@@ -122,6 +142,12 @@ class FusedWeights:
         for index, layer in enumerate(self.layers):
             self._load_attention(layer, f"model.layers.{index}.", tensors)
             self._load_mlp(layer, f"model.layers.{index}.", tensors)
+        if self.fold:
+            names = [f"model.layers.{index}.{{}}_layernorm.weight" for index in range(len(self.layers))]
+            self._gains = tuple(
+                Gains(*(self._folded_gain(tensors[name.format(norm)]) for norm in ("input", "post_attention")))
+                for name in names
+            )
 
     def _load_attention(self, layer: LayerWeights, prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
         c = self.config

@@ -69,8 +69,7 @@ class Adapters:
             target_modules=targets,
             task_type="CAUSAL_LM",
         )
-        inject_adapter_in_model(self._config, cast("nn.Module", model), adapter_name=NAME)
-        self._layers = {name: module for name, module in model.named_modules() if isinstance(module, AdaptedLinear)}
+        self._layers = _put_into(model, self._config, targets)
         for name, parameter in model.named_parameters():
             is_adapter = _is_adapter(name)
             parameter.requires_grad_(is_adapter)
@@ -103,6 +102,17 @@ class Adapters:
         """As :meth:`merged`, without the adapters."""
         known = read or torch.Tensor.detach
         return ((bare_name(name), known(tensor)) for name, tensor in _kept(self._model))
+
+    @property
+    def scale(self) -> float:
+        """Of ``B · A``."""
+        return float(next(iter(self._layers.values())).scaling[NAME])
+
+    def matrices(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+        """Of each adapted matrix: its name in the model without adapters, itself, ``A`` and ``B``; not copied."""
+        for path, layer in self._layers.items():
+            down, up = (cast("nn.Linear", matrices[NAME]).weight for matrices in (layer.lora_A, layer.lora_B))
+            yield f"{path}.weight", cast("nn.Linear", layer.base_layer).weight, down, up
 
     def state(self) -> dict[str, Tensor]:
         """The adapters, not copied, each under ``adapter/…``."""
@@ -151,6 +161,29 @@ class Adapters:
     def _switch(self, *, on: bool) -> None:
         for layer in self._layers.values():
             layer.enable_adapters(on)
+
+
+def _put_into(model: PreTrainedModel, config: LoraConfig, targets: list[str]) -> dict[str, AdaptedLinear]:
+    """Layers with an adapter, by name.
+
+    Raises:
+        UserFault: peft adapts others than these. Of some mixtures it takes every matrix that is called as those of an
+            expert are for the experts' own, and those of dense layers stand there without an adapter.
+    """
+    story = ""
+    try:
+        inject_adapter_in_model(config, cast("nn.Module", model), adapter_name=NAME)
+    except ValueError as error:
+        story = str(error)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, AdaptedLinear)}
+    left = [name for name in targets if name not in layers]
+    if story or left:
+        raise UserFault(
+            f"learner.lora.target_modules: {type(model).__name__} has experts, and peft takes "
+            f"{left[0] if left else targets[0]} for one of theirs{story and f' ({story})'}; name matrices that experts "
+            "do not have, such as [q_proj, k_proj, v_proj, o_proj]"
+        )
+    return layers
 
 
 def _is_adapter(name: str) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -31,16 +31,49 @@ from penstock.backends.weights.stream import BUCKET_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.worker_group.workers import WorkerGroup
+
+
+class Names(Protocol):
+    """See :class:`.CheckpointNames`."""
+
+    @property
+    def can_rename_one_by_one(self) -> bool: ...
+
+    def rename(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
+
+
+class WeightSource(Protocol):
+    """What is gathered; a :class:`.PackedModel`, or a part of one."""
+
+    @property
+    def model(self) -> nn.Module:
+        """Divided over ranks, or whole."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which weights of which ranks have parts are published."""
+        ...
+
+    @property
+    def checkpoint_names(self) -> Names: ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See :meth:`.PackedModel.weights`."""
+        ...
+
+    def bare_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """As ``weights``, with any values."""
+        ...
 
 
 class GatheredWeights:
     """See :class:`.WeightStream`; every rank has one, and goes through it when the others do."""
 
-    def __init__(self, model: PackedModel, workers: WorkerGroup, *, max_bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(self, model: WeightSource, workers: WorkerGroup, *, max_bucket_bytes: int = BUCKET_BYTES) -> None:
         """
         Args:
             model: whose weights they are.

@@ -27,6 +27,7 @@ from penstock.backends.learners.checkpoints.shards import local_of
 from penstock.backends.learners.checkpoints.state import load_state
 from penstock.backends.learners.checkpoints.writer import CheckpointWriter
 from penstock.backends.learners.objectives.validity import needs_reference
+from penstock.backends.learners.torch.adapter_publishing import AdapterPublisher
 from penstock.backends.learners.torch.kept_warm_start import warm_start_or_kept
 from penstock.backends.learners.torch.model import CheckpointError, PackedModel
 from penstock.backends.learners.torch.parallel import parallelize
@@ -92,6 +93,9 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             channel=CheckpointChannel(workers),
         )
         self._writer = CheckpointWriter(self._checkpoints, done=host.emit, fail=host.fail)
+        lora = plan.options.lora
+        is_adapter = lora is not None and lora.publish == "adapter"
+        self._adapter_publisher = AdapterPublisher(workers, exporter) if is_adapter else None
 
     def settle(self) -> None:
         self._writer.wait()
@@ -222,6 +226,14 @@ class TorchWorker(CommandWorker[OpenedLearner]):
         # Every rank computes it: a model that is divided can only be run by all of them.
         canary = canary_under(opened.model, opened.canary)
         # Likewise; and its weights are gathered from all of them.
+        if self._adapter_publisher is not None:
+            assert opened.reference is not None, "a model with adapters has one"
+            return Published(
+                self._adapter_publisher.publish(
+                    opened.model, opened.reference, version=command.version, publish=command.publish, canary=canary
+                ),
+                {},
+            )
         weights = GatheredWeights(opened.model, self._workers)
         manifest = None
         if self._exporter is not None:

@@ -250,7 +250,7 @@ class ServedEngineBackend(LoopBackend[EngineCommand], Generic[EndpointT]):
         assert self._opened is not None
         assert self._served is not None, "the actor submits nothing before weights are served"
         generator = self._opened.generator
-        call = request.call(label_of(self._served), self._served.version)
+        call = request.call(self._served)
 
         def on_chunk(chunk: Chunk) -> None:
             for prober in self._probers:
@@ -326,6 +326,8 @@ class ServedEngineBackend(LoopBackend[EngineCommand], Generic[EndpointT]):
                         self._is_asleep = False
                     self._served, self._held = manifest, []
                     await _each(endpoint.resume(SWAP_CALL_S) for endpoint in opened.endpoints)
+                    used = {label_of(manifest), *(r.label for r in self._requests.values() if r.rid)}
+                    await _each(endpoint.forget_adapters(used, SWAP_CALL_S) for endpoint in opened.endpoints)
             if opened.after_swap is not None:
                 await opened.after_swap()
             if opened.on_version is not None:
@@ -391,8 +393,12 @@ async def _score_canary(opened: Opened[EndpointT], manifest: WeightManifest) -> 
     canary = manifest.canary
     if canary is None:
         return b""
-    rid = f"canary-{label_of(manifest)}-{secrets.token_hex(4)}"
+    label = label_of(manifest)
+    rid, adapter = f"canary-{label}-{secrets.token_hex(4)}", "" if manifest.low_rank is None else label
     found = await asyncio.gather(
-        *(scorer.probe(canary.tokens, rid=rid, extra_key=rid, timeout_s=CANARY_S) for scorer in opened.scorers)
+        *(
+            scorer.probe(canary.tokens, rid=rid, extra_key=rid, timeout_s=CANARY_S, adapter=adapter)
+            for scorer in opened.scorers
+        )
     )
     return max(found, key=partial(canary_difference, canary))

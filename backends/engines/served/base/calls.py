@@ -29,6 +29,8 @@ class GenerateCall(Value, frozen=True, kw_only=True):
     ignore_eos: bool = False
     """Goes on past end tokens, those of ``stop_token_ids`` included."""
     seed: int | None = None
+    adapter: str = ""
+    """Name of the adapter that it is computed with; empty: none."""
     extra_key: str
     """Requests share a prefix cache only with those of the same key: the version of the weights."""
     priority: int | None = None

@@ -43,6 +43,7 @@ def served_engine(
         shape=shape_of(model_folder),
         max_context=context.max_context,
         dtype=context.dtype,
+        lora=context.lora,
         sleeps=context.sleeps,
         remote_ranks=context.remote_ranks,
     )

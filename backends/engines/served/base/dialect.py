@@ -12,7 +12,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -104,6 +104,10 @@ class Endpoint(Protocol):
 
     async def load_folder(self, folder: Path, label: str, *, flush: bool, timeout_s: float) -> None:
         """Load this checkpoint and call its weights ``label``; ``flush``: forget every cached prefix."""
+        ...
+
+    async def forget_adapters(self, used: Collection[str], timeout_s: float) -> None:
+        """Let go of the adapters of other names, which no request uses."""
         ...
 
     async def held(self, tensors: Mapping[str, torch.Tensor], timeout_s: float) -> Held:

@@ -131,8 +131,9 @@ class Generator(ABC):
         """
 
     @abstractmethod
-    async def probe(self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float) -> bytes:
-        """Log-probs float32 ``[T − 1, T]`` at temperature 1 of every one of the tokens ``[T]`` after tokens 0 … t.
+    async def probe(self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float, adapter: str = "") -> bytes:
+        """Log-probs float32 ``[T − 1, T]`` at temperature 1 of every one of the tokens ``[T]`` after tokens 0 … t, with
+        the adapter of this name, if one is named.
 
         Raises:
             BadTokenError, CallError: as :meth:`score`.

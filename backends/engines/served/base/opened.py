@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.options import EnginesOptions
     from penstock.backends.engines.served.base.generator import Generator
     from penstock.backends.engines.served.base.settings import ServerSettings
+    from penstock.backends.learners.options import LoraOptions
     from penstock.backends.processes.remote_ranks import RemoteRanks
 
 END_TIMEOUT_S: Final = 20.0
@@ -52,6 +53,8 @@ class EngineSetup:
     shape: ModelShape
     max_context: int
     dtype: str
+    lora: LoraOptions | None = None
+    """The adapters that are published alone."""
     sleeps: bool = False
     """It gives its GPU memory up now and then."""
     remote_ranks: RemoteRanks | None = None

@@ -21,7 +21,7 @@ import numpy as np
 from penstock.backends.engines.expert_choices import pack_experts
 from penstock.backends.engines.served.base.calls import EndReason, Failure, GenerateCall, VersionTokens
 from penstock.backends.engines.served.base.http import BadReply
-from penstock.backends.engines.served.base.versions import spans_of
+from penstock.backends.engines.served.base.versions import label_of, spans_of
 from penstock.backends.engines.torch.stopping import StopStringWatch
 from penstock.messages.arrays import TOKEN_BYTES, tokens_view
 from penstock.messages.engine_counts import EngineCounts
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.stopping import StopStrings
     from penstock.messages.commands import Generate
     from penstock.messages.samples import ExpertChoices, Outcome
+    from penstock.messages.weights import WeightManifest
 
 LOST: Final = (Failure.NO_CONNECTION, Failure.CUT_OFF)
 """The server has probably died; then it is no fault of the request."""
@@ -81,7 +82,7 @@ class OpenRequest:
         """What it has, as far as its requests have ended."""
         self.cause = ""
         """Why we end it: ``aborted``, ``interrupted``."""
-        self.rid = ""
+        self.rid = self.label = ""
         """Of the request that is at the server; empty: none is."""
         self.has_tokens = False
         """That request has made some."""
@@ -111,7 +112,7 @@ class OpenRequest:
                 return Completed(stop=StopReason.STOP_STRING)
         return Truncated() if len(tokens) >= self._limit else None
 
-    def call(self, label: str, version: int) -> GenerateCall:
+    def call(self, manifest: WeightManifest) -> GenerateCall:
         """What to ask the server for next, under these weights."""
         rules, command = self._rules, self.command
         asked = command.sampling or NO_WISHES
@@ -119,7 +120,7 @@ class OpenRequest:
         self.rid = f"{rules.tag}-{command.key.group_id}-{command.key.index}-{command.attempt}-{self._num_sent}"
         self.has_tokens = self.is_sent_again = False
         self._num_sent += 1
-        self._version = version
+        self._version, self.label = manifest.version, label_of(manifest)
         return GenerateCall(
             rid=self.rid,
             input_ids=self._prompt + self.part.tokens,
@@ -133,7 +134,8 @@ class OpenRequest:
             stop=own.stop,
             stop_token_ids=tuple(sorted(self._sampling.stop_token_ids)),
             seed=command.seed & 0x7FFF_FFFF if rules.is_seeded else None,
-            extra_key=label,
+            adapter="" if manifest.low_rank is None else self.label,
+            extra_key=self.label,
             priority=self._priority() if rules.has_priorities else None,
             deadline_s=rules.timeout_s,
             routing_key=f"group-{command.key.group_id}",

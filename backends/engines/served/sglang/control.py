@@ -363,6 +363,14 @@ class SglangControl:
         """Name the weights that are loaded; running requests go on."""
         await self._tell("/update_weight_version", wire.VersionBody(version, abort_all_requests=False), timeout_s)
 
+    async def load_adapter(self, name: str, folder: str, timeout_s: float = UPDATE_S) -> None:
+        """Load an adapter from a folder as ``peft`` writes it, for requests that name it; others go on."""
+        await self._tell("/load_lora_adapter", wire.AdapterBody(name, folder), timeout_s)
+
+    async def unload_adapter(self, name: str, timeout_s: float = UPDATE_S) -> None:
+        """Let go of an adapter, once the last request that named it has ended."""
+        await self._tell("/unload_lora_adapter", wire.AdapterBody(name), timeout_s)
+
     # --- memory -----------------------------------------------------------------------------------------------
 
     async def release_memory(self, tags: Sequence[str] | None = None, timeout_s: float = UPDATE_S) -> None:
@@ -406,7 +414,7 @@ class SglangControl:
         if data.startswith(b"{"):
             ack = _decoded(data, wire.Ack, path)
             if not ack.success:
-                raise _refusal(f"{path}: {ack.message}", 200)
+                raise _refusal(f"{path}: {ack.message or ack.error_message}", 200)
 
 
 def _refusal(message: str, status: int) -> Refused:

@@ -16,6 +16,8 @@ class Ack(msgspec.Struct):
 
     success: bool = True
     message: str = ""
+    error_message: str = ""
+    """In place of the other, of calls about adapters."""
     num_paused_requests: int = 0
 
 
@@ -189,6 +191,13 @@ class VersionBody(msgspec.Struct):
 
     new_version: str
     abort_all_requests: bool
+
+
+class AdapterBody(msgspec.Struct, omit_defaults=True):
+    """``/load_lora_adapter``, and without the folder ``/unload_lora_adapter``."""
+
+    lora_name: str
+    lora_path: str = ""
 
 
 class CheckerBody(msgspec.Struct):

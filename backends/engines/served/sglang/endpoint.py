@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -15,7 +15,7 @@ from penstock.backends.engines.served.sglang.layout import compare_checksums
 from penstock.messages.training import UpdateMode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from penstock.backends.engines.served.base.http import ServerHttp
@@ -42,6 +42,8 @@ class SglangEndpoint:
     """Of the model."""
     libraries: Libraries | None = None
     """Of its environment, when it is ours."""
+    adapters: set[str] = field(default_factory=set[str])
+    """Names of those that it has loaded."""
 
     @property
     def layout(self) -> str:
@@ -61,6 +63,19 @@ class SglangEndpoint:
     async def load_folder(self, folder: Path, label: str, *, flush: bool, timeout_s: float) -> None:
         """Load a checkpoint of this node."""
         await self.control.update_from_disk(str(folder), version=label, flush=flush, timeout_s=timeout_s)
+
+    async def load_adapter(self, name: str, folder: Path, timeout_s: float) -> None:
+        """Load one for requests that name it, anew if it is there."""
+        if name in self.adapters:
+            await self.control.unload_adapter(name, timeout_s)
+        await self.control.load_adapter(name, str(folder), timeout_s)
+        self.adapters.add(name)
+
+    async def forget_adapters(self, used: Collection[str], timeout_s: float) -> None:
+        """See :class:`~penstock.backends.engines.served.base.dialect.Endpoint`."""
+        for name in sorted(self.adapters.difference(used)):
+            await self.control.unload_adapter(name, timeout_s)
+            self.adapters.discard(name)
 
     async def held(self, tensors: Mapping[str, torch.Tensor], timeout_s: float) -> Held:
         """What is there; only a CPU server hashes in a way that can be compared."""

@@ -38,6 +38,8 @@ LINGER_S: Final = 2.5
 """The server aborts a request id 2 s after a stream under it has ended; another under the same id has to wait."""
 DUPLICATE: Final = "Duplicate request ID"
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"
+ADAPTER: Final = "lora_path"
+"""The server's word for the name of an adapter that is loaded."""
 ROUTED_EXPERTS: Final = "return_routed_experts"
 
 
@@ -79,6 +81,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class _ScoreBody(_Body, frozen=True, kw_only=True, gc=False):
     token_ids_logprob: list[int] | None = None
     top_logprobs_num: int = 0
+    lora_path: str | msgspec.UnsetType = msgspec.UNSET
 
     @staticmethod
     def of(
@@ -89,6 +92,7 @@ class _ScoreBody(_Body, frozen=True, kw_only=True, gc=False):
         first: int,
         token_ids_logprob: list[int] | None = None,
         num_top: int = 0,
+        adapter: str = "",
     ) -> _ScoreBody:
         """Makes nothing; scores the ids from place ``first`` on, or the given ids at each of these places, and names
         the ``num_top`` likeliest ids there."""
@@ -102,6 +106,7 @@ class _ScoreBody(_Body, frozen=True, kw_only=True, gc=False):
             logprob_start_len=first - 1,  # the first entry is that of a token whose log-prob nobody computes
             token_ids_logprob=token_ids_logprob,
             top_logprobs_num=num_top,
+            lora_path=adapter or msgspec.UNSET,
         )
 
 
@@ -167,10 +172,10 @@ class SglangGenerator(Generator):
             raise BadReply(f"scoring {rid}: token id {beyond[0]} is outside the vocabulary of {self._vocab_size}")
         return TopLogprobs(k, pack_tokens([token for _, token, _ in found]), pack_floats(logprobs))
 
-    async def probe(self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float) -> bytes:
+    async def probe(self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float, adapter: str = "") -> bytes:
         """See :class:`~penstock.backends.engines.served.base.generator.Generator`."""
         ids = self._checked(tokens)
-        body = _ScoreBody.of(ids, rid=rid, extra_key=extra_key, first=1, token_ids_logprob=ids)
+        body = _ScoreBody.of(ids, rid=rid, extra_key=extra_key, first=1, token_ids_logprob=ids, adapter=adapter)
         rows = (await self._score(body, timeout_s)).input_token_ids_logprobs[1:]
         logprobs = [value for row in rows for value, _, _ in row or () if value is not None]
         if [[entry[1] for entry in row or ()] for row in rows] != [ids] * (len(ids) - 1) or (
@@ -205,6 +210,8 @@ class SglangGenerator(Generator):
             )
         )
         fields = media_fields(call.media)
+        if call.adapter:
+            fields = ((ADAPTER, msgspec.Raw(_ENCODER.encode(call.adapter))), *fields)
         if call.with_experts:
             fields = ((ROUTED_EXPERTS, msgspec.Raw(b"true")), *fields)
         more = b"".join(b"," + _ENCODER.encode(name) + b":" + bytes(value) for name, value in fields)

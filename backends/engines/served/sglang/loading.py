@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.backends.engines.served.base.bucket_source import open_source
 from penstock.backends.engines.served.base.http import CallError
 from penstock.backends.engines.served.base.staging import FILE_TRANSPORTS, stage
+from penstock.backends.engines.served.sglang.adapters import LoadedBase, stage_adapter
 from penstock.backends.engines.served.sglang.bucket_push import PushError, ServerGroup, ServerRanks, push_tensors
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.spec import DISTRIBUTED, TENSOR
@@ -53,6 +54,7 @@ class ServerStaging:
         self._model_folder = model_folder
         self._folder = folder
         self._groups: dict[str, ServerGroup] = {}
+        self._loaded_base = LoadedBase()
 
     async def stage(self, manifest: WeightManifest) -> Loadable[SglangEndpoint]:
         """Fetch and check.
@@ -60,6 +62,15 @@ class ServerStaging:
         Raises:
             WeightFetchError: they are not there, or not for this model.
         """
+        if manifest.low_rank is not None:
+            return await asyncio.to_thread(
+                stage_adapter,
+                manifest,
+                model_folder=self._model_folder,
+                folder=self._folder,
+                expected=self.expected,
+                loaded=self._loaded_base,
+            )
         if manifest.transport in FILE_TRANSPORTS:
             return await asyncio.to_thread(
                 stage, manifest, model_folder=self._model_folder, folder=self._folder, expected=self.expected

@@ -27,6 +27,8 @@ from penstock.backends.checkpoint.hf_config import HfConfig, read_config
 from penstock.backends.engines.run_endpoints import write_endpoint
 from penstock.backends.engines.served.base.http import CallError, ServerHttp
 from penstock.backends.engines.served.base.opened import Opened, free_port, launch, libraries_of
+from penstock.backends.engines.served.expectation import read_table
+from penstock.backends.engines.served.sglang import adapters
 from penstock.backends.engines.served.sglang.control import NoOpenSession, SglangControl
 from penstock.backends.engines.served.sglang.endpoint import SglangEndpoint
 from penstock.backends.engines.served.sglang.environment import SGLANG_VERSION, find_environment
@@ -74,6 +76,8 @@ def launch_options(setup: EngineSetup, *, is_cpu: bool) -> Mapping[str, OptionVa
     }
     if setup.sleeps and not is_cpu:  # a CPU build has nothing to save, and does not start with it
         own["enable_memory_saver"] = True
+    if setup.lora is not None:
+        own |= adapters.launch_options(setup.lora, read_table(setup.model_folder), is_cpu=is_cpu)
     if setup.options.record_experts:
         own["enable_return_routed_experts"] = True
     return merged(defaults(is_cpu=is_cpu), own, setup.options.sglang)

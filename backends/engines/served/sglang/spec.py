@@ -12,7 +12,7 @@ from penstock.backends.engines.served.sglang.server_options import (
     supports_seeded_sampling,
 )
 from penstock.backends.engines.served.sglang.size import engine_size
-from penstock.backends.engines.served.sglang.weight_rules import draft_transports, weight_rules
+from penstock.backends.engines.served.sglang.weight_rules import ALGORITHM, draft_transports, weight_rules
 from penstock.backends.engines.spec import (
     EngineContext,
     EngineSize,
@@ -108,6 +108,32 @@ def _rules(path: KeyPath, group: EngineGroupOptions, options: EnginesOptions) ->
         )
 
 
+def _adapter_rules(path: KeyPath, group: EngineGroupOptions, options: EnginesOptions) -> Iterator[Broken]:
+    if group.device == "cpu":
+        yield (
+            (*path, "device"),
+            "SGLang's layers for adapters want pinned memory of the host, which its CPU build cannot have; take a GPU "
+            "or embedded engines (backend: torch), or set learner.lora.publish: merged",
+        )
+    if group.addresses:
+        yield (
+            (*path, "addresses"),
+            "servers that run already were not started for the adapters of learner.lora.publish: adapter; remove the "
+            "addresses, so that they are started here, or set it to merged",
+        )
+    if options.placement == "colocate":
+        yield (
+            ("engines", "placement"),
+            "a colocated server lets go of its adapters while the learner trains, and does not know it; take another "
+            "placement, or set learner.lora.publish: merged",
+        )
+    if group.sglang.get(ALGORITHM) is not None:
+        yield (
+            (*path, "sglang", ALGORITHM),
+            "drafts are made without the adapters of learner.lora.publish: adapter; remove it, or set that to merged",
+        )
+
+
 def _true_on_policy(path: KeyPath, group: EngineGroupOptions) -> Iterator[Broken]:
     wanted = "enable_deterministic_inference: true, rl_on_policy_target: fsdp and an attention backend that can"
     backends = ", ".join(deterministic_attention_backends())
@@ -182,6 +208,7 @@ SGLANG: Final = EngineSpec(
             Capability.ANSWERS_JUDGES,
             Capability.PROFILED,
             Capability.TAKES_FP8,
+            Capability.TAKES_ADAPTERS,
             Capability.SAMPLES_PER_CALL,
             Capability.CONSTRAINED,
         }
@@ -191,6 +218,7 @@ SGLANG: Final = EngineSpec(
     size=_size,
     rules=_rules,
     true_on_policy=_true_on_policy,
+    adapter_rules=_adapter_rules,
     transports=(DISK, SHARED_MEMORY, DISTRIBUTED, TENSOR),
     safe_transports=draft_transports,
     needs="SGLang's environment",

@@ -28,6 +28,7 @@ from penstock.messages.ledger import (
     BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
+    EnginesRecorded,
     FailuresNoted,
     GroupClosed,
     GroupRecorded,
@@ -68,6 +69,8 @@ class Books:
         """The last change; None: the scenario's policy holds."""
         self.is_paused = False
         """Nothing more is granted for training, until an operator says so."""
+        self.engines: tuple[str, ...] = ()
+        """Of the run, as recorded; empty: nothing is, or they never change."""
         self.goal = settings.goal
         self.identity: RunRecorded | None = None
         self.version = 0
@@ -173,6 +176,8 @@ class Books:
                 self.used.released(entry)
             case PauseRecorded():
                 self.is_paused = entry.is_paused
+            case EnginesRecorded():
+                self.engines = entry.engines
             case PolicyRecorded():
                 self.switch(entry)
             case RunRecorded():

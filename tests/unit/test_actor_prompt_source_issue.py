@@ -21,7 +21,7 @@ from penstock.messages.flow import (
 )
 from penstock.messages.local import FetchedPrompt, PromptsFetched
 from penstock.messages.membership import EngineJoined
-from penstock.messages.samples import Cancelled, SampleKey
+from penstock.messages.samples import SampleKey
 from penstock.messages.weights import EngineReady, ServingEngine, VersionAnnounced
 
 FIRST = SampleKey(0, 0)
@@ -264,12 +264,6 @@ def test_a_failure_after_the_sample_has_left_its_engine_changes_nothing() -> Non
     bench.closed("engine/0", FIRST)
     assert bench.failed("engine/0", FIRST) == []
     assert bench.closed("engine/0", FIRST) == []
-
-
-def test_a_cancelled_sample_waits_for_its_settlement() -> None:
-    bench = SourceBench().started(num_engines=1)
-    bench.grant(1)
-    assert bench.closed("engine/0", FIRST, Cancelled(cause="aborted")) == []
 
 
 # --- replacements -------------------------------------------------------------------------------------------------

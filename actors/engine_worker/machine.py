@@ -186,7 +186,7 @@ class EngineWorker:
             case DeviceTurned():
                 self._turned, self._has_yielded = event, False
             case EngineLeaving():
-                self._is_leaving = True
+                self._is_leaving |= event.name == self.settings.name  # on real machines it hears of the others too
             case EngineSlept():
                 if self.phase is Phase.SLEEPING:
                     self._turn(Phase.ASLEEP)

@@ -174,12 +174,8 @@ class Books:
             case PayloadsReleased():
                 self.released_through = entry.through_version
                 self.used.released(entry)
-            case PauseRecorded():
-                self.is_paused = entry.is_paused
-            case EnginesRecorded():
-                self.engines = entry.engines
-            case PolicyRecorded():
-                self.switch(entry)
+            case PauseRecorded() | EnginesRecorded() | PolicyRecorded():
+                self.operate(entry)
             case RunRecorded():
                 self.identify(entry)
             case BatchesFixed():
@@ -197,6 +193,16 @@ class Books:
                 assert_never(entry)
         if isinstance(entry, self.goal.progress):
             self.rejections.num_since_progress = 0
+
+    def operate(self, entry: PauseRecorded | EnginesRecorded | PolicyRecorded) -> None:
+        """An operator has said what holds from here on."""
+        match entry:
+            case PauseRecorded():
+                self.is_paused = entry.is_paused
+            case EnginesRecorded():
+                self.engines = entry.engines
+            case PolicyRecorded():
+                self.switch(entry)
 
     def switch(self, entry: PolicyRecorded) -> None:
         """New grants follow this policy."""

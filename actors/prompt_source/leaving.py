@@ -54,9 +54,11 @@ class Leaving:
         return name in self._leavers
 
     def begin(self, name: str, epoch: int) -> None:
-        """It is to leave."""
-        self._leavers[name] = _Leaver(epoch)
-        self._table.retire_engine(name)
+        """It is to leave; nothing if this incarnation is not there."""
+        view = self._table.router.engines.get(name)
+        if view is not None and view.epoch == epoch:
+            self._leavers[name] = _Leaver(epoch)
+            self._table.retire_engine(name)
 
     def gone(self, name: str) -> bool:
         """It is there no more; whether it was to leave."""

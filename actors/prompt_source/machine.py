@@ -182,8 +182,7 @@ class PromptSource:
             case EngineLost() | ActorLost():
                 self._on_lost(event.name, event.epoch)
             case EngineLeaving():
-                if self._members.get(event.name) == event.epoch:
-                    self._leaving.begin(event.name, event.epoch)
+                self._leaving.begin(event.name, event.epoch)
             case Started():
                 self._out.append(StartTimer(SWEEP_TIMER, self.settings.options.lease_timeout_s / 2))
                 if not self._may_issue:

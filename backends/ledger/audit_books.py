@@ -228,8 +228,7 @@ class AuditBooks:
         if group is None or not self._is_whole(entry.group_id, [n.index for n in entry.samples], entry.ended):
             return
         group.notes = entry.samples
-        if not entry.pushed:
-            self.operator.generated(entry.samples)
+        self.operator.generated(() if entry.pushed else entry.samples)
         oldest = group.oldest_version
         if oldest is not None and oldest < group.min_version:
             self._find(

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.messages.membership import EngineEmptied, EnginesWanted
 from penstock.messages.names import SUPERVISOR, is_engine
 from penstock.runtime.shell.engine_membership import EngineMembership
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
-    from penstock.messages.membership import EngineEmptied
     from penstock.runtime.hosts.processes.control import DirectoryChanged
     from penstock.runtime.hosts.processes.directory import Directory
     from penstock.runtime.hosts.processes.incarnations import Incarnation
@@ -57,10 +57,14 @@ class EngineCrew:
         self._start, self._part_from, self._broadcast, self._sink = start, part_from, broadcast, sink
         self.membership = EngineMembership(settings.leave_timeout_s)
 
-    def want(self, engines: Iterable[str], now_s: float) -> None:
-        """The run is to have these."""
-        self.membership.want(engines)
-        self.match(now_s)
+    def hear(self, event: EnginesWanted | EngineEmptied, now_s: float) -> None:
+        """The Buffer says which engines the run is to have, or PromptSource that a leaver is empty."""
+        match event:
+            case EnginesWanted():
+                self.membership.want(event.engines)
+                self.match(now_s)
+            case EngineEmptied():
+                self._emptied(event, now_s)
 
     def match(self, now_s: float) -> None:
         """Start those that are wanted and not there, and have those leave that are not wanted."""
@@ -76,7 +80,7 @@ class EngineCrew:
             else:
                 self._broadcast(self._directory.leave(name, self._crew[name].epoch))
 
-    def emptied(self, event: EngineEmptied, now_s: float) -> None:
+    def _emptied(self, event: EngineEmptied, now_s: float) -> None:
         """Nothing is left with this incarnation."""
         incarnation = self._crew.get(event.engine)
         is_meant = incarnation is not None and incarnation.epoch == event.engine_epoch

@@ -287,12 +287,9 @@ class Supervisor:
                 self._sink.on_notice(event.name, event.text, is_warning=event.is_warning)
             case WaitsReported():
                 self._sink.on_waits(event)
-            case EnginesWanted():
+            case EnginesWanted() | EngineEmptied():
                 if self._outcome is None:
-                    self._engines.want(event.engines, now_s)
-            case EngineEmptied():
-                if self._outcome is None:
-                    self._engines.emptied(event, now_s)
+                    self._engines.hear(event, now_s)
             case OperatorAnswered():
                 if self._door is not None:
                     self._door.answered(event)

@@ -62,10 +62,10 @@ class ElasticWatch:
         self._leavers: dict[Process, set[str]] = {}
         """By incarnation of PromptSource: those that it has heard of."""
         self._served: dict[Process, set[str]] = {}
-        self._made: dict[tuple[SampleKey, int], int] = {}
+        self._made: dict[tuple[str, SampleKey, int], int] = {}
         """Tokens that there were of attempts that were broken off."""
-        self._handed_back: dict[SampleKey, tuple[int, int]] = {}
-        """Attempt, and tokens that there were."""
+        self._handed_back: dict[tuple[Process, SampleKey], tuple[int, int]] = {}
+        """By incarnation of PromptSource: attempt, and tokens that there were."""
         self._finished: dict[str, set[SampleKey]] = {}
         """By engine and incarnation: what it has sent to the Scorer."""
         self._heard: set[SampleKey] = set()
@@ -74,7 +74,7 @@ class ElasticWatch:
     def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
         machine = process.shell.machine
         if isinstance(machine, PromptSource):
-            self._at_prompt_source(process, machine, event, commands)
+            self._at_prompt_source(process, machine, event, header, commands)
         elif isinstance(machine, WeightPublisher):
             self._at_publisher(process, machine, event, commands)
         elif isinstance(machine, EngineWorker):
@@ -83,7 +83,7 @@ class ElasticWatch:
                 and isinstance(event.outcome, Cancelled)
                 and machine.phase != "spoilt"
             ):
-                self._made[event.key, event.attempt] = event.part.num_tokens
+                self._made[_life(process), event.key, event.attempt] = event.part.num_tokens
             for command in commands:
                 if isinstance(command, Send) and isinstance(command.event, SampleGenerated):
                     self._finished.setdefault(_life(process), set()).add(command.event.sample.key)
@@ -91,7 +91,12 @@ class ElasticWatch:
             self._heard.add(event.sample.key)
 
     def _at_prompt_source(
-        self, process: Process, machine: PromptSource, event: Event, commands: list[AnyCommand]
+        self,
+        process: Process,
+        machine: PromptSource,
+        event: Event,
+        header: Header | None,
+        commands: list[AnyCommand],
     ) -> None:
         served = self._served.setdefault(process, set())
         newcomers, leavers = self._newcomers.setdefault(process, set()), self._leavers.setdefault(process, set())
@@ -104,8 +109,9 @@ class ElasticWatch:
                     names.discard(event.name)
             case GenerationClosed(outcome=Cancelled()):
                 self.num_handed_back += 1
-                num_tokens = max(event.num_tokens, self._made.get((event.key, event.attempt), 0))
-                self._handed_back[event.key] = (event.attempt, num_tokens)
+                assert header is not None
+                made = self._made.get((f"{header.sender} {header.epoch}", event.key, event.attempt), 0)
+                self._handed_back[process, event.key] = (event.attempt, max(event.num_tokens, made))
             case EngineLeaving():
                 leavers.add(event.name)
             case VersionAnnounced():
@@ -118,14 +124,14 @@ class ElasticWatch:
                 issued, name = command.event, command.to
                 assert name not in leavers, f"{issued.key} is issued to {name}, which is to leave"
                 assert name not in newcomers, f"{issued.key} is issued to {name}, which has come and serves nothing yet"
-                self._assert_goes_on(issued)
+                self._assert_goes_on(process, issued)
         for _, lease in machine.table.all_leases():
             assert lease.num_engine_losses <= self._num_lost[process], (
                 f"{lease.key} is said to have lost engines that only left"
             )
 
-    def _assert_goes_on(self, issued: SampleIssued) -> None:
-        attempt, num_tokens = self._handed_back.get(issued.key, (-1, 0))
+    def _assert_goes_on(self, process: Process, issued: SampleIssued) -> None:
+        attempt, num_tokens = self._handed_back.get((process, issued.key), (-1, 0))
         if not self._keeps_tokens or issued.attempt != attempt + 1:
             return
         num_known = 0 if issued.prefix is None else issued.prefix.num_tokens

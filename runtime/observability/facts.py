@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from penstock import __version__
-from penstock.backends.engines.options import largest_groups
+from penstock.backends.engines.options import engine_groups
 from penstock.backends.engines.spec import ENGINES, ONE_GPU
 from penstock.backends.evaluation.sets import EvaluationSet
 from penstock.messages.names import LEARNER, engine_name, reward_model_name, teacher_name
@@ -143,7 +143,7 @@ def devices_of(scenario: Scenario) -> dict[str, int]:
     found = {LEARNER: learner.num_ranks}
     if scenario.run.only == "learner":
         return found
-    for group in largest_groups(scenario.engines):
+    for group in engine_groups(scenario.engines):
         found |= {engine_name(len(found) - 1 + index): _num_devices(group) for index in range(group.count)}
     if teacher is not None:
         found |= {teacher_name(index): _num_devices(teacher) for index in range(teacher.count)}

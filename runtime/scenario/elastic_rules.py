@@ -49,8 +49,7 @@ def elastic_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
             "an agent outside talks to one engine for a whole session, which an engine that leaves would break off; "
             "take another episode.kind, or remove engines.min and engines.max",
         )
-    judge = s.reward.judge
-    if judge is not None and judge.engine == "self":
+    if s.reward.judge.engine == "self":
         yield (
             key,
             "a judge on the run's own engines asks those of the start; give reward.judge.url, or remove engines.min "

@@ -1,4 +1,5 @@
 """Engines that join and leave while a run goes on, at any moment, and whatever dies meanwhile."""
+# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
+    from penstock.actors.buffer.settings import ElasticEngines
     from penstock.actors.engine_worker.requests import Request
-    from penstock.messages.samples import Part
+    from penstock.actors.prompt_source.census import Found
+    from penstock.messages.samples import Part, SampleKey
 
 POLICIES = ("fully_async", "one_step_off", "sync")
 MAX_TRIALS = 1200
@@ -61,7 +64,10 @@ def fails(trial: Trial) -> bool:
 
 
 def issues_to_a_leaver() -> AbstractContextManager[Any]:
-    return patch.object(Router, "retire", lambda self, name: None)
+    def ignores(self: Router, name: str) -> None:
+        pass
+
+    return patch.object(Router, "retire", ignores)
 
 
 def keeps_its_last_tokens() -> AbstractContextManager[Any]:
@@ -77,7 +83,11 @@ def keeps_its_last_tokens() -> AbstractContextManager[Any]:
 
 def lets_go_too_early() -> AbstractContextManager[Any]:
     """Who has nothing to generate goes, whatever is on its way to the Scorer."""
-    return patch.object(Leaving, "_is_alone", lambda self, name, key, found: False)
+
+    def trusts(self: Leaving, name: str, key: SampleKey, found: Found) -> bool:
+        return False
+
+    return patch.object(Leaving, "_is_alone", trusts)
 
 
 def takes_a_leave_for_a_death() -> AbstractContextManager[Any]:
@@ -188,7 +198,11 @@ def test_a_run_that_goes_on_has_the_engines_that_are_recorded(at_s: float) -> No
     lost = Fault(at_s=at_s, kind=FaultKind.MACHINE, target="")
     run, _ = ran(scaled((10.0, 3), (30.0, 2), faults=(lost,)))
     assert living(run) == ({"engine/0", "engine/1"})
-    with patch.object(OperatorSide, "_remind_engines", lambda self, elastic: None):
+
+    def forgets(self: OperatorSide, elastic: ElasticEngines) -> None:
+        pass
+
+    with patch.object(OperatorSide, "_remind_engines", forgets):
         try:
             forgetful, _ = ran(scaled((10.0, 3), faults=(lost,)))
         except AssertionError:

@@ -79,6 +79,8 @@ class Session:
         self._up: set[str] = set()
         self._waits = WaitBoard()
         self._names = job.names or _names_of(job)
+        self._present = set(self._names)
+        """Actors of the run, which engines may join and leave."""
         self._is_training = False
         self._keeper = DiskKeeper(self._folder, job.scenario.observability.max_disk_gb)
         shows = job.scenario.observability.show_samples
@@ -274,8 +276,13 @@ class Session:
         _log.info("%s %d: %s", name, epoch, state)
         if state in ("lost", "ended", "left"):
             self._waits.forget(name)
+        if state == "starting" and name not in self._present:
+            self._present.add(name)
+            self._recorder.joins(name, self._clock.now_s())
         if state == "left":
             self._names = tuple(each for each in self._names if each != name)
+            self._present.discard(name)
+            self._recorder.leaves(name, self._clock.now_s())
         elif state == "up" and len(self._up) < len(self._names) and name in self._names:
             self._up.add(name)
             self._tell_start()

@@ -398,6 +398,7 @@ class Supervisor:
             return
         self._sink.on_lost(name, cause)
         if not is_replaced:
+            self._sink.on_actor(name, epoch, "left")
             self._engines.match(now_s)
             return
         pause_s = self.restarts.pause_s(name, now_s)

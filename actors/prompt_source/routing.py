@@ -107,6 +107,8 @@ class Router:
         self._newest = -1
         """The highest version that a sample has needed."""
         self._num_entries = 0
+        self._told: dict[str, ServingEngine] = {}
+        """What was said last of who serves what: word on an incarnation may come before the word that it is there."""
 
     @property
     def has_room(self) -> bool:
@@ -118,7 +120,9 @@ class Router:
     def join(self, name: str, epoch: int, load: int) -> None:
         """A new incarnation; what its predecessor had stays in its load until it is known what became of it."""
         is_newcomer = any(view.version >= 0 for view in self.engines.values() if view.name != name)
-        self.engines[name] = EngineView(name, epoch, load=load, is_newcomer=is_newcomer)
+        told = self._told.get(name)
+        version = -1 if told is None or told.epoch != epoch else told.version
+        self.engines[name] = EngineView(name, epoch, load=load, version=version, is_newcomer=is_newcomer)
 
     def ready(self, name: str, epoch: int, num_slots: int, sweep: int) -> None:
         """This incarnation takes requests."""
@@ -154,9 +158,10 @@ class Router:
 
     def serves(self, serving: Iterable[ServingEngine]) -> None:
         """These engines serve these versions."""
-        for engine in serving:
+        self._told = {engine.engine: engine for engine in serving}
+        for engine in self._told.values():
             view = self.engines.get(engine.engine)
-            if view is not None and view.version != engine.version:
+            if view is not None and view.epoch == engine.epoch and view.version != engine.version:
                 view.version = engine.version
                 self._note(view)
 

@@ -44,7 +44,7 @@ class Announcing:
         event = VersionAnnounced(
             version=self.version,
             publish=max((e.publish for e in ready if e.version <= self.version), default=-1),
-            serving=tuple(ServingEngine(e.name, e.version) for e in ready if e.version >= 0),
+            serving=tuple(ServingEngine(e.name, e.version, e.epoch) for e in ready if e.version >= 0),
         )
         if event == self._told or not event.serving:
             return []

@@ -146,9 +146,13 @@ def test_an_engine_that_serves_the_version_goes_before_one_that_is_less_loaded()
     assert keys(bench.grant(3, min_version=2), "engine/1") == [(0, 0), (1, 0), (2, 0)]
 
 
-def test_a_version_of_an_engine_that_is_not_there_is_passed_over() -> None:
+def test_a_version_of_an_engine_that_is_not_there_yet_holds_when_that_incarnation_joins() -> None:
     bench = SourceBench().started()
-    bench.driver.ignores(VersionAnnounced(version=1, publish=1, serving=(ServingEngine("engine/7", 1),)))
+    bench.hear(VersionAnnounced(version=1, publish=1, serving=(ServingEngine("engine/7", 1, 3),)))
+    bench.joins("engine/7", epoch=2)
+    assert bench.source.table.router.engines["engine/7"].version == -1
+    bench.joins("engine/7", epoch=3)
+    assert bench.source.table.router.engines["engine/7"].version == 1
 
 
 def test_an_engine_that_joins_twice_keeps_its_slots_and_its_load() -> None:

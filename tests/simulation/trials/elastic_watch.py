@@ -62,6 +62,8 @@ class ElasticWatch:
         self._leavers: dict[Process, set[str]] = {}
         """By incarnation of PromptSource: those that it has heard of."""
         self._served: dict[Process, set[str]] = {}
+        self._told: dict[Process, dict[str, int]] = {}
+        """By incarnation of PromptSource: who was said to serve last, and as which incarnation."""
         self._made: dict[tuple[str, SampleKey, int], int] = {}
         """Tokens that there were of attempts that were broken off."""
         self._handed_back: dict[tuple[Process, SampleKey], tuple[int, int]] = {}
@@ -101,8 +103,11 @@ class ElasticWatch:
         served = self._served.setdefault(process, set())
         newcomers, leavers = self._newcomers.setdefault(process, set()), self._leavers.setdefault(process, set())
         match event:
-            case EngineJoined() if served - {event.name}:
-                newcomers.add(event.name)
+            case EngineJoined():
+                if self._told.get(process, {}).get(event.name) == event.epoch:
+                    served.add(event.name)
+                elif served - {event.name}:
+                    newcomers.add(event.name)
             case EngineLost():
                 self._num_lost[process] += event.name not in leavers
                 for names in (served, newcomers, leavers):
@@ -115,7 +120,9 @@ class ElasticWatch:
             case EngineLeaving():
                 leavers.add(event.name)
             case VersionAnnounced():
-                served |= {each.engine for each in event.serving if each.engine in machine.table.router.engines}
+                told = self._told[process] = {each.engine: each.epoch for each in event.serving}
+                engines = machine.table.router.engines
+                served |= {name for name, epoch in told.items() if name in engines and engines[name].epoch == epoch}
                 newcomers -= served
             case _:
                 pass

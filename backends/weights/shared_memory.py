@@ -5,7 +5,7 @@ Invariants:
 * A segment's name carries the run's id, so whoever knows the run can remove what a killed learner left
   (:mod:`~penstock.backends.weights.segments`). Nothing else tracks it; in particular no resource tracker, which
   would remove the segment when an engine that merely looked at it ends.
-* All pages are reserved before the first byte is written: a full ``/dev/shm`` is an error here, and not a SIGBUS in
+* The pages of a tensor are there before it is written: a full ``/dev/shm`` is an error here, and not a SIGBUS in
   whoever touches the page.
 * A mapping outlives the removal of its name, so a release takes nothing from an engine that has fetched.
 * Engines map privately: what an engine writes by mistake stays its own. What somebody else writes into the segment does
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from penstock.backends.weights.digest import PlacedDigest
 from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
 from penstock.backends.weights.keeping import released, superseded
+from penstock.backends.weights.pages import WORTH_BYTES, PagesAhead, address_of, can_populate
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
 from penstock.backends.weights.segments import (
     SHARED_FOLDER,
@@ -62,8 +63,8 @@ class SharedMemoryExporter:
         """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
         layout = planned(tensors)
         path = self._folder / segment_name(self._run_id, self._epoch, version, publish)
-        with _created(path, layout.size_bytes) as mapping:
-            digest = _filled(mapping, layout, tensors)
+        with _created(path, layout.size_bytes) as (mapping, pages):
+            digest = _filled(path, mapping, pages, layout, tensors)
         new = Segment(self._epoch, version, publish, path)
         self._remove([segment for segment in self._own if segment[:3] == new[:3]])  # whoever maps it keeps it
         self._own.append(new)
@@ -101,13 +102,21 @@ class SharedMemoryExporter:
         self._own = [segment for segment in self._own if segment not in segments]
 
 
-def _filled(mapping: mmap.mmap, layout: Layout, tensors: AnyWeights) -> str:
+def _filled(path: Path, mapping: mmap.mmap, pages: PagesAhead | None, layout: Layout, tensors: AnyWeights) -> str:
     """Write everything to its place; the digest."""
     data = memoryview(mapping)
+
+    def await_pages(start: int, size_bytes: int) -> None:
+        if pages is not None:
+            with _refused_for_room(path, layout.size_bytes):
+                pages.wait(start, size_bytes)
+
     with PlacedDigest(layout.size_bytes, lambda start, size_bytes: data[start : start + size_bytes]) as digest:
+        await_pages(0, len(layout.header))
         mapping[: len(layout.header)] = layout.header
         digest.wrote(0, len(layout.header))
         for place, tensor in placed_tensors(tensors, layout):
+            await_pages(place.start, place.size_bytes)
             placed_view(place, mapping).copy_(tensor.detach())
             digest.wrote(place.start, place.size_bytes)
         return digest.hexdigest()
@@ -144,16 +153,22 @@ def fetch_shared_memory(manifest: WeightManifest) -> MappedWeights:
 
 
 @contextlib.contextmanager
-def _created(path: Path, size_bytes: int) -> Generator[mmap.mmap]:
-    """A new segment, mapped; there under its name when the block is done, and gone when it raises. The mapping ends
-    with its last view."""
+def _created(path: Path, size_bytes: int) -> Generator[tuple[mmap.mmap, PagesAhead | None]]:
+    """A new segment, mapped, and its pages, None if all are there; there under its name when the block is done, and
+    gone when it raises. The mapping ends with its last view."""
     partial = path.with_name(f"{path.name}.partial")
     try:
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise WeightExportError(f"{path} cannot be made: {error.strerror}") from error
     try:
-        yield _reserved(descriptor, path, size_bytes)
+        with _refused_for_room(path, size_bytes):
+            mapping, makes_pages = _mapped(descriptor, size_bytes)
+        if makes_pages:
+            with PagesAhead(address_of(mapping), size_bytes) as pages:
+                yield mapping, pages
+        else:
+            yield mapping, None
         try:
             partial.rename(path)
         except OSError as error:
@@ -165,10 +180,20 @@ def _created(path: Path, size_bytes: int) -> Generator[mmap.mmap]:
         os.close(descriptor)
 
 
-def _reserved(descriptor: int, path: Path, size_bytes: int) -> mmap.mmap:
-    try:
+def _mapped(descriptor: int, size_bytes: int) -> tuple[mmap.mmap, bool]:
+    """The segment, and whether its pages are still to be made; otherwise they are reserved."""
+    makes_pages = size_bytes >= WORTH_BYTES and can_populate()
+    if makes_pages:
+        os.truncate(descriptor, size_bytes)
+    else:
         os.posix_fallocate(descriptor, 0, size_bytes)
-        return mmap.mmap(descriptor, size_bytes)
+    return mmap.mmap(descriptor, size_bytes), makes_pages
+
+
+@contextlib.contextmanager
+def _refused_for_room(path: Path, size_bytes: int) -> Generator[None]:
+    try:
+        yield
     except OSError as error:
         free = os.statvfs(path.parent)
         raise WeightExportError(

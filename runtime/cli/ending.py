@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.runtime.cli.collected import show_collected
+from penstock.runtime.launch.again import begin_or_go_on
 from penstock.runtime.launch.launch import launch, what_is_left
 from penstock.runtime.safe_text import terminal_lines, without_credentials
 
@@ -30,14 +31,20 @@ def tell_end(ended: Ended) -> int:
     return ended.exit_code
 
 
-def run_and_tell(scenario: Scenario, path: Path, console: Console, *, has_dashboard: bool = False) -> int:
-    """Launch a run, follow it to its end, and say what it came to; its exit code."""
+def run_and_tell(
+    scenario: Scenario, path: Path, console: Console, *, has_dashboard: bool = False, folder: Path | None = None
+) -> int:
+    """Launch a run, follow it to its end, and say what it came to; its exit code. In a ``folder`` that is named, it
+    goes on where it has begun already."""
     beside: Callable[[Path], AbstractContextManager[object]] = nullcontext
     if has_dashboard:
         from penstock.runtime.cli.dashboard import dashboard_beside
 
         beside = partial(dashboard_beside, console=console)
-    ended = launch(scenario, path, console, beside=beside)
+    if folder is None:
+        ended = launch(scenario, path, console, beside=beside)
+    else:
+        ended = begin_or_go_on(scenario, path, console, folder, beside=beside)
     if scenario.run.only == "rollout" and not ended.exit_code:
         show_collected(ended.folder, console)
     return tell_end(ended)

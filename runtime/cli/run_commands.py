@@ -1,6 +1,5 @@
 """Commands that start a run, or something of its kind. Each is a few lines that call the part which does the work."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import typer
 from rich.markup import escape
 
 from penstock.messages.errors import UserFault
+from penstock.runtime.cli import run_arguments as given
 from penstock.runtime.cli.program import (
     Overrides,
     RunFolder,
@@ -20,13 +20,6 @@ from penstock.runtime.cli.program import (
 )
 
 
-class Part(StrEnum):
-    """Of a run, where it is not the whole."""
-
-    LEARNER = "learner"
-    ROLLOUT = "rollout"
-
-
 @app.command(
     epilog="[bold]Examples[/]\n\n"
     "penstock run scenarios/quickstart.yaml\n\n"
@@ -34,49 +27,26 @@ class Part(StrEnum):
     "penstock run scenarios/local_model.yaml model.path=my/checkpoint data.path=my/rows.jsonl\n\n"
     "penstock run scenarios/quickstart.yaml --only rollout --num-groups 64\n\n"
     "penstock run scenarios/quickstart.yaml --only learner --from runs/quickstart-20260801-120000 learner.objective=ppo"
+    "\n\n"
+    "penstock run scenarios/quickstart.yaml --submit slurm --job status"
 )
 def run(
     scenario: ScenarioFile,
     overrides: Overrides = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Print what the scenario sets, who runs where, layout and memory of a Megatron learner, and what this "
-            "machine lacks; start nothing. Exit code 2 if it lacks something.",
-        ),
-    ] = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="With --dry-run: every key, also those at their defaults.")
-    ] = False,
-    gpus_per_node: Annotated[
-        int | None, typer.Option(min=1, help="With --dry-run: GPUs of a node of the cluster; 8 without it.")
-    ] = None,
-    gpu_memory: Annotated[
-        float | None, typer.Option(min=1, metavar="GB", help="With --dry-run: of a GPU; else the scenario's.")
-    ] = None,
-    keep_samples: Annotated[
-        bool, typer.Option("--keep-samples", help="Keep every trained sample as Parquet; as run.keep_samples=true.")
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Show no samples; as observability.show_samples=false.")
-    ] = False,
-    dashboard: Annotated[bool, typer.Option("--dashboard", help="Show it in the browser, until it has ended.")] = False,
-    only: Annotated[
-        Part | None,
-        typer.Option(
-            "--only",
-            help="[bold]learner[/]: train the batches that another run has recorded again, without engines. "
-            "[bold]rollout[/]: generate and score with the model as it is, train nothing, keep the groups.",
-        ),
-    ] = None,
-    batches_from: Annotated[
-        Path | None, typer.Option("--from", metavar="RUN", help="With --only learner: the folder of the recorded run.")
-    ] = None,
-    num_groups: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --only rollout: groups to collect; run.num_steps batches of them without it."),
-    ] = None,
+    dry_run: given.DryRun = False,
+    full: given.Full = False,
+    gpus_per_node: given.GpusPerNode = None,
+    gpu_memory: given.GpuMemory = None,
+    keep_samples: given.KeepSamples = False,
+    quiet: given.Quiet = False,
+    dashboard: given.Dashboard = False,
+    only: given.Only = None,
+    batches_from: given.BatchesFrom = None,
+    num_groups: given.NumGroups = None,
+    into: given.Into = None,
+    submit: given.Submit = None,
+    submit_config: given.SubmitConfig = None,
+    job: given.Job = None,
 ) -> None:
     """Train: start the seven actors on this machine or a Ray cluster, and follow them to the end."""
     from penstock.runtime.scenario import load_scenario
@@ -88,8 +58,16 @@ def run(
         "run.batches_from": batches_from,
         "run.num_groups": num_groups,
     }
-    given = [f"{key}={value}" for key, value in options.items() if value is not None]
-    loaded = load_scenario(scenario, [*(overrides or []), *given])
+    keys = [f"{key}={value}" for key, value in options.items() if value is not None]
+    loaded = load_scenario(scenario, [*(overrides or []), *keys])
+    if submit is not None:
+        if full or gpus_per_node is not None or gpu_memory is not None or dashboard or into is not None:
+            raise UserFault("--submit: nodes and folders are said by --submit-config; leave the other options away")
+        from penstock.runtime.cli.submit import submit_run
+
+        raise typer.Exit(submit_run(loaded, submit, submit_config, job, console, dry_run=dry_run))
+    if submit_config is not None or job is not None:
+        raise UserFault("--submit-config and --job are for --submit slurm, rayjob or skypilot")
     if dry_run:
         from penstock.runtime.cli.dry_run import show_plan
 
@@ -98,7 +76,7 @@ def run(
         raise UserFault("--gpus-per-node, --gpu-memory and --full are for --dry-run; a run takes what is there")
     from penstock.runtime.cli.ending import run_and_tell
 
-    raise typer.Exit(run_and_tell(loaded, scenario, console, has_dashboard=dashboard))
+    raise typer.Exit(run_and_tell(loaded, scenario, console, has_dashboard=dashboard, folder=into))
 
 
 @app.command(
@@ -216,10 +194,12 @@ def stop(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for its end.")] = 60.0,
 ) -> None:
     """End a run cleanly, as Ctrl-C does, and wait until it is gone."""
-    from penstock.runtime.launch.runs import is_alive, read_record, stop_run
+    from penstock.runtime.launch.runs import is_alive, other_host, read_record, stop_run
 
     folder = run_folder(run)
     record = read_record(folder)
+    if host := other_host(record):
+        raise UserFault(f"{folder}: is driven on {host}, by process {record.pid}; end it there, or with --job stop")
     if not is_alive(record):
         console.print(f"{escape(str(folder))}: nothing to stop, its process has ended")
         return

@@ -12,7 +12,7 @@ from rich.padding import Padding
 
 from penstock.runtime.hosts.processes.descendants import is_stopped
 from penstock.runtime.launch.launch import begin_again, resume_command
-from penstock.runtime.launch.runs import SCENARIO_NAME, is_alive, read_record
+from penstock.runtime.launch.runs import SCENARIO_NAME, is_alive, other_host, read_record
 from penstock.runtime.launch.status import state_of
 from penstock.runtime.observability.accounting import read_accounts
 from penstock.runtime.observability.accounting_view import accounts_tables
@@ -54,7 +54,7 @@ def show_status(folder: Path, console: Console) -> int:
         console.print(
             f"  to look at them: {escape(shlex.join(('penstock', 'samples', str(folder))))} --failed", soft_wrap=True
         )
-    if not alive and record.state != "completed":
+    if not alive and record.state != "completed" and not other_host(record):
         text = f"to go on: {resume_command(folder.absolute())}"
         if record.state == "diverged":
             text = begin_again(folder.absolute(), load_scenario(folder / SCENARIO_NAME))
@@ -73,6 +73,8 @@ def _state(record: RunRecord, *, alive: bool) -> str:
         )
     if alive:
         return f"running for {since}, process {record.pid}"
+    if host := other_host(record):
+        return f"running for {since} on {host}, by what stands here; its process cannot be seen from this machine"
     return f"vanished: process {record.pid} ended without a word (killed, or the machine went down); began {since} ago"
 
 

@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
@@ -30,7 +30,8 @@ from penstock.runtime.scenario import load_scenario
 from penstock.runtime.scenario.keys import show
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from rich.console import Console
@@ -71,8 +72,20 @@ REASONS: Final = {
 OTHER_REASON: Final = "samples before and after would not be alike"
 
 
-def resume(folder: Path, overrides: Sequence[str], console: Console) -> Ended:
+def resume(
+    folder: Path,
+    overrides: Sequence[str],
+    console: Console,
+    *,
+    beside: Callable[[Path], AbstractContextManager[object]] = nullcontext,
+) -> Ended:
     """Go on with a run.
+
+    Args:
+        folder: of the run.
+        overrides: of keys that may change, ``key=value``.
+        console: the terminal.
+        beside: what is there while the run is driven, made with its folder, in which the changed scenario is by then.
 
     Raises:
         UserFault: there is no such run, it is alive, or it cannot be resumed like this.
@@ -96,7 +109,7 @@ def resume(folder: Path, overrides: Sequence[str], console: Console) -> Ended:
             write_scenario(folder, scenario)
         console.print(f"run folder: {escape(str(folder))}")
         path = folder / SCENARIO_NAME
-        return drive(folder, scenario, path, console, before=record, overrides=tuple(overrides))
+        return drive(folder, scenario, path, console, before=record, overrides=tuple(overrides), beside=beside)
 
 
 def overridden(folder: Path, overrides: Sequence[str]) -> Scenario:
@@ -106,20 +119,29 @@ def overridden(folder: Path, overrides: Sequence[str]) -> Scenario:
         UserFault: one of them cannot be used, or not in a run that goes on.
     """
     for text in overrides:
-        key, _, given = (part.strip() for part in text.partition("="))
-        block = key.partition(".")[0]
-        if key not in FREE_KEYS and block not in FREE_BLOCKS:
-            raise UserFault(
-                f"override '{text}': cannot change in a run that goes on: {REASONS.get(block, OTHER_REASON)}. "
-                f"{_had(folder, key, given)}Leave it out to go on. What can change: "
-                f"{', '.join((*FREE_KEYS, *(f'{block}.*' for block in FREE_BLOCKS)))}; for another run: penstock run"
-            )
+        check_may_change(folder / SCENARIO_NAME, text)
     return load_scenario(folder / SCENARIO_NAME, overrides)
 
 
-def _had(folder: Path, key: str, given: str) -> str:
+def check_may_change(before: Path, override: str) -> None:
+    """Whether this key may change in a run that goes on; ``before`` is the file with its scenario so far.
+
+    Raises:
+        UserFault: it may not.
+    """
+    key, _, given = (part.strip() for part in override.partition("="))
+    block = key.partition(".")[0]
+    if key not in FREE_KEYS and block not in FREE_BLOCKS:
+        raise UserFault(
+            f"override '{override}': cannot change in a run that goes on: {REASONS.get(block, OTHER_REASON)}. "
+            f"{_had(before, key, given)}Leave it out to go on. What can change: "
+            f"{', '.join((*FREE_KEYS, *(f'{block}.*' for block in FREE_BLOCKS)))}; for another run: penstock run"
+        )
+
+
+def _had(before: Path, key: str, given: str) -> str:
     """What the run has there, and what was given; nothing for a key that no scenario has."""
-    value: object = msgspec.to_builtins(load_scenario(folder / SCENARIO_NAME))
+    value: object = msgspec.to_builtins(load_scenario(before))
     for part in key.split("."):
         if not isinstance(value, dict) or part not in value:
             return ""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import socket
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,6 +64,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Of the machine's current uptime; ticks of another one mean nothing."""
     started_at: float
     """Unix time, seconds; as the following, of the present drive."""
+    host: str = ""
+    """Name of the machine; empty where an earlier version has written the record."""
     state: State = "running"
     exit_code: int | None = None
     ended_at: float | None = None
@@ -141,6 +144,7 @@ def open_record(
         pid=os.getpid(),
         start_ticks=start_ticks(os.getpid()) or 0,
         boot_id=_boot_id(),
+        host=socket.gethostname(),
         started_at=time.time(),
         overrides=overrides,
         temp_folder=temp_folder,
@@ -245,6 +249,13 @@ def _checkpoints_in(folder: Path) -> dict[Path, tuple[int, int]]:
         return {}
     matches = ((path, CHECKPOINT.fullmatch(path.name)) for path in folder.iterdir() if path.is_dir())
     return {path: (int(match["version"]), int(match["epoch"] or 1)) for path, match in matches if match}
+
+
+def other_host(record: RunRecord) -> str:
+    """The machine that a run was driven on when its record was written, where that is another one, whose processes
+    cannot be seen from here; empty otherwise."""
+    is_elsewhere = record.ended_at is None and record.boot_id != _boot_id() and record.host != socket.gethostname()
+    return record.host if is_elsewhere else ""
 
 
 def is_alive(record: RunRecord) -> bool:

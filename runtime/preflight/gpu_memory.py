@@ -3,9 +3,9 @@
 A rank of the torch learner needs of each weight 16 bytes with ``parallel: fsdp`` (float32 weight, gradient and two
 moments, shared out over the ranks); where weights are not shared out and ``model.dtype`` has 16 bits, 2 more for the
 copy that computes. Activations, logits, and all of the Megatron learner are counted by
-:mod:`~penstock.backends.learners.megatron.layout.memory`; the layers of transformers, which are not fused, keep twice
-as much. SGLang's servers have the weights in ``model.dtype``, shared out over their GPUs, and what
-``mem_fraction_static`` leaves for the cache has to hold one sample at least.
+:mod:`~penstock.backends.learners.megatron.layout.memory`; the layers of transformers keep twice as much unless they are
+compiled, and logits are kept in float32 as well. SGLang's servers have the weights in ``model.dtype``, shared out over
+their GPUs, and what ``mem_fraction_static`` leaves for the cache has to hold one sample at least.
 
 Colocated learners and engines are looked at one by one: each sleeps while the other has the GPU. What a learner keeps
 then is in the host's memory, without the gradients.
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock.backends.engines.options import engine_groups
 from penstock.backends.engines.spec import ENGINES, ONE_GPU
 from penstock.backends.engines.transport_preflight import model_size_bytes
+from penstock.backends.learners.compiling import is_compiled
 from penstock.backends.learners.megatron.bridge.weight_map import num_weights
 from penstock.backends.learners.megatron.layout.layout import layout_of
 from penstock.backends.learners.megatron.layout.memory import WEIGHT_BYTES, Extras, MemoryEstimate, estimate_stages
@@ -192,4 +193,11 @@ def _torch_rank(scenario: Scenario, architecture: Architecture) -> float:
         architecture, layout_of(whole, 1), whole, precision=dtype,
         max_tokens=max(learner.max_tokens_per_micro_batch, scenario.model.max_context),
     )  # fmt: skip
-    return (0 if learner.cpu_offload else own) + PLAIN_LAYERS * stage.activations + stage.logits
+    own = 0 if learner.cpu_offload else own
+    if not is_compiled(
+        learner, is_on_gpu=True, dtype=dtype, num_weights=num_weights(architecture),
+        has_experts=architecture.experts is not None, num_ranks=learner.num_ranks,
+    ):  # fmt: skip
+        return own + PLAIN_LAYERS * stage.activations + stage.logits
+    width = WEIGHT_BYTES[dtype]
+    return own + stage.activations + stage.logits * width / (width + WEIGHT_BYTES["float32"])

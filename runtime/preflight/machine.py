@@ -106,7 +106,7 @@ def machine_checks(scenario: Scenario, run_parent: Path) -> Iterator[MachineChec
     yield MachineCheck("devices", lambda: check_devices(scenario), is_elsewhere=on_cluster)
     if LEARNERS.spec(scenario.learner.backend).has_layout:
         yield MachineCheck("megatron-core", lambda: check_megatron(scenario), is_elsewhere=on_cluster)
-    for needed in _needed(scenario) if generates else ():
+    for needed in needed_environments(scenario) if generates else ():
         yield MachineCheck(needed, partial(check_engines, scenario, needed), is_elsewhere=on_cluster)
     if generates:
         yield MachineCheck("room for weights", lambda: check_weights(scenario, run_parent), needs=model)
@@ -180,7 +180,7 @@ def _other_devices(scenario: Scenario) -> list[tuple[str, str]]:
     return [(f"{key}.device", block.device) for key, block in _others(scenario)]
 
 
-def _needed(scenario: Scenario) -> tuple[str, ...]:
+def needed_environments(scenario: Scenario) -> tuple[str, ...]:
     """What engines that are started here need of a machine, each once."""
     needs = [ENGINES.spec(block.backend).needs for _, block in _engine_blocks(scenario) if not block.addresses]
     return tuple(dict.fromkeys(need for need in needs if need))

@@ -41,6 +41,8 @@ def _learner(s: Scenario) -> Iterator[Broken]:
     for name in ("num_updates", "num_passes"):
         if (found := getattr(s.learner, name)) != 1:
             yield ("learner", name), f"the policy has moved after one update; found {found}, with {KEY} set it to 1"
+    if s.learner.compile:
+        yield ("learner", "compile"), f"kernels that are compiled round otherwise than an engine's; remove it, or {KEY}"
     if s.learner.lora is not None:
         yield (
             ("learner", "lora"),

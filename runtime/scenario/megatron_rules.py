@@ -33,6 +33,7 @@ BACKEND: Final[KeyPath] = ("learner", "backend")
 TORCH_ONLY: Final = {
     "parallel": "weights are divided by learner.megatron, and what the optimizer keeps over data-parallel ranks by its "
     "distributed_optimizer",
+    "compile": "kernels are Transformer Engine's and what learner.megatron.transformer fuses",
     "activation_checkpointing": "set learner.megatron.recompute: full, which does the same",
     "cpu_offload": "set learner.megatron.optimizer: {optimizer_cpu_offload: true, optimizer_offload_fraction: 1.0} "
     "with precision: bfloat16, which keeps what the optimizer keeps on the host",

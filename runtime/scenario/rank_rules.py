@@ -36,6 +36,11 @@ def rank_rules(s: Scenario) -> Iterator[Broken]:
             f"a rank that keeps the others waiting is to be noticed before the whole step is late; set it below "
             f"learner.step_timeout_s, which is {learner.step_timeout_s:g}",
         )
+    if learner.compile and learner.parallel == "fsdp":
+        yield (
+            ("learner", "compile"),
+            "blocks whose weights are shared out over ranks are not compiled; remove it, or set learner.parallel: ddp",
+        )
     if s.engines.placement == "colocate" and "cuda" in (s.engines.device, learner.device):
         yield from _colocated(s)
 

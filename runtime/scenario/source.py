@@ -73,24 +73,29 @@ class Source:
         self._places = {at: p for at, p in self._places.items() if at[: len(path)] != path} | reader.places
 
 
-def read_source(file: Path) -> Source:
-    """Read a scenario file.
+def read_source(file: Path, what: str = "scenario") -> Source:
+    """Read a scenario file, or another of its kind.
+
+    Args:
+        file: to read.
+        what: it is, for messages.
 
     Raises:
         UserFault: it cannot be read, or is not the YAML of one mapping.
     """
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
-            raise UserFault(f"{file}: larger than {MAX_FILE_BYTES} bytes, so this is no scenario")
+            raise UserFault(f"{file}: larger than {MAX_FILE_BYTES} bytes, so this is no {what}")
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserFault(f"{file}: cannot read this scenario: {(error.strerror or str(error)).lower()}") from None
+        raise UserFault(f"{file}: cannot read this {what}: {(error.strerror or str(error)).lower()}") from None
     except UnicodeDecodeError as error:
-        raise UserFault(f"{file}: not UTF-8 text (byte {error.start}), so this is no scenario") from None
+        raise UserFault(f"{file}: not UTF-8 text (byte {error.start}), so this is no {what}") from None
     reader = _Reader(str(file), file.resolve().parent, line_numbers=True)
     data = reader.read(text, ())
     if not isinstance(data, dict):
-        raise UserFault(f"{file}:1: a scenario is a mapping of blocks (run:, data:, …), found {show(data)}")
+        kinds = "blocks (run:, data:, …)" if what == "scenario" else "keys"
+        raise UserFault(f"{file}:1: a {what} is a mapping of {kinds}, found {show(data)}")
     return Source(data, reader.places)
 
 

@@ -26,6 +26,7 @@ from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.options import LearnerOptions, WarmStartOptions
 from penstock.backends.learners.step_dumps import read_step
 from penstock.backends.learners.torch.attention import PACKED_ATTENTION
+from penstock.backends.learners.torch.fused import fuse
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.parallel import (
     is_sharded,
@@ -211,6 +212,7 @@ class Learner:
     def open(cls, workers: WorkerGroup, model: PackedModel, options: LearnerOptions) -> Learner:
         """Its reference and its critic differ from the policy."""
         parallelize(model, workers, options)
+        fuse(model, workers, options)
         assert is_sharded(model.model) == (not workers.is_alone and options.parallel == "fsdp")
         reference = None
         if needs_reference(options.objective):
@@ -576,6 +578,17 @@ def test_activation_checkpointing_computes_blocks_twice_and_nothing_else(folder:
         block.mlp.register_forward_pre_hook(count)
         learner.trainer.accumulate(read_groups(make_batch(1), min_token_version=0), version=VERSION)
     assert runs[1] == 2 * runs[0] > 0
+
+
+@pytest.mark.slow
+def test_compiled_blocks_compute_the_same(folder: Path, ranks: Ranks) -> None:
+    keys = {"max_tokens_per_micro_batch": 64}
+    cases = [Case("grpo with KL", "untied", (1, 2)), Case("ppo, shared and coupled", "tied", (3,))]
+    expected = gradients_of(SOLO, folder, cases, keys)
+    for more in ({}, {"activation_checkpointing": True}):
+        assert_same(gradients_of(SOLO, folder, cases, {**keys, "compile": True, **more}), expected)
+    for found in ranks.run(2, gradients_of, folder, cases, {**keys, "compile": True, "parallel": "ddp"}):
+        assert_same(found, expected)
 
 
 @pytest.mark.parametrize(("num_ranks", "parallel"), [(1, "fsdp"), (2, "ddp")])

@@ -4,6 +4,7 @@ A comment in the Markdown, which readers do not see, stands right before the fen
 
     <!-- not run: WHY -->                        nothing of the block is tried
     <!-- as: KIND=FUNCTION … -->                 of Python: these functions are held to the contracts of their kinds
+    <!-- submit: SCHEDULER -->                   of YAML: it is a submit config
     <!-- over: SCENARIO KEY=VALUE … -->          of YAML: the scenario that the block is laid over, if not quickstart
 """
 
@@ -20,7 +21,7 @@ from markdown_it import MarkdownIt
 HOUSE = Path(__file__).parents[2]
 LANGUAGES = ("json", "mermaid", "python", "sh", "sql", "text", "yaml")
 """``text`` is what a program prints, a formula or a picture, ``mermaid`` a drawing: there is nothing in it to try."""
-_NOTE = re.compile(r"<!-- (?P<kind>not run|as|over): (?P<rest>.*?) -->\s*", re.DOTALL)
+_NOTE = re.compile(r"<!-- (?P<kind>not run|as|over|submit): (?P<rest>.*?) -->\s*", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ def make_folder(folder: Path) -> Path:
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / "my" / f"{name}.jsonl").write_text(text)
         (folder / f"{name}.jsonl").write_text(text)
+    (folder / "slurm.yaml").write_text("partition: gpu\n")
     (folder / "documents.jsonl").write_text(json.dumps({"title": "Amber", "text": "Amber is old resin."}) + "\n")
     (folder / "run-qwen3-4B.sh").write_text("python train.py --rollout-batch-size 32 --n-samples-per-prompt 8\n")
     functions = "\n\n".join(block.text for block in blocks("python") if block.kind == "as")

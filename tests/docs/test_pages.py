@@ -32,7 +32,7 @@ def test_few_blocks_are_left_out_and_each_says_what_tries_it_instead() -> None:
 
 
 def test_comments_stand_before_blocks_of_their_language() -> None:
-    about = {"as": "python", "over": "yaml"}
+    about = {"as": "python", "over": "yaml", "submit": "yaml"}
     assert [block.place for block in all_blocks() if about.get(block.kind, block.language) != block.language] == []
 
 

@@ -11,6 +11,8 @@ from blocks import Block, blocks
 from penstock.runtime.scenario.load import overridden_source, scenario_from
 from penstock.runtime.scenario.shipped import shipped_scenarios
 from penstock.runtime.scenario.source import read_source
+from penstock.runtime.submit.options import read_options
+from penstock.runtime.submit.scheduler_names import Scheduler
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +27,17 @@ def merged(below: Plain, above: Plain) -> Plain:
     return below | {key: merged(below.get(key), value) for key, value in above.items()}
 
 
-@pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: block.place)
+OF_SCENARIOS = [block for block in blocks("yaml") if block.kind != "submit"]
+OF_SCHEDULERS = [block for block in blocks("yaml") if block.kind == "submit"]
+
+
+@pytest.mark.parametrize("block", OF_SCHEDULERS, ids=lambda block: block.place)
+def test_a_submit_config_is_one_of_its_scheduler(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "submit.yaml").write_text(block.text)
+    read_options(Scheduler(block.note), tmp_path / "submit.yaml")
+
+
+@pytest.mark.parametrize("block", OF_SCENARIOS, ids=lambda block: block.place)
 def test_a_block_of_yaml_is_part_of_a_scenario(block: Block, in_readers_folder: Path) -> None:
     name, *overrides = block.note.split() if block.kind == "over" else ["quickstart"]
     part = in_readers_folder / "scenarios" / "part.yaml"

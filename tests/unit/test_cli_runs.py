@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from penstock.messages.errors import UserFault
 from penstock.messages.training import Balance, CauseCount
+from penstock.runtime.cli.app import app
 from penstock.runtime.cli.status import duration, show_status
 from penstock.runtime.launch.runs import (
     RunRecord,
@@ -23,6 +26,7 @@ from penstock.runtime.launch.runs import (
     make_run_folder,
     newest_run,
     open_record,
+    other_host,
     read_record,
     start_ticks,
     stop_run,
@@ -84,6 +88,19 @@ def test_a_living_run_is_alive_and_its_status_says_so(tmp_path: Path) -> None:
     code, text = status_of(tmp_path)
     assert code == 0
     assert f"process {os.getpid()}" in text
+
+
+def test_a_run_that_another_machine_drives_is_neither_vanished_nor_stopped_here(tmp_path: Path) -> None:
+    record = msgspec.structs.replace(open_record(tmp_path, "x"), boot_id="another", host="node-7")
+    (tmp_path / "run.json").write_bytes(msgspec.json.encode(record))
+    text = status_of(tmp_path)[1]
+    assert "on node-7, by what stands here; its process cannot be seen from this machine" in text
+    assert "penstock resume" not in text, "somebody drives it, as far as can be known"
+    with pytest.raises(UserFault, match=r"is driven on node-7, by process \d+; end it there"):
+        CliRunner().invoke(app, ["stop", str(tmp_path)], catch_exceptions=False)
+    here = msgspec.structs.replace(record, host=socket.gethostname())
+    assert other_host(here) == "", "this machine has started anew since"
+    assert other_host(msgspec.structs.replace(record, ended_at=1.0, state="stopped")) == ""
 
 
 def test_a_run_whose_process_is_gone_has_vanished(tmp_path: Path, child: Child) -> None:

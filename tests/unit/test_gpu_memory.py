@@ -106,7 +106,7 @@ def test_ranks_of_the_torch_learner_need_so_much_of_each_weight(
     overrides: tuple[str, ...], of_each_weight: float
 ) -> None:
     def learner(*given: str) -> float:
-        scenario = shipped("llama3_8b_8gpus", *given)
+        scenario = shipped("llama3_8b_8gpus", "learner.compile=false", *given)
         found = find_architecture(scenario)
         assert found is not None
         return next(iter(needs_on_gpus(scenario, found.architecture))).size_bytes

@@ -79,6 +79,7 @@ def test_a_megatron_learner_of_a_made_model_passes() -> None:
     ("learner", "key", "said"),
     [
         ({"parallel": "ddp"}, "learner.parallel", "weights are divided by learner.megatron"),
+        ({"compile": True}, "learner.compile", "kernels are Transformer Engine's"),
         ({"activation_checkpointing": True}, "learner.activation_checkpointing", "learner.megatron.recompute: full"),
         ({"cpu_offload": True}, "learner.cpu_offload", "optimizer_cpu_offload: true"),
         ({"lora": {"rank": 4}}, "learner.lora", "it trains all weights; adapters are for learner.backend: torch"),

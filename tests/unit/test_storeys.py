@@ -41,7 +41,7 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("spec",),
         ("worker_group",),
         ("batch",),
-        ("plan", "learning_rate", "step_dumps"),
+        ("plan", "learning_rate", "step_dumps", "compiling"),
         ("options",),
         ("objective_names", "megatron_options", "recording_options"),
     ),
@@ -67,7 +67,7 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime": (
         ("cli",),
-        ("gateway", "slime", "contracts", "chaos", "dashboard", "prediction"),
+        ("gateway", "slime", "contracts", "chaos", "dashboard", "prediction", "submit"),
         ("launch",),
         ("preflight",),
         ("hosts",),

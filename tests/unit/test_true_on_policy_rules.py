@@ -31,6 +31,7 @@ def test_servers_on_gpus_need_both_flags_and_an_attention_that_can() -> None:
         (["staleness.policy=fully_async", "staleness.max_staleness=0"], "staleness.policy: .* update_mode in_flight"),
         (["learner.num_updates=2"], "learner.num_updates: the policy has moved after one update; found 2"),
         (["learner.num_passes=3"], "learner.num_passes: .* found 3"),
+        (["learner.compile=true"], "learner.compile: kernels that are compiled round otherwise"),
         (["learner.lora={}"], "learner.lora: engines multiply with merged weights"),
         (["learner.backend=megatron"], "learner.backend: .* is for torch; found megatron"),
         (["model.dtype=bfloat16"], "model.dtype: .* float32; found bfloat16"),

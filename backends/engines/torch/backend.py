@@ -35,6 +35,7 @@ from penstock.backends.engines.torch.engine import TorchEngine
 from penstock.backends.engines.torch.requests import GenerationRequest, RequestError
 from penstock.backends.engines.torch.stopping import EndReason
 from penstock.backends.engines.torch.weights import check_parameters, shapes_of
+from penstock.backends.weights.fetched import is_finite
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.messages.arrays import TOKEN_BYTES, tokens_view
 from penstock.messages.base import Metric
@@ -367,6 +368,6 @@ def _what_is_wrong(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> 
     except UserFault as error:
         return str(error)
     for name, tensor in tensors.items():
-        if not torch.isfinite(tensor).all():
+        if not is_finite(tensor):
             return f"{name} holds values that are not finite: the learner has diverged"
     return ""

@@ -22,6 +22,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard as Sharded
 
+from penstock.backends.weights.pages import fresh_copy
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -137,8 +139,8 @@ def copied_shard(tensor: Tensor, parked: ParkedMemory | None, dtype: torch.dtype
     shard = shard_of(tensor)
     source = shard.local if parked is None else parked.on_host(local_of(tensor)).detach()
     if dtype is not None and is_divided(tensor) and source.is_floating_point() and source.dtype != dtype:
-        return shard._replace(local=source.to(dtype).to("cpu"))
-    return shard._replace(local=source.to("cpu", copy=True))
+        source = source.to(dtype)
+    return shard._replace(local=fresh_copy(source))
 
 
 def is_divided(tensor: Tensor) -> bool:

@@ -15,7 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
@@ -83,6 +83,7 @@ class PackedModel:
         self.eyes: LearnerEyes | None = None
         """None: it takes text only."""
         self._dtype: torch.dtype | None = None
+        self._token_logprobs, self._token_entropy = token_logprobs, token_entropy
         self.num_places: int | None = None
         """Attention fills contexts up to so many positions, as the engine does; None: to what there is."""
 
@@ -158,7 +159,7 @@ class PackedModel:
                 f"{type(self.model).__name__} does not show it; set critic: own"
             )
         targets, top = self.tensor(packed.targets), None
-        logprobs = token_logprobs(logits, targets, temperature=temperature)
+        logprobs = self._token_logprobs(logits, targets, temperature=temperature)
         if packed.top_ids is not None:
             ids = self.tensor(packed.top_ids)
             is_known = ids < logits.shape[1]
@@ -166,17 +167,20 @@ class PackedModel:
             own = logits.gather(1, targets[:, None])[:, 0]
             top = other_logprobs(logprobs, others, own, temperature=temperature)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            entropy = token_entropy(logits, temperature=temperature)
+            entropy = self._token_entropy(logits, temperature=temperature)
         return TokenScores(logprobs=logprobs, entropy=entropy, hidden=inputs[0][0] if wants_hidden else None, top=top)
 
     def logprobs(self, packed: PackedTokens, *, temperature: float) -> Tensor:
         """Log-probs ``[T]`` of the trained tokens of a micro-batch, float32."""
-        return token_logprobs(self._logits(packed), self.tensor(packed.targets), temperature=temperature)
+        logits = self._logits(packed)
+        return self._token_logprobs(logits, self.tensor(packed.targets), temperature=temperature)
 
     @torch.no_grad()
     def next_token_logits(self, tokens: Sequence[int]) -> Tensor:
         """What the model says after each of ``tokens [T]``: float32 ``[T, V]`` on the CPU, for the caller to keep."""
-        return self._logits(pack([open_ended_sequence(tokens)])).float().cpu()
+        # A few tokens at a time: compiled for one they would be compiled once more.
+        with nullcontext() if self._token_logprobs is token_logprobs else torch.compiler.set_stance("force_eager"):
+            return self._logits(pack([open_ended_sequence(tokens)])).float().cpu()
 
     def compute_as_engine(self, max_context: int) -> None:
         """Compute every row by products of one shape from here on, as the engine does with ``learner.true_on_policy``.
@@ -189,6 +193,15 @@ class PackedModel:
         """
         multiply_in_tiles(self.model)
         self.num_places = -(-max_context // BLOCK) * BLOCK
+
+    def compile_scores(self, options: dict[str, str | int | bool | Callable[..., Any]]) -> None:
+        """Compute log-probs and entropy of logits by compiled kernels from here on; see :mod:`.fused`.
+
+        Args:
+            options: of the compiler.
+        """
+        self._token_logprobs = torch.compile(token_logprobs, dynamic=True, options=options)
+        self._token_entropy = torch.compile(token_entropy, dynamic=True, options=options)
 
     def adapt(self, options: LoraOptions) -> None:
         """Train low-rank adapters from here on; see :class:`.Adapters`. Before the model is divided over ranks."""

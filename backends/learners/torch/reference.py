@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.backends.learners.objectives.validity import needs_reference
+from penstock.backends.learners.torch.fused import fuse
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.parallel import replica
 from penstock.backends.learners.worker_group.workers import SOLO
@@ -58,7 +59,9 @@ def new_reference(policy: PackedModel, options: LearnerOptions, workers: WorkerG
         return BasePolicy(policy, policy.adapters)
     if not needs_reference(options.objective):
         return None
-    return frozen(replica(policy, workers, options))
+    reference = frozen(replica(policy, workers, options))
+    fuse(reference, workers, options)
+    return reference
 
 
 def frozen(model: PackedModel) -> PackedModel:

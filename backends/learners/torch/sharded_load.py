@@ -27,6 +27,7 @@ from penstock.backends.checkpoint.checkpoint_names import bare_name
 from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.learners.checkpoints.shards import shard_of
+from penstock.backends.learners.torch.fused import fuse
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.parallel import load_into, materialize, parallelize, shards_weights
 from penstock.messages.errors import UserFault
@@ -73,9 +74,17 @@ def load_divided(
 
     Raises:
         CheckpointError: it is no such folder, weights are missing in it, or the architecture cannot be packed.
-        UserFault: the model has no weights of the names in ``learner.freeze``, it cannot have such adapters, or
-            ``learner.cpu_offload`` with weights that are not sharded.
+        UserFault: the model has no weights of the names in ``learner.freeze``, it cannot have such adapters, it cannot
+            be compiled, or ``learner.cpu_offload`` with weights that are not sharded.
     """
+    model = _divided(folder, workers, options, dtype=dtype, lora=lora)
+    fuse(model, workers, options)
+    return model
+
+
+def _divided(
+    folder: Path, workers: WorkerGroup, options: LearnerOptions, *, dtype: str, lora: LoraOptions | None
+) -> PackedModel:
     is_sharded = shards_weights(workers, options)
     if is_sharded:
         try:

@@ -57,20 +57,23 @@ SESSIONS: Final = "/r"
 """Below the run's temporary folder. Ray opens the folder that it is given, and all below, to every user of the machine,
 who could then rename the session and put another in its place; the folder above stays closed."""
 
+RAY_SETTINGS: Final = {
+    "RAY_worker_niceness": "0",  # Ray runs workers at nice 15, where any busy neighbour starves them
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a scenario may name a GPU itself
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` Ray would build a second environment for its workers
+    "RAY_worker_maximum_startup_concurrency": "8",
+    "RAY_kill_worker_timeout_milliseconds": "200",
+}
+"""What Ray reads from its environment, for who connects to it and for the nodes that are started for a run."""
+
 _log: Final = logging.getLogger(__name__)
 
 
 def prepare_environment(ray_address: str | None) -> None:
     """Set what Ray reads when it is imported, for this process and all that it starts."""
     assert "ray" not in sys.modules, "Ray was imported before its environment was set"
-    os.environ.update(
-        RAY_worker_niceness="0",  # Ray runs workers at nice 15, where any busy neighbour starves them
-        RAY_USAGE_STATS_ENABLED="0",
-        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # a scenario may name a GPU itself
-        RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",  # under `uv run` Ray would build a second environment for its workers
-        RAY_worker_maximum_startup_concurrency="8",
-        RAY_kill_worker_timeout_milliseconds="200",
-    )
+    os.environ.update(RAY_SETTINGS)
     if ray_address is None:
         # Ray listens on every interface, whatever address it is given: without a token anybody could run code here.
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))

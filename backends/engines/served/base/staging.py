@@ -21,19 +21,19 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import torch
-
 from penstock.backends.engines.served.base.versions import label_of
 from penstock.backends.engines.served.expectation import check_tensors, table_of
 from penstock.backends.weights.digest import digest_of
 from penstock.backends.weights.disk import FILE_NAME
-from penstock.backends.weights.fetched import check_size, checked_digest
+from penstock.backends.weights.fetched import check_size, checked_digest, is_finite
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.spec import DISK, SHARED_MEMORY
 from penstock.backends.weights.tensor_file import parse_layout, tensor_views
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import torch
 
     from penstock.backends.engines.served.base.dialect import Endpoint
     from penstock.backends.engines.served.expectation import Expectation
@@ -67,8 +67,7 @@ class StagedFile:
         """
         check_tensors(table_of(self._layout), expected)
         for name, tensor in self.tensors.items():
-            # Of floats of one byte torch cannot tell; they are what quantizing made, and saturate.
-            if tensor.is_floating_point() and tensor.element_size() > 1 and not torch.isfinite(tensor).all():
+            if not is_finite(tensor):
                 raise WeightFetchError(f"{name} holds values that are not finite: the learner has diverged")
 
     def digest_now(self) -> str:

@@ -119,6 +119,8 @@ class BooksSnapshot(Value, frozen=True, kw_only=True):
     failures: KeptFailures
     evaluations: KeptEvaluations
     places: KeptPlaces
+    engines: tuple[str, ...] = ()
+    """Of the run, where they may join and leave."""
 
 
 class KeptBooks(NamedTuple):

@@ -55,13 +55,16 @@ from penstock.messages.local import (
 from penstock.messages.membership import (
     ActorLost,
     ActorReturned,
+    EngineEmptied,
     EngineJoined,
+    EngineLeaving,
     EngineLost,
+    EnginesWanted,
     LeasesAsked,
     LeasesHeld,
     LineRestored,
 )
-from penstock.messages.operator import GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
+from penstock.messages.operator import EnginesAsked, GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
 from penstock.messages.teaching import TeacherAnswered, TeacherAsked
 from penstock.messages.training import (
     ActorReported,
@@ -112,6 +115,7 @@ PromptSourceEvent = (
     | PromptsFetched
     | RowsDrawn
     | EngineJoined
+    | EngineLeaving
     | EngineLost
     | ActorLost
     | ActorReturned
@@ -128,6 +132,7 @@ EngineWorkerEvent = (
     | WeightsStaged
     | WeightsCommitted
     | DeviceTurned
+    | EngineLeaving
     | Started
     | TimerFired
     | EngineOpened
@@ -189,6 +194,7 @@ BufferWire = (
     | PolicyChanged
     | GrantsPaused
     | SaveAsked
+    | EnginesAsked
     | StopAsked
     | LeasesAsked
 )
@@ -204,6 +210,7 @@ BufferEvent = (
     | PolicyChanged
     | GrantsPaused
     | SaveAsked
+    | EnginesAsked
     | StopAsked
     | Started
     | TimerFired
@@ -238,7 +245,7 @@ LearnerEvent = (
 WeightPublisherWire = (
     StepFinished | WeightsExported | WeightsFetched | WeightsApplied | DrainFinished | EngineOpening | EngineReady
 )
-WeightPublisherEvent = WeightPublisherWire | Started | TimerFired | EngineJoined | EngineLost
+WeightPublisherEvent = WeightPublisherWire | Started | TimerFired | EngineJoined | EngineLeaving | EngineLost
 
 SupervisorWire = (
     StepReported
@@ -249,4 +256,6 @@ SupervisorWire = (
     | NoticeGiven
     | WaitsReported
     | OperatorAnswered
+    | EngineEmptied
+    | EnginesWanted
 )

@@ -201,6 +201,13 @@ class PauseRecorded(Entry, frozen=True, kw_only=True):
     is_paused: bool
 
 
+class EnginesRecorded(Entry, frozen=True, kw_only=True):
+    """From here on these are the engines of the run. Written by runs whose engines may join and leave."""
+
+    engines: tuple[str, ...]
+    """By their index."""
+
+
 class BatchesFixed(Entry, frozen=True, kw_only=True):
     """The batches of this run are known beforehand, and so are their groups: it trains what another run has recorded.
     No other batch is formed, and nothing more is granted."""
@@ -225,6 +232,7 @@ LedgerEntry = (
     | VersionRecorded
     | PolicyRecorded
     | PauseRecorded
+    | EnginesRecorded
     | BatchesFixed
     | EvaluationOpened
     | GroupEvaluated

@@ -48,6 +48,31 @@ class EngineJoined(Event, frozen=True, kw_only=True):
     epoch: int
 
 
+class EngineLeaving(Event, frozen=True, kw_only=True):
+    """This incarnation is to leave the run: it is given nothing more, and hands back what it has. It counts until
+    ``EngineLost``."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOCAL
+    name: str
+    epoch: int
+
+
+class EngineEmptied(Event, frozen=True, kw_only=True):
+    """PromptSource → supervisor: an engine that is to leave has nothing left that others do not have. If this is lost,
+    it stays until its time is up."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOSSY
+    engine: str
+    engine_epoch: int
+
+
+class EnginesWanted(Event, frozen=True, kw_only=True):
+    """Buffer → supervisor: the engines that the run is to have, as recorded. Who is missing is started, any other
+    leaves."""
+
+    engines: tuple[str, ...]
+
+
 class LineRestored(Event, frozen=True, kw_only=True):
     """The line to this peer carries again after it was cut: what was said once and not kept may be lost."""
 
@@ -64,6 +89,8 @@ class LeaseStage(StrEnum):
     """At an engine, being generated; or at the Scorer, being scored."""
     FAILED = "failed"
     """Ended as ``infra_error``, or was revoked; PromptSource decides what next."""
+    HANDED_BACK = "handed_back"
+    """Given up unfinished by an engine that leaves; another goes on from its tokens."""
     PASSED_ON = "passed_on"
     """Finished here and sent on, kept until it is settled."""
 

@@ -40,6 +40,14 @@ class SaveAsked(Event, frozen=True, kw_only=True):
     request: int = 0
 
 
+class EnginesAsked(Event, frozen=True, kw_only=True):
+    """Operator → Buffer: the run is to have these engines, within ``engines.min`` and ``engines.max``."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOSSY
+    engines: tuple[str, ...]
+    request: int = 0
+
+
 class OperatorAnswered(Event, frozen=True, kw_only=True):
     """Buffer → supervisor: what has become of a request."""
 
@@ -52,4 +60,4 @@ class OperatorAnswered(Event, frozen=True, kw_only=True):
     """False: it is begun, and another answer follows when it is done."""
 
 
-OperatorEvent = PolicyChanged | GrantsPaused | SaveAsked
+OperatorEvent = PolicyChanged | GrantsPaused | SaveAsked | EnginesAsked

@@ -243,6 +243,8 @@ class Activity(StrEnum):
     ASLEEP = "asleep"
     STARTING = "starting"
     DOWN = "down"
+    ABSENT = "absent"
+    """It is not in the run: an engine that has not joined yet, or has left."""
 
 
 class ActivitySpan(Value, frozen=True, array_like=True):

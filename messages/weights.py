@@ -127,10 +127,11 @@ class EngineReady(Event, frozen=True, kw_only=True):
 
 
 class ServingEngine(Value, frozen=True, array_like=True):
-    """One engine and the version it serves."""
+    """One incarnation of an engine and the version it serves."""
 
     engine: str
     version: int
+    epoch: int = 0
 
 
 class PublishFailed(Event, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ from penstock.messages.ledger import (
     BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
+    EnginesRecorded,
     FailuresNoted,
     GroupClosed,
     GroupRecorded,
@@ -68,6 +69,8 @@ class Books:
         """The last change; None: the scenario's policy holds."""
         self.is_paused = False
         """Nothing more is granted for training, until an operator says so."""
+        self.engines: tuple[str, ...] = ()
+        """Of the run, as recorded; empty: nothing is, or they never change."""
         self.goal = settings.goal
         self.identity: RunRecorded | None = None
         self.version = 0
@@ -171,10 +174,8 @@ class Books:
             case PayloadsReleased():
                 self.released_through = entry.through_version
                 self.used.released(entry)
-            case PauseRecorded():
-                self.is_paused = entry.is_paused
-            case PolicyRecorded():
-                self.switch(entry)
+            case PauseRecorded() | EnginesRecorded() | PolicyRecorded():
+                self.operate(entry)
             case RunRecorded():
                 self.identify(entry)
             case BatchesFixed():
@@ -192,6 +193,16 @@ class Books:
                 assert_never(entry)
         if isinstance(entry, self.goal.progress):
             self.rejections.num_since_progress = 0
+
+    def operate(self, entry: PauseRecorded | EnginesRecorded | PolicyRecorded) -> None:
+        """An operator has said what holds from here on."""
+        match entry:
+            case PauseRecorded():
+                self.is_paused = entry.is_paused
+            case EnginesRecorded():
+                self.engines = entry.engines
+            case PolicyRecorded():
+                self.switch(entry)
 
     def switch(self, entry: PolicyRecorded) -> None:
         """New grants follow this policy."""

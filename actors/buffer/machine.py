@@ -57,7 +57,7 @@ from penstock.messages.ledger import (
 )
 from penstock.messages.local import BatchFetched, SamplesArchived, Started, TimerFired
 from penstock.messages.names import LEARNER, SUPERVISOR
-from penstock.messages.operator import GrantsPaused, PolicyChanged, SaveAsked
+from penstock.messages.operator import EnginesAsked, GrantsPaused, PolicyChanged, SaveAsked
 from penstock.messages.samples import Group, is_evaluation
 from penstock.messages.training import (
     CheckpointSaved,
@@ -116,7 +116,7 @@ class Buffer:
         self._evaluation = EvaluationSide(self._keeper)
         self.run = RunState(self._keeper, self.learner, self._evaluation)
         self._admission = Admission(self._keeper, self.run)
-        self._operator = OperatorSide(self._keeper, self.run)
+        self._operator = OperatorSide(self._keeper, self.run, self.target)
 
     @property
     def state(self) -> str:
@@ -174,7 +174,7 @@ class Buffer:
                 self._operator.saved()
             case SamplesArchived():
                 self.run.archived(event.last_version)
-            case PolicyChanged() | GrantsPaused() | SaveAsked():
+            case PolicyChanged() | GrantsPaused() | SaveAsked() | EnginesAsked():
                 self._operator.asked(event)
             case StopAsked():
                 self.run.stop(event.reason)
@@ -190,9 +190,9 @@ class Buffer:
     def _on_started(self) -> None:
         if self._why_folded:
             self._keeper.notice(f"the Buffer has read its whole ledger to make its books: {self._why_folded}")
-        self._operator.remind()
         if self.books.identity is None and self.settings.identity is not None:
             self._keeper.note(self.settings.identity)
+        self._operator.remind()
         if rows := rows_by_place(self.books):
             self._keeper.note(*rows)
         if self.books.grants.total:  # keepers and PromptSource may know less than the ledger, or nothing

@@ -1,11 +1,13 @@
-"""What an operator asks while the run goes on: another policy, a pause of new grants, a checkpoint.
+"""What an operator asks while the run goes on: another policy, a pause of new grants, a checkpoint, other engines.
 
 Invariants:
 
 * A request is answered by what then holds. It is repeated until it is answered for good, so it is carried out once:
   what holds already is accepted without a further record, and a repeat gets the answer that it got. No Buffer takes
   back what its predecessor has promised.
-* A policy and a pause are in the ledger before anything follows from them, and hold for every grant after that entry.
+* A policy, a pause and the engines of the run are in the ledger before anything follows from them, and hold for every
+  grant after that entry.
+* The supervisor is told which engines are recorded by every Buffer, so a run that is resumed has those that it had.
 
 | waits for | who ends it |
 |---|---|
@@ -20,15 +22,18 @@ from penstock.actors.buffer.batching import unfit
 from penstock.actors.buffer.decisions import closing
 from penstock.actors.buffer.phases import Phase
 from penstock.actors.buffer.policies import refusal
-from penstock.messages.ledger import PauseRecorded, PolicyRecorded
-from penstock.messages.names import LEARNER, SUPERVISOR
-from penstock.messages.operator import GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
+from penstock.messages.ledger import EnginesRecorded, PauseRecorded, PolicyRecorded
+from penstock.messages.membership import EnginesWanted
+from penstock.messages.names import LEARNER, SUPERVISOR, engine_index
+from penstock.messages.operator import EnginesAsked, GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import CheckpointDemanded, OnStale
 
 if TYPE_CHECKING:
     from penstock.actors.buffer.bookkeeper import Bookkeeper
+    from penstock.actors.buffer.pacing import AutoTarget
     from penstock.actors.buffer.run_state import RunState
+    from penstock.actors.buffer.settings import ElasticEngines
     from penstock.messages.operator import OperatorEvent
 
 ANSWERS_KEPT: Final = 64
@@ -38,8 +43,9 @@ ANSWERS_KEPT: Final = 64
 class OperatorSide:
     """The requests of this Buffer's time."""
 
-    def __init__(self, keeper: Bookkeeper, run: RunState) -> None:
-        self._keeper, self._run, self._books = keeper, run, keeper.books
+    def __init__(self, keeper: Bookkeeper, run: RunState, target: AutoTarget) -> None:
+        """``target``: of outstanding groups, which the engines of the run limit."""
+        self._keeper, self._run, self._books, self._target = keeper, run, keeper.books, target
         self._answers: dict[int, OperatorAnswered] = {}
         self._saves: dict[int, int] = {}
         """The version that is to be saved, by request."""
@@ -50,6 +56,8 @@ class OperatorSide:
             self._keeper.notice(f"new grants follow {_named(self._books.policy_recorded)}, as an operator has said")
         if self._books.is_paused:
             self._keeper.notice("new grants are paused by an operator until: penstock pause --off")
+        if (elastic := self._books.settings.elastic) is not None:
+            self._remind_engines(elastic)
 
     def asked(self, event: OperatorEvent) -> None:
         """Carry it out, or say why not."""
@@ -63,6 +71,8 @@ class OperatorSide:
                 reason, text = self._pause(event)
             case SaveAsked():
                 reason, text = self._save(event)
+            case EnginesAsked():
+                reason, text = self._scale(event)
             case _:
                 assert_never(event)
         if reason:
@@ -126,6 +136,45 @@ class OperatorSide:
             text = f"new grants are paused; the {num_left} groups that are out come to their end, in batches"
         self._keeper.notice(text)
         return "", text
+
+    # --- the engines ------------------------------------------------------------------------------------------
+
+    def _scale(self, event: EnginesAsked) -> tuple[str, str]:
+        books, elastic = self._books, self._books.settings.elastic
+        if self._run.phase not in (Phase.FILLING, Phase.RUNNING):
+            return f"the run is {self._run.phase}: no engine joins or leaves any more", ""
+        if elastic is None:
+            return "the engines of this run are fixed: its scenario sets no engines.max", ""
+        engines = tuple(sorted(set(event.engines), key=engine_index))
+        num_engines, listed = len(engines), ", ".join(engines)
+        if num_engines < elastic.fewest:
+            return f"{num_engines} engines would be left, and engines.min is {elastic.fewest}", ""
+        if not set(engines) <= set(books.settings.engines):
+            return f"{listed} would be more than engines.max allows, which is {len(books.settings.engines)}", ""
+        if engines == books.engines:
+            return "", f"the run has these engines already: {listed}"
+        self._keeper.note(EnginesRecorded(engines=engines))
+        self._want_engines(elastic)
+        text = f"the engines are {listed} from here on, at version {books.version}"
+        self._keeper.notice(text)
+        return "", text
+
+    def _remind_engines(self, elastic: ElasticEngines) -> None:
+        """Those that are recorded, as far as the scenario, which may be another one by now, still has them."""
+        books = self._books
+        engines = tuple(name for name in books.engines if name in books.settings.engines)
+        if len(engines) < elastic.fewest:
+            engines = elastic.first
+        if engines != books.engines:
+            self._keeper.note(EnginesRecorded(engines=engines))
+        if engines != elastic.first:
+            self._keeper.notice(f"the engines are {', '.join(engines)}, as an operator has said")
+        self._want_engines(elastic)
+
+    def _want_engines(self, elastic: ElasticEngines) -> None:
+        engines, num_samples = self._books.engines, self._books.settings.samples_per_group
+        self._target.engines_hold(-(-len(engines) * elastic.num_slots // num_samples))
+        self._keeper.send(SUPERVISOR, EnginesWanted(engines=engines))
 
     # --- a checkpoint -----------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ class PacingSettings(Value, frozen=True, kw_only=True):
     target_outstanding: int | None
     """A fixed number of groups; None adapts."""
     engine_capacity_groups: int
-    """How many groups fit on all engines at once."""
+    """How many groups fit on all engines at once, of those that the run begins with."""
     max_concurrent: int | None
     over_sampling: float
 
@@ -44,8 +44,14 @@ class AutoTarget(msgspec.Struct):
     def of(settings: PacingSettings) -> AutoTarget:
         """Where the target starts: a batch in training and one being generated."""
         batch = settings.groups_per_batch
-        ceiling = max(2 * batch, settings.engine_capacity_groups + 2 * batch)
-        return AutoTarget(batch, ceiling, 2 * batch)
+        target = AutoTarget(batch, 2 * batch, 2 * batch)
+        target.engines_hold(settings.engine_capacity_groups)
+        return target
+
+    def engines_hold(self, num_groups: int) -> None:
+        """So many groups fit on all engines at once from now on."""
+        self.ceiling = max(2 * self.groups_per_batch, num_groups + 2 * self.groups_per_batch)
+        self.value = min(self.value, self.ceiling)
 
     def learner_waited(self, bound: int) -> None:
         """A batch was wanted and none could be formed."""

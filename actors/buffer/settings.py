@@ -9,13 +9,26 @@ from penstock.messages.base import Value
 from penstock.messages.ledger import RunRecorded
 
 
+class ElasticEngines(Value, frozen=True, kw_only=True):
+    """How the engines of a run may join and leave; all of them are alike."""
+
+    first: tuple[str, ...]
+    """Those that it begins with."""
+    fewest: int
+    num_slots: int
+    """Requests that one engine decodes side by side."""
+
+
 class BufferSettings(Value, frozen=True, kw_only=True):
     """Sizes and limits of the run."""
 
     pacing: PacingSettings
     samples_per_group: int
     engines: tuple[str, ...]
-    """Names of the EngineWorkers, which keep samples and hear of settlements."""
+    """Names of the EngineWorkers, which keep samples and hear of settlements; where they may join and leave, of all
+    that there may be."""
+    elastic: ElasticEngines | None = None
+    """None: all are there from the start to the end."""
     num_prompts: int | None
     """Rows times epochs; None when the dataset may be gone through for ever."""
     policy_name: str = ""

@@ -54,6 +54,7 @@ def snapshot_of(books: Books) -> BooksSnapshot | None:
         failures=books.failures.kept(),
         evaluations=books.evaluations.kept(),
         places=books.history.kept(),
+        engines=books.engines,
     )
 
 
@@ -80,6 +81,7 @@ def restore(books: Books, snapshot: BooksSnapshot) -> None:
     books.rejections.restore(snapshot.rejections)
     books.failures.restore(snapshot.failures)
     books.history.restore(snapshot.places)
+    books.engines = snapshot.engines
 
 
 def name_of(settings: BufferSettings) -> str:

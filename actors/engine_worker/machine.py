@@ -16,7 +16,10 @@ Invariants:
 * One that shares devices with the learner opens, wakes and generates in a turn of the engines only. In the learner's it
   submits nothing, sleeps when nothing runs any more, and says so; it wakes with the next weights that it is told to
   swap to.
-* A sample leaves once: as ``SampleGenerated``, or as a failure that PromptSource hears of, or cancelled by settlement.
+* One that is to leave submits nothing more and takes no more weights. It breaks off what runs, tells the tokens that
+  PromptSource lacks, and hands everything back.
+* A sample leaves once: as ``SampleGenerated``, or as a failure that PromptSource hears of, handed back, or cancelled by
+  settlement.
 
 How it comes from state to state stands in ``phases.py``.
 
@@ -64,6 +67,7 @@ from penstock.messages.local import (
     WeightsStagedLocally,
     WeightsSwapped,
 )
+from penstock.messages.membership import EngineLeaving
 from penstock.messages.names import LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR, WEIGHT_PUBLISHER
 from penstock.messages.parts import cut
 from penstock.messages.samples import Cancelled, InfraError, Part
@@ -95,12 +99,13 @@ class EngineWorker:
         self.num_slots = 0
         self.weights = Weights(settings)
         self._steps = Steps({**ENGINE, **REQUEST})
-        self.requests = RequestTable(self._steps)
+        self.requests = RequestTable(settings.name, self._steps)
         self._turned: DeviceTurned | None = None
         """Whose turn it is, as far as is known here."""
         self._has_yielded = False
         """In this turn."""
         self._num_outside = 0
+        self._is_leaving = False
         self.num_spoilt_tokens = 0
         """Made by weights that were wrong, and dropped."""
         self._out: list[AnyCommand] = []
@@ -180,6 +185,8 @@ class EngineWorker:
                 self._on_opened(event.num_slots)
             case DeviceTurned():
                 self._turned, self._has_yielded = event, False
+            case EngineLeaving():
+                self._is_leaving |= event.name == self.settings.name  # on real machines it hears of the others too
             case EngineSlept():
                 if self.phase is Phase.SLEEPING:
                     self._turn(Phase.ASLEEP)
@@ -191,8 +198,11 @@ class EngineWorker:
             case _:
                 assert_never(event)
         self._take_turn()
-        self._begin_swap()
-        self._submit()
+        if self._is_leaving:
+            self._leave()
+        else:
+            self._begin_swap()
+            self._submit()
         out, self._out = self._out, []
         return out
 
@@ -270,6 +280,13 @@ class EngineWorker:
         if self.phase is not Phase.SERVING or not self._is_our_turn or num_places <= 0 or not self.requests.num_waiting:
             return
         self._out.extend(request.generate() for request in self.requests.take(num_places, self.weights.version))
+
+    def _leave(self) -> None:
+        """Hand back what waits, and break off what runs; while weights are applied that has to wait."""
+        for request in self.requests.waiting():
+            self._send(PROMPT_SOURCE, self.requests.hand_back(request))
+        if self.phase in (Phase.SERVING, Phase.DRAINING) and self.requests.num_running:
+            self._interrupt()
 
     def _on_advanced(self, event: GenerationAdvanced) -> None:
         request = self.requests.current(event.key, event.attempt)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.messages.flow import SampleIssued, SampleRevoked, SamplesSettled
 from penstock.messages.local import EngineOpened, EngineSlept, GenerationEnded, WeightsSwapped
+from penstock.messages.membership import EngineLeaving
 from penstock.messages.training import DeviceTurned
 from penstock.messages.weights import WeightsCommitted
 
@@ -48,6 +49,8 @@ class RequestState(Enum):
     """It was passed on."""
     FAILED = "failed"
     """PromptSource decides what next."""
+    HANDED_BACK = "handed_back"
+    """The engine leaves; it goes on at another."""
 
 
 EMPTYING: Final = (GenerationEnded, SampleRevoked, SamplesSettled, SampleIssued)
@@ -60,6 +63,8 @@ ENGINE: Final[Transitions] = {
     (Phase.SERVING, WeightsCommitted): (Phase.DRAINING, Phase.INTERRUPTING, Phase.APPLYING),
     (Phase.SERVING, WeightsSwapped): (Phase.SLEEPING, Phase.DRAINING, Phase.INTERRUPTING, Phase.APPLYING),
     (Phase.SERVING, DeviceTurned): (Phase.SLEEPING, Phase.INTERRUPTING),
+    (Phase.SERVING, EngineLeaving): (Phase.INTERRUPTING,),
+    (Phase.DRAINING, EngineLeaving): (Phase.INTERRUPTING,),
     **{(Phase.SERVING, emptied): (Phase.SLEEPING, Phase.INTERRUPTING) for emptied in EMPTYING},
     (Phase.DRAINING, WeightsCommitted): (Phase.INTERRUPTING, Phase.APPLYING),
     (Phase.DRAINING, WeightsSwapped): (Phase.INTERRUPTING,),
@@ -80,12 +85,13 @@ ENGINE: Final[Transitions] = {
 
 REQUEST: Final[Transitions] = {
     (None, SampleIssued): (RequestState.WAITING,),
-    (RequestState.WAITING, SampleIssued): (RequestState.RUNNING, None),
-    (RequestState.WAITING, GenerationEnded): (RequestState.RUNNING,),
+    (RequestState.WAITING, SampleIssued): (RequestState.RUNNING, RequestState.HANDED_BACK, None),
+    (RequestState.WAITING, GenerationEnded): (RequestState.RUNNING, RequestState.HANDED_BACK),
     (RequestState.WAITING, WeightsSwapped): (RequestState.RUNNING,),
     (RequestState.WAITING, SampleRevoked): (RequestState.RUNNING, RequestState.FAILED),
     (RequestState.WAITING, SamplesSettled): (RequestState.RUNNING, None),
     (RequestState.RUNNING, GenerationEnded): (RequestState.WAITING, RequestState.ENDED, RequestState.FAILED),
+    (RequestState.WAITING, EngineLeaving): (RequestState.HANDED_BACK,),
     (RequestState.RUNNING, SampleRevoked): (RequestState.FAILED,),
     (RequestState.RUNNING, SampleIssued): (None,),
     (RequestState.RUNNING, SamplesSettled): (None,),

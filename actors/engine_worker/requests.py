@@ -23,7 +23,7 @@ from penstock.messages.commands import Generate
 from penstock.messages.flow import GenerationClosed, GenerationProgressed, SampleGenerated, SampleIssued
 from penstock.messages.membership import HeldLease, LeaseStage
 from penstock.messages.parts import join
-from penstock.messages.samples import Part, Sample, is_evaluation
+from penstock.messages.samples import Cancelled, Part, Sample, is_evaluation
 
 if TYPE_CHECKING:
     from penstock.actors.transitions import Steps
@@ -117,8 +117,8 @@ def closed(event: GenerationEnded, engine: str) -> GenerationClosed:
 class RequestTable:
     """All requests of one engine by key."""
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self, engine: str, steps: Steps) -> None:
+        self._engine, self._steps = engine, steps
         self._requests: dict[SampleKey, Request] = {}
         self._waiting: OrderedDict[SampleKey, None] = OrderedDict()
         self._running: set[SampleKey] = set()
@@ -127,7 +127,7 @@ class RequestTable:
         self._ended: dict[SampleKey, int] = {}
         """The last attempt that is over here."""
         self._failed: dict[SampleKey, HeldLease] = {}
-        """Those of them that ended as ``infra_error`` or were revoked, for the census."""
+        """Those of them that ended as ``infra_error``, were revoked or handed back, for the census."""
         self._keys: dict[int, dict[SampleKey, None]] = {}
         """Everything above, by group."""
         self._settled = KnownSettled()
@@ -181,6 +181,20 @@ class RequestTable:
         """It is, without a response, and PromptSource decides what next."""
         self.end(request, RequestState.FAILED)
         self._failed[request.key] = HeldLease(request.key, request.issued.attempt, LeaseStage.FAILED, num_tokens)
+
+    def hand_back(self, request: Request) -> GenerationClosed:
+        """It goes on elsewhere; what PromptSource is told. A PromptSource that is new asks for its tokens."""
+        issued, num_tokens = request.issued, request.num_tokens
+        self.end(request, RequestState.HANDED_BACK)
+        stage = LeaseStage.HANDED_BACK
+        self._failed[request.key] = HeldLease(request.key, issued.attempt, stage, num_tokens, request.response())
+        return GenerationClosed(
+            engine=self._engine,
+            key=request.key,
+            attempt=issued.attempt,
+            outcome=Cancelled(cause="handed back"),
+            num_tokens=num_tokens,
+        )
 
     def remove(self, key: SampleKey) -> Request | None:
         """A request leaves, if it is here, in the state that it was in."""

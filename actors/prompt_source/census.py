@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 Found = tuple[str, "HeldLease"]
 """Who holds a sample, and how far it has come."""
+
+
+ENDED: Final = (LeaseStage.FAILED, LeaseStage.HANDED_BACK)
+"""Records of attempts on which nobody works."""
 
 
 class Census:
@@ -73,8 +77,9 @@ class Census:
         return settled_sequence >= max((a.settled_sequence for a in self._answers.values()), default=0)
 
     def close(self) -> dict[SampleKey, Found]:
-        """End the round: who holds what. The record of a failure counts only where nobody holds the sample; of several
-        holders the one with the latest attempt counts, and of those the one that is furthest down the line."""
+        """End the round: who holds what. The record of an attempt that is over counts only where nobody holds the
+        sample; of several holders the one with the latest attempt counts, and of those the one that is furthest down
+        the line."""
         self.is_open = False
         held: dict[SampleKey, Found] = {}
         for name in sorted(self._answers, key=lambda name: (not name.startswith("engine/"), name)):
@@ -86,7 +91,7 @@ class Census:
 
 
 def _weight(lease: HeldLease) -> tuple[bool, int]:
-    return lease.stage is not LeaseStage.FAILED, lease.attempt
+    return lease.stage not in ENDED, lease.attempt
 
 
 class Inheritance:

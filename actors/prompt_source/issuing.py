@@ -67,6 +67,12 @@ class Issuing:
         else:
             self.give_up(group, lease, f"{reason} ({lease.attempt + 1} attempts)")
 
+    def handed_back(self, lease: Lease, num_tokens: int) -> None:
+        """Its engine leaves, and had made so many tokens: it goes on elsewhere, at no cost to its retries."""
+        self.num_lost_tokens += max(0, num_tokens - lease.num_tokens)
+        lease.num_vanished += 1
+        self.again(lease)
+
     def again(self, lease: Lease) -> None:
         lease.attempt += 1
         self.num_reissued += 1

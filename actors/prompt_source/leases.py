@@ -199,6 +199,14 @@ class LeaseTable:
     def lose_engine(self, name: str) -> None:
         """An engine is gone. Its leases stay ISSUED until a census has said what became of them."""
         self.router.lose(name)
+        self._part_from(name)
+
+    def retire_engine(self, name: str) -> None:
+        """An engine is to leave. Its leases stay ISSUED until it has handed them back."""
+        self.router.retire(name)
+        self._part_from(name)
+
+    def _part_from(self, name: str) -> None:
         for group in self.groups.values():
             if group.engine == name:
                 group.engine = ""

@@ -6,6 +6,8 @@ Invariants:
 * A sample is issued again only after a census in which nobody held it, or after its attempt failed or stood still
   (``stuck.py``); never more often than its budget, which is its row's where that has one of its own.
 * A PromptSource that replaces another issues nothing before its first census is judged.
+* An engine that is to leave is issued nothing more. What it hands back goes on elsewhere, at no cost to its retries
+  (``leaving.py``).
 * Groups of an evaluation are handled as those of training, but for their size, their seeds, and their turn at engines
   (``queues.py``). They have ids and a settled floor of their own, so none of training's are other ones for them.
 * Row and seed of a sample are pure functions of the run's seed (``order.py``); where rows are chosen, the row is what
@@ -31,6 +33,7 @@ from penstock.actors.first_failures import FirstFailures
 from penstock.actors.prompt_source.census import Census, Inheritance
 from penstock.actors.prompt_source.issuing import Issuing
 from penstock.actors.prompt_source.leases import Lease, LeasedGroup, LeaseState, LeaseTable
+from penstock.actors.prompt_source.leaving import LEAVING_TIMER, Leaving
 from penstock.actors.prompt_source.policies import POLICIES
 from penstock.actors.prompt_source.pools import EnginePools
 from penstock.actors.prompt_source.prompts import Prompts
@@ -54,6 +57,7 @@ from penstock.messages.membership import (
     ActorLost,
     ActorReturned,
     EngineJoined,
+    EngineLeaving,
     EngineLost,
     LeasesAsked,
     LeasesHeld,
@@ -106,6 +110,7 @@ class PromptSource:
         self._refills: tuple[SampleKey, ...] = ()
         self._may_issue = settings.epoch == 0
         self._lost_engines: set[str] = set()
+        self._leaving = Leaving(self.table, self.census)
         self._failures = FirstFailures(PROMPT_SOURCE)
 
     @property
@@ -176,6 +181,8 @@ class PromptSource:
                     self._take_census()  # samples that were on their way to it are nowhere now
             case EngineLost() | ActorLost():
                 self._on_lost(event.name, event.epoch)
+            case EngineLeaving():
+                self._leaving.begin(event.name, event.epoch)
             case Started():
                 self._out.append(StartTimer(SWEEP_TIMER, self.settings.options.lease_timeout_s / 2))
                 if not self._may_issue:
@@ -185,6 +192,8 @@ class PromptSource:
             case _:
                 assert_never(event)
         self._judge()
+        if not self.census.is_open and self._leaving.wants_census():
+            self._take_census()
         if self._may_issue:
             self.issuing.dispatch()
         return self.issuing.taken()
@@ -258,7 +267,7 @@ class PromptSource:
                 self._out.extend(self._failures.hear(f"sample {lease.key} on {event.engine}", detail))
                 self.issuing.failed(group, lease, detail, event.num_tokens)
             case Cancelled():
-                pass  # asked for by a settlement; the lease ends with it
+                self.issuing.handed_back(lease, event.num_tokens)
             case _:
                 lease.forget_response()
                 self.table.move(lease, LeaseState.LEFT)
@@ -281,7 +290,8 @@ class PromptSource:
         del self._members[name]
         if is_engine(name):
             self.table.lose_engine(name)
-            self._lost_engines.add(name)
+            if not self._leaving.gone(name):
+                self._lost_engines.add(name)
         if is_engine(name) or name in KEEPERS:
             self._take_census()
 
@@ -302,6 +312,9 @@ class PromptSource:
         if key == CENSUS_TIMER:
             self._ask()
             return
+        if key == LEAVING_TIMER:
+            self._leaving.look_again()
+            return
         self.issuing.sweep += 1
         self._out.append(StartTimer(SWEEP_TIMER, self.settings.options.lease_timeout_s / 2))
         waits = (LeaseState.ISSUED, LeaseState.LEFT, LeaseState.FAILED)
@@ -314,6 +327,7 @@ class PromptSource:
             return
         held = self.census.close()
         lost, self._lost_engines = self._lost_engines, set()
+        self._out.extend(self._leaving.judged(held, self._settled))
         if not self._may_issue:
             self._may_issue = True
             self._inherited.take(held, self.census.round)

@@ -46,6 +46,10 @@ class EnginePools:
         """This incarnation takes requests."""
         self._of(name).ready(name, epoch, num_slots, sweep)
 
+    def retire(self, name: str) -> None:
+        """It is to leave."""
+        self._of(name).retire(name)
+
     def lose(self, name: str) -> None:
         """It is gone."""
         self._of(name).lose(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.actors.prompt_source.census import ENDED
 from penstock.actors.prompt_source.leases import LeaseState
 from penstock.actors.prompt_source.stuck import note_running
 from penstock.messages.commands import ReplaceActor, Send
@@ -39,6 +40,9 @@ class Recovering:
         if found.stage is LeaseStage.FAILED:
             if is_open or lease.state is LeaseState.LEFT:  # left: word of the failure was lost with whoever had it
                 self._issuing.failed(group, lease, "generation failed", found.num_tokens)
+        elif found.stage is LeaseStage.HANDED_BACK:
+            if is_open:
+                self._issuing.handed_back(lease, found.num_tokens)
         elif is_engine(holder) and found.stage is not LeaseStage.PASSED_ON:
             if is_open:
                 self._table.move(lease, LeaseState.ISSUED, holder)
@@ -89,5 +93,5 @@ class Recovering:
 
 
 def is_outdated(lease: Lease, found: HeldLease) -> bool:
-    """Whether this is only the record of an attempt that failed before the current one: nobody works on it."""
-    return found.stage is LeaseStage.FAILED and found.attempt < lease.attempt
+    """Whether this is only the record of an attempt that ended before the current one: nobody works on it."""
+    return found.stage in ENDED and found.attempt < lease.attempt

@@ -61,16 +61,21 @@ class EngineView(msgspec.Struct):
     """Sweep in which it was last heard to have made a token, or an end of one of its requests."""
     entry: int = 0
     """Number of its valid entry in the heaps."""
+    is_newcomer: bool = False
+    """It came when others served already: it is sent nothing before it serves something itself, since what would wait
+    there for weights can start elsewhere."""
+    is_leaving: bool = False
+    """It is sent nothing more."""
 
     @property
     def has_room(self) -> bool:
         """Whether more may be sent."""
-        return self.load < self.capacity
+        return self.load < self.capacity and not (self.is_newcomer and self.version < 0)
 
     @property
     def has_free_slot(self) -> bool:
         """Whether what is sent now starts at once."""
-        return self.load < self.num_slots
+        return self.load < self.num_slots and self.has_room
 
     def takes(self, num_samples: int) -> bool:
         """Whether so many may be begun here: it has room for them all, or nothing queues that would keep it busy until
@@ -102,6 +107,8 @@ class Router:
         self._newest = -1
         """The highest version that a sample has needed."""
         self._num_entries = 0
+        self._told: dict[str, ServingEngine] = {}
+        """What was said last of who serves what: word on an incarnation may come before the word that it is there."""
 
     @property
     def has_room(self) -> bool:
@@ -112,14 +119,24 @@ class Router:
 
     def join(self, name: str, epoch: int, load: int) -> None:
         """A new incarnation; what its predecessor had stays in its load until it is known what became of it."""
-        self.engines[name] = EngineView(name, epoch, load=load)
+        is_newcomer = any(view.version >= 0 for view in self.engines.values() if view.name != name)
+        told = self._told.get(name)
+        version = -1 if told is None or told.epoch != epoch else told.version
+        self.engines[name] = EngineView(name, epoch, load=load, version=version, is_newcomer=is_newcomer)
 
     def ready(self, name: str, epoch: int, num_slots: int, sweep: int) -> None:
         """This incarnation takes requests."""
         view = self.engines.get(name)
-        if view is not None and view.epoch == epoch:
+        if view is not None and view.epoch == epoch and not view.is_leaving:
             view.num_slots, view.progressed = num_slots, sweep
             view.capacity = max(num_slots, math.ceil(num_slots * self._max_load))
+            self._note(view)
+
+    def retire(self, name: str) -> None:
+        """It is to leave."""
+        view = self.engines.get(name)
+        if view is not None:
+            view.is_leaving, view.capacity = True, 0
             self._note(view)
 
     def lose(self, name: str) -> None:
@@ -141,9 +158,10 @@ class Router:
 
     def serves(self, serving: Iterable[ServingEngine]) -> None:
         """These engines serve these versions."""
-        for engine in serving:
+        self._told = {engine.engine: engine for engine in serving}
+        for engine in self._told.values():
             view = self.engines.get(engine.engine)
-            if view is not None and view.version != engine.version:
+            if view is not None and view.epoch == engine.epoch and view.version != engine.version:
                 view.version = engine.version
                 self._note(view)
 

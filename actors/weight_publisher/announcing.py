@@ -24,23 +24,27 @@ class Announcing:
         self.version = -1
         self.serving_changed = False
         """Since PromptSource was told."""
+        self.newcomer_serves = False
+        """Since then: it gets nothing to do before PromptSource knows."""
         self._told: VersionAnnounced | None = None
 
     def advance(self) -> list[Send]:
         """Announce the newest version that enough engines serve. PromptSource also hears who serves what once no engine
-        is on its way: with a thousand engines it would otherwise hear of each of a thousand swaps."""
+        is on its way, and of a newcomer's first version at once: with a thousand engines it would otherwise hear of
+        each of a thousand swaps."""
         engines = self._engines
         newest = engines.served_by(self._fraction)
         is_new = newest > self.version
-        if not is_new and (engines.num_moving or not self.serving_changed or self.version < 0):
+        has_news = self.newcomer_serves or (self.serving_changed and not engines.num_moving)
+        if not is_new and (not has_news or self.version < 0):
             return []
-        self.serving_changed = False
+        self.serving_changed = self.newcomer_serves = False
         self.version = max(self.version, newest)
         ready = engines.ready()
         event = VersionAnnounced(
             version=self.version,
             publish=max((e.publish for e in ready if e.version <= self.version), default=-1),
-            serving=tuple(ServingEngine(e.name, e.version) for e in ready if e.version >= 0),
+            serving=tuple(ServingEngine(e.name, e.version, e.epoch) for e in ready if e.version >= 0),
         )
         if event == self._told or not event.serving:
             return []

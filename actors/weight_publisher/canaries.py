@@ -45,7 +45,10 @@ class Canaries:
         return self._by_publish.setdefault(publish, engine.name) == engine.name
 
     def can_go_first(self, engine: EngineState) -> bool:
-        """Whether it may be a canary: what has no weights proves nothing of them."""
+        """Whether it may be a canary: what has no weights proves nothing of them, and for a newcomer nobody waits while
+        another can go first, and there is something for it that has passed."""
+        if engine.is_new and self._exports.best() is not None and any(map(self.can_go_first, self._engines.ready())):
+            return False
         return not self._settings.has_models or engine.name not in self._settings.weightless
 
     def free(self, name: str) -> None:

@@ -38,11 +38,19 @@ class EngineState(msgspec.Struct):
     target: WeightsExported | None = None
     """The publish that it is staging or committing."""
     num_fetch_errors: int = 0
+    is_newcomer: bool = False
+    """It came when versions were being served already."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it counts among those that serve, or will."""
-        return self.phase not in (Phase.STARTING, Phase.QUARANTINED)
+        """Whether it counts among those that serve, or will. A newcomer counts once it serves, so that nobody waits for
+        it."""
+        return self.phase not in (Phase.STARTING, Phase.QUARANTINED) and not self.is_new
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it is a newcomer that serves nothing yet."""
+        return self.is_newcomer and self.version < 0
 
     @property
     def is_moving(self) -> bool:
@@ -86,10 +94,10 @@ class EngineTable:
         engines = self.by_name.values()
         return {e.publish for e in engines} | {e.target.manifest.publish for e in engines if e.target is not None}
 
-    def join(self, name: str, epoch: int) -> None:
+    def join(self, name: str, epoch: int, *, is_newcomer: bool) -> None:
         """A new incarnation, which is starting."""
         assert name not in self.by_name
-        self.by_name[name] = EngineState(name, epoch)
+        self.by_name[name] = EngineState(name, epoch, is_newcomer=is_newcomer)
         self.steps.take(None, Phase.STARTING)
 
     def drop(self, engine: EngineState) -> None:

@@ -6,6 +6,8 @@ Invariants:
   with it or this one is the canary (there is one canary for each publish). An engine without weights is none where
   others have some, and is given only what has passed: what it waited for might never be taken by any other, when the
   one that should have is replaced and goes on with something newer.
+* An engine that comes when a version is announced counts in no quorum before it serves something, and is no canary
+  while another engine can be one: nobody waits for it. One that is to leave takes part in nothing.
 * An engine that is late or wrong is handed to the supervisor once and takes part in nothing until it has returned.
 * A publish that the canary, or two engines one after the other, found wrong has failed: no engine is given it any more.
   Until the Learner has published again the best that an engine has passed is served, by the canary as well, which
@@ -37,7 +39,7 @@ from penstock.messages.base import Metric
 from penstock.messages.canary import divergence
 from penstock.messages.commands import FailRun, ReplaceActor, Send, StartTimer, StopTimer
 from penstock.messages.local import Started, TimerFired
-from penstock.messages.membership import EngineJoined, EngineLost
+from penstock.messages.membership import EngineJoined, EngineLeaving, EngineLost
 from penstock.messages.names import LEARNER, SUPERVISOR, WEIGHT_PUBLISHER
 from penstock.messages.training import NoticeGiven, StepFinished, UpdateMode
 from penstock.messages.weights import (
@@ -129,7 +131,7 @@ class WeightPublisher:
                     self._out.append(StopTimer(engine.name))
             case EngineJoined():
                 self._on_joined(event)
-            case EngineLost():
+            case EngineLost() | EngineLeaving():
                 engine = self.engines.by_name.get(event.name)
                 if engine is not None and engine.epoch == event.epoch:
                     self._drop(engine)
@@ -162,7 +164,7 @@ class WeightPublisher:
             if engine.epoch >= event.epoch:
                 return
             self._drop(engine)
-        self.engines.join(event.name, event.epoch)
+        self.engines.join(event.name, event.epoch, is_newcomer=self.announced >= 0)
         if event.name not in self.settings.share_devices:  # the others say when it is their turn to open
             self._out.append(StartTimer(event.name, self.settings.start_timeout_s))
 
@@ -228,6 +230,7 @@ class WeightPublisher:
         if wrong:
             self._on_wrong(engine, export.manifest, wrong)
             return
+        self._announcing.newcomer_serves |= engine.is_new
         self.engines.serves(engine, event.version, event.publish)
         self._announcing.serving_changed = True
         self.exports.loads(event.publish, event.layout, event.checksum)

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from penstock.messages.local import TimerFired
-from penstock.messages.membership import EngineJoined, EngineLost
+from penstock.messages.membership import EngineJoined, EngineLeaving, EngineLost
 from penstock.messages.weights import EngineReady, WeightsApplied, WeightsExported, WeightsFetched
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ class Phase(StrEnum):
     """It is given up; the supervisor replaces it."""
 
 
-LOST: Final = (EngineLost, EngineJoined)
-"""Another incarnation may join before the loss of this one is heard of."""
+LOST: Final = (EngineLost, EngineJoined, EngineLeaving)
+"""Another incarnation may join before the loss of this one is heard of. One that is to leave takes part in nothing."""
 
 ENGINE: Final[Transitions] = {
     (None, EngineJoined): (Phase.STARTING,),

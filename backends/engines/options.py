@@ -131,6 +131,12 @@ class EngineProfileOptions(Options, frozen=True, kw_only=True):
 class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     """How many engines, of what kind."""
 
+    min: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    """Engines that are left at least when some leave during the run (`penstock scale`). null: `count`."""
+    max: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    """Engines that there are at most when some join during the run. null: `count`."""
+    leave_timeout_s: Annotated[float, Meta(gt=0)] = 30.0
+    """An engine that is to leave hands back what it has, and goes; after so long it is taken anyway."""
     more: tuple[EngineGroupOptions, ...] = ()
     """Engines of other kinds beside these, in the same run."""
     placement: Literal["auto", "pack", "spread", "colocate"] = "auto"
@@ -171,9 +177,31 @@ def engine_groups(options: EnginesOptions) -> tuple[EngineGroupOptions, ...]:
     return (options, *options.more)
 
 
+def largest_groups(options: EnginesOptions) -> tuple[EngineGroupOptions, ...]:
+    """The same, each with as many engines as there may be."""
+    if options.max is None:
+        return engine_groups(options)
+    return (msgspec.structs.replace(options, count=max(options.count, options.max)), *options.more)
+
+
 def num_engines(options: EnginesOptions) -> int:
     """Engines of all kinds."""
     return sum(group.count for group in engine_groups(options))
+
+
+def fewest_engines(options: EnginesOptions) -> int:
+    """Engines that are left at least."""
+    return options.count if options.min is None else options.min
+
+
+def most_engines(options: EnginesOptions) -> int:
+    """Engines of all kinds that there are at most."""
+    return num_engines(options) if options.max is None else options.max
+
+
+def are_elastic(options: EnginesOptions) -> bool:
+    """Whether engines may join or leave during the run; then all are of one kind."""
+    return fewest_engines(options) < options.count or options.count < (options.max or 0)
 
 
 def num_slots(options: EnginesOptions) -> int:
@@ -183,6 +211,8 @@ def num_slots(options: EnginesOptions) -> int:
 
 def group_of(options: EnginesOptions, index: int) -> tuple[EngineGroupOptions, int]:
     """The kind of this engine of the run, and which of its kind it is, both counted from 0."""
+    if options.max is not None and index < options.max:
+        return options, index  # all are of one kind, those that join as well
     for group in engine_groups(options):
         if index < group.count:
             return group, index

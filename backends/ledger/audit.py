@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -49,6 +50,7 @@ _SMALL_TABLES: Final = {
     "versions": "SELECT version FROM versions",
     "policies": "SELECT sequence, policy, max_staleness, update_mode, on_stale FROM policies",
     "pauses": "SELECT sequence, is_paused FROM pauses",
+    "engines": "SELECT sequence, names FROM engines",
     "reuses": "SELECT group_id, use, version, position, max_uses FROM reuses",
     "evaluations": "SELECT number, version, is_pinned, state, num_groups, num_samples, num_ended FROM evaluations",
 }
@@ -399,6 +401,7 @@ def _small_tables(books: AuditBooks) -> dict[str, list[Row]]:
             for sequence, policy in books.operator.policies.items()
         ],
         "pauses": [(sequence, int(pause.is_paused)) for sequence, pause in books.operator.pauses.items()],
+        "engines": [(number, json.dumps(entry.engines)) for number, entry in books.operator.engines.items()],
         "reuses": [
             (group_id, use, lease.version, lease.group_ids.index(group_id), lease.max_uses)
             for lease in books.leases.values()

@@ -25,6 +25,7 @@ from penstock.messages.ledger import (
     BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
+    EnginesRecorded,
     FailuresNoted,
     GroupClosed,
     GroupRecorded,
@@ -130,7 +131,7 @@ class AuditBooks:
                 self._release(entry)
             case VersionRecorded():
                 self._announce(entry.version)
-            case PolicyRecorded() | PauseRecorded():
+            case PolicyRecorded() | PauseRecorded() | EnginesRecorded():
                 self.operator.recorded(self.sequence, entry)
             case BatchesFixed():
                 self._fix(entry)
@@ -227,6 +228,7 @@ class AuditBooks:
         if group is None or not self._is_whole(entry.group_id, [n.index for n in entry.samples], entry.ended):
             return
         group.notes = entry.samples
+        self.operator.generated(() if entry.pushed else entry.samples)
         oldest = group.oldest_version
         if oldest is not None and oldest < group.min_version:
             self._find(

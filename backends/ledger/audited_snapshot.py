@@ -57,6 +57,8 @@ def _compared(snapshot: BooksSnapshot, books: AuditBooks) -> Iterator[tuple[str,
     yield "the oldest trained token", snapshot.max_staleness_seen, max(receipts, default=0)
     pause = next(reversed(books.operator.pauses.values()), None)
     yield "the pause", snapshot.is_paused, pause is not None and pause.is_paused
+    engines = next(reversed(books.operator.engines.values()), None)
+    yield "the engines", snapshot.engines, () if engines is None else engines.engines
     yield "the policy", snapshot.policy, next(reversed(books.operator.policies.values()), None)
     yield "granted groups", snapshot.grants.total, len(books.groups)
     yield "granted prompts", snapshot.grants.next_ordinal, books.next_ordinal

@@ -18,6 +18,7 @@ from penstock.messages.ledger import (
     BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
+    EnginesRecorded,
     FailuresNoted,
     GroupClosed,
     GroupRecorded,
@@ -137,6 +138,8 @@ class Projection:
                 execute("INSERT OR REPLACE INTO run VALUES (0, ?, ?, ?, ?, ?)", row)
             case PauseRecorded():
                 execute("INSERT INTO pauses VALUES (?, ?, ?)", (sequence, entry.is_paused, now_s))
+            case EnginesRecorded():
+                execute("INSERT INTO engines VALUES (?, ?, ?)", (sequence, json.dumps(entry.engines), now_s))
             case BatchesFixed():
                 pass  # each batch stands in the tables when it is leased
             case EvaluationOpened():

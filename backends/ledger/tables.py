@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-SCHEMA_VERSION: Final = 7
-TABLES_SINCE: Final = {"reasons": 4, "reason_counts": 4, "pauses": 5, "reuses": 6, "snapshot": 7}
+SCHEMA_VERSION: Final = 8
+TABLES_SINCE: Final = {"reasons": 4, "reason_counts": 4, "pauses": 5, "reuses": 6, "snapshot": 7, "engines": 8}
 """Tables and views that the first form did not have, with the form that brought each."""
 COUNTED_SINCE: Final = 6
 """The form that brought what engines count of samples."""
-OLDER_READABLE: Final = (3, 4, 5, 6)
+OLDER_READABLE: Final = (3, 4, 5, 6, 7)
 """The same without what came later; what is missing is added when such a ledger is written on."""
 LEDGER_FILE: Final = "ledger.sqlite"
 """Name of the ledger in the folder of a run."""
@@ -262,6 +262,15 @@ TABLES: Final = (
         (
             Column("sequence", "INTEGER PRIMARY KEY", "Of its entry."),
             Column("is_paused", "INTEGER NOT NULL", "1: nothing more is granted for training; 0: it is again."),
+            Column("recorded_at", "REAL NOT NULL", "When it was written down."),
+        ),
+    ),
+    Table(
+        "engines",
+        "The engines of the run, where they may join and leave.",
+        (
+            Column("sequence", "INTEGER PRIMARY KEY", "Of its entry; these are the engines from there on."),
+            Column("names", "TEXT NOT NULL", "Their names, as a JSON list."),
             Column("recorded_at", "REAL NOT NULL", "When it was written down."),
         ),
     ),

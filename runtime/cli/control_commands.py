@@ -1,7 +1,8 @@
 """Commands that tell a run something while it goes on. The answer is the run's own; what it refuses exits with 2."""
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.markup import escape
@@ -13,6 +14,8 @@ from penstock.runtime.safe_text import terminal_text
 if TYPE_CHECKING:
     from penstock.runtime.launch.control import RunCommand
 
+ENGINE: Final = re.compile(r"engine/[0-9]{1,5}")
+CHANGE: Final = re.compile(r"engines=[+-][0-9]{1,5}")
 Timeout = Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds to wait for the run's answer.")]
 
 
@@ -67,6 +70,37 @@ def save(run: RunFolder = None, timeout: Timeout = 600.0) -> None:
     from penstock.runtime.launch.control import SaveCheckpoint
 
     _tell(run_folder(run), SaveCheckpoint(), timeout)
+
+
+@app.command(
+    epilog="[bold]Examples[/]\n\n"
+    "penstock scale engines=+1\n\n"
+    "penstock scale runs/quickstart-20260801-120000 engines=-1\n\n"
+    "penstock scale runs/quickstart-20260801-120000 engine/2"
+)
+def scale(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[RUN] engines=±N | ENGINE...",
+            help="A run's folder, the newest one under ./runs without it; then engines=+N for N more engines, "
+            "engines=-N for N fewer, or the names of those that are to leave, such as engine/2.",
+        ),
+    ],
+    timeout: Timeout = 20.0,
+) -> None:
+    """Have engines join or leave a run that goes on, within [bold]engines.min[/] and [bold]engines.max[/] of its
+    scenario. Who joins takes load once it has the weights; who leaves hands back what it has, and other engines go on
+    from its tokens. The run keeps the engines when it is resumed."""
+    from penstock.runtime.launch.control import ScaleEngines
+
+    leaving = tuple(word for word in arguments if ENGINE.fullmatch(word))
+    changes = [word for word in arguments if CHANGE.fullmatch(word)]
+    folders = [word for word in arguments if word not in (*leaving, *changes)]
+    if len(folders) > 1 or len(changes) + bool(leaving) != 1:
+        raise UserFault(f"expected [RUN] and engines=+N, engines=-N or names such as engine/2; found {arguments}")
+    change = int(changes[0].partition("=")[2]) if changes else 0
+    _tell(run_folder(Path(folders[0]) if folders else None), ScaleEngines(change, leaving), timeout)
 
 
 def _tell(folder: Path, command: "RunCommand", timeout_s: float) -> None:

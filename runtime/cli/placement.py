@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.backends.engines.options import engine_groups
+from penstock.backends.engines.options import are_elastic, engine_groups, fewest_engines, most_engines
 from penstock.backends.engines.spec import ENGINES
 from penstock.backends.protocol import Capability
 from penstock.messages.names import (
@@ -75,9 +75,16 @@ def _engines(options: EnginesOptions) -> Iterator[Placed]:
             group.count,
             group.num_threads,
             group.device,
-            f"{group.backend}, {group.slots} slots each{_gpus(group)}",
+            f"{group.backend}, {group.slots} slots each{_gpus(group)}{_bounds(options)}",
         )
         first = last + 1
+
+
+def _bounds(options: EnginesOptions) -> str:
+    """Where engines may join and leave; then there is one kind of them."""
+    if not are_elastic(options):
+        return ""
+    return f"; {fewest_engines(options)} at least and {most_engines(options)} at most, for which GPUs are reserved"
 
 
 def _teachers(scenario: Scenario) -> Iterator[Placed]:

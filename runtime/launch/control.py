@@ -1,4 +1,5 @@
-"""What a run that goes on can be told, from any process of its user: another policy, a pause, a checkpoint, to stop.
+"""What a run that goes on can be told, from any process of its user: another policy, a pause, a checkpoint, more or
+fewer engines, to stop.
 
 The answer is that of the run's Buffer, and not merely that something was sent.
 
@@ -11,13 +12,15 @@ from __future__ import annotations
 
 import difflib
 import socket
+from itertools import count, islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from penstock.actors.buffer.policies import BUILTIN
 from penstock.messages.errors import UserFault
-from penstock.messages.operator import GrantsPaused, PolicyChanged, SaveAsked
+from penstock.messages.names import engine_index, engine_name
+from penstock.messages.operator import EnginesAsked, GrantsPaused, PolicyChanged, SaveAsked
 from penstock.runtime.hosts.processes.operator_door import (
     MAX_BYTES,
     MAX_TIMEOUT_S,
@@ -26,7 +29,8 @@ from penstock.runtime.hosts.processes.operator_door import (
     socket_address,
 )
 from penstock.runtime.launch.runs import SCENARIO_NAME, is_alive, read_record, stop_run
-from penstock.runtime.observability.operations import policy_in_force, read_operations
+from penstock.runtime.observability.operations import engines_in_force, policy_in_force, read_operations
+from penstock.runtime.run.wiring import engine_names
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
@@ -40,6 +44,7 @@ __all__ = [
     "ResumeGrants",
     "RunCommand",
     "SaveCheckpoint",
+    "ScaleEngines",
     "StopRun",
     "SwitchPolicy",
     "Told",
@@ -74,11 +79,20 @@ class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
     """Write a checkpoint as soon as the step at hand allows."""
 
 
+class ScaleEngines(msgspec.Struct, frozen=True, tag=True):
+    """So many engines more or fewer, or without these, within ``engines.min`` and ``engines.max``."""
+
+    change: int = 0
+    """Who leaves is who came last, by the numbers in their names."""
+    leaving: tuple[str, ...] = ()
+    """Those of these names leave."""
+
+
 class StopRun(msgspec.Struct, frozen=True, tag=True):
     """End it, as Ctrl-C does."""
 
 
-RunCommand = SwitchPolicy | PauseGrants | ResumeGrants | SaveCheckpoint | StopRun
+RunCommand = SwitchPolicy | PauseGrants | ResumeGrants | SaveCheckpoint | ScaleEngines | StopRun
 
 
 def send_command(run_folder: Path, command: RunCommand, timeout_s: float = ANSWER_S) -> CommandAnswer:
@@ -109,6 +123,8 @@ def send_command(run_folder: Path, command: RunCommand, timeout_s: float = ANSWE
             event = GrantsPaused(is_paused=isinstance(command, PauseGrants))
         case SaveCheckpoint():
             event = SaveAsked()
+        case ScaleEngines():
+            event = _scale(folder, command)
     return _ask(folder, OperatorRequest(event, timeout_s))
 
 
@@ -141,6 +157,16 @@ class Told:
     def save(self, *, timeout_s: float = SAVE_S) -> str:
         """Have a checkpoint written of what is trained by now, and wait for it, as ``penstock save``."""
         return self._told(SaveCheckpoint(), timeout_s)
+
+    def scale_engines(self, change: int = 0, *, leaving: tuple[str, ...] = (), timeout_s: float = ANSWER_S) -> str:
+        """Have engines join or leave, as ``penstock scale``.
+
+        Args:
+            change: so many more, or fewer.
+            leaving: those of these names leave, such as ``engine/2``.
+            timeout_s: wait so long for the answer; who joins has to start after it, and who leaves to finish.
+        """
+        return self._told(ScaleEngines(change, leaving), timeout_s)
 
     def _told(self, command: RunCommand, timeout_s: float) -> str:
         answer = send_command(self.folder, command, timeout_s)
@@ -177,6 +203,26 @@ def _switch(folder: Path, command: SwitchPolicy) -> PolicyChanged:
         update_mode=staleness.update_mode,
         on_stale=staleness.on_stale,
     )
+
+
+def _scale(folder: Path, command: ScaleEngines) -> EnginesAsked:
+    """The engines that are to be there.
+
+    Raises:
+        UserFault: it asks for nothing, or for an engine to leave that is not there.
+    """
+    engines = engines_in_force(read_operations(folder))
+    if engines is None:
+        engines = engine_names(load_scenario(folder / SCENARIO_NAME))
+    for name in command.leaving:
+        if name not in engines:
+            raise UserFault(f"{name} cannot leave: the engines of the run are {', '.join(engines)}")
+    left = sorted(set(engines).difference(command.leaving), key=engine_index)
+    free = (name for name in map(engine_name, count()) if name not in left)
+    asked = left[: command.change] if command.change < 0 else [*left, *islice(free, command.change)]
+    if not command.change and not command.leaving:
+        raise UserFault("neither more nor fewer engines are asked for; give a change, or engines that are to leave")
+    return EnginesAsked(engines=tuple(asked))
 
 
 def _ask(folder: Path, request: OperatorRequest) -> CommandAnswer:

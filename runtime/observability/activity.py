@@ -6,7 +6,8 @@ Invariants:
   ``take``. Their lengths add up to that time.
 * ``occupancy`` of a working span is the mean over its time of running ÷ capacity; of any other span it is 1 and means
   nothing. ``outside`` is the mean share of slots whose episodes wait for tools, in any state.
-* ``LaneTiler`` makes the same true over all incarnations of an actor: time of which nothing was heard is ``down``.
+* ``LaneTiler`` makes the same true over all incarnations of an actor: time of which nothing was heard is ``down``, and
+  ``absent`` where the actor was not in the run.
 """
 
 from __future__ import annotations
@@ -98,6 +99,10 @@ class LaneTiler:
         """Up to where the lane is tiled."""
         self._last = before
         self._is_lost = before is not None
+        self._gap = Activity.STARTING if before is None else Activity.DOWN
+        """What time is of which nothing was heard."""
+        if before is not None and before.activity is Activity.ABSENT:
+            self._gap = Activity.ABSENT
 
     def add(self, spans: Iterable[ActivitySpan]) -> list[ActivitySpan]:
         """What these spans, in order, add to the lane: a gap before one is filled (``starting`` before the first,
@@ -110,8 +115,21 @@ class LaneTiler:
             tiles.extend(self._fill(start_s))
             tiles.append(ActivitySpan(span.activity, start_s, span.end_s, span.occupancy, span.outside))
             self.end_s = span.end_s
-            self._last = span
+            self._last, self._gap = span, Activity.DOWN
             self._is_lost = False
+        return tiles
+
+    def joins(self, now_s: float) -> list[ActivitySpan]:
+        """The actor comes into the run, where it was not before."""
+        self._gap = Activity.ABSENT
+        tiles = self._fill(now_s)
+        self._gap = Activity.STARTING
+        return tiles
+
+    def leaves(self, now_s: float) -> list[ActivitySpan]:
+        """The actor goes out of the run."""
+        tiles = self.close(now_s)
+        self._is_lost, self._gap = True, Activity.ABSENT
         return tiles
 
     def lost(self) -> None:
@@ -131,7 +149,6 @@ class LaneTiler:
     def _fill(self, until_s: float) -> list[ActivitySpan]:
         if until_s <= self.end_s:
             return []
-        activity = Activity.STARTING if self._last is None else Activity.DOWN
-        tile = ActivitySpan(activity, self.end_s, until_s)
+        tile = ActivitySpan(self._gap, self.end_s, until_s)
         self.end_s = until_s
         return [tile]

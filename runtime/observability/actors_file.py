@@ -130,6 +130,12 @@ class ActorsFile:
             self._actors[name] = msgspec.structs.replace(actor, is_down=True, num_restarts=num_restarts)
         self.write()
 
+    def leaves(self, name: str) -> None:
+        """An engine has left the run."""
+        self._waits.pop(name, None)
+        self._actors.pop(name, None)
+        self.write()
+
     def write(self) -> None:
         """Write what is so now."""
         self._due_s = self._clock_s() + EVERY_S

@@ -196,6 +196,10 @@ class RunFigures:
         self.lost_tokens += num_lost
         return num_lost
 
+    def leaves(self, name: str) -> None:
+        """An engine has left; it has handed back what it had."""
+        self._running.pop(name, None)
+
     # --- what follows from it -----------------------------------------------------------------------------------
 
     @property

@@ -176,6 +176,11 @@ class LiveView:
         with self._lock:
             self._state.lost(name)
 
+    def actor_left(self, name: str) -> None:
+        """This engine is not in the run any more."""
+        with self._lock:
+            self._state.leaves(name)
+
     def step(self, report: StepReported) -> None:
         """A recorded step."""
         with self._lock:

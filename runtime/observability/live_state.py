@@ -142,6 +142,10 @@ class LiveState:
         actor.num_restarts += 1
         actor.running = None
 
+    def leaves(self, name: str) -> None:
+        """This engine is not in the run any more."""
+        self.actors.pop(name, None)
+
     def step(self, report: StepReported, now_s: float) -> None:
         """A recorded step."""
         is_new = report.version > self.version

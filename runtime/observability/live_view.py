@@ -41,6 +41,7 @@ COLOURS: Final[dict[Activity, str]] = {
     Activity.ASLEEP: "bright_black",
     Activity.STARTING: "bright_black",
     Activity.DOWN: "red",
+    Activity.ABSENT: "bright_black",
 }
 _FIRST: Final = ("learner", "engine", "teacher", "reward_model")
 _ROLES: Final = (*_FIRST, "prompt_source", "scorer", "filter", "buffer", "weight_publisher")

@@ -1,4 +1,4 @@
-"""What an operator changed while a run went on, as the ledger has it: policies, pauses of new grants.
+"""What an operator changed while a run went on, as the ledger has it: policies, pauses of new grants, engines.
 
 It reads ``ledger.sqlite`` alone, also of a run that goes on, and of one that was copied from elsewhere.
 """
@@ -32,7 +32,8 @@ _POLICIES: Final = (
     "ORDER BY sequence"
 )
 _PAUSES: Final = f"SELECT sequence, {_AT.format('pauses')}, is_paused FROM pauses ORDER BY sequence"
-_HAS_PAUSES: Final = "SELECT count(*) FROM sqlite_master WHERE name = 'pauses'"
+_ENGINES: Final = f"SELECT sequence, {_AT.format('engines')}, names FROM engines ORDER BY sequence"
+_HAS: Final = "SELECT count(*) FROM sqlite_master WHERE name = ?"
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +72,21 @@ class Pause(Operation, frozen=True, kw_only=True):
         return "grants paused" if self.is_paused else "grants go on"
 
 
-def read_operations(run_folder: Path) -> list[PolicySwitch | Pause]:
+class Scaling(Operation, frozen=True, kw_only=True):
+    """From here on these are the engines of the run."""
+
+    engines: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """For a chart."""
+        return f"engines: {len(self.engines)}"
+
+
+AnyOperation = PolicySwitch | Pause | Scaling
+
+
+def read_operations(run_folder: Path) -> list[AnyOperation]:
     """All that are recorded, oldest first; none of a run that has no ledger yet.
 
     Raises:
@@ -82,7 +97,7 @@ def read_operations(run_folder: Path) -> list[PolicySwitch | Pause]:
         return []
     try:
         with closing(open_read_only(path)) as database:
-            found: list[PolicySwitch | Pause] = [
+            found: list[AnyOperation] = [
                 PolicySwitch(
                     sequence=sequence,
                     version=version,
@@ -94,7 +109,17 @@ def read_operations(run_folder: Path) -> list[PolicySwitch | Pause]:
                 )
                 for sequence, version, at, policy, bound, mode, on_stale in database.execute(_POLICIES)
             ]
-            if database.execute(_HAS_PAUSES).fetchone()[0]:  # an older ledger has no such table
+            if database.execute(_HAS, ("engines",)).fetchone()[0]:  # an older ledger has no such table
+                found += [
+                    Scaling(
+                        sequence=sequence,
+                        version=version,
+                        recorded_at=at,
+                        engines=msgspec.json.decode(names, type=tuple[str, ...]),
+                    )
+                    for sequence, version, at, names in list(database.execute(_ENGINES))
+                ]
+            if database.execute(_HAS, ("pauses",)).fetchone()[0]:
                 found += [
                     Pause(sequence=sequence, version=version, recorded_at=at, is_paused=bool(is_paused))
                     for sequence, version, at, is_paused in database.execute(_PAUSES)
@@ -129,18 +154,24 @@ def _began_at(start: Start) -> float:
     return datetime.fromisoformat(start.at).timestamp()
 
 
-def policy_in_force(operations: list[PolicySwitch | Pause]) -> PolicySwitch | None:
+def policy_in_force(operations: Sequence[AnyOperation]) -> PolicySwitch | None:
     """The last switch; None: the scenario's own policy holds."""
     return next((each for each in reversed(operations) if isinstance(each, PolicySwitch)), None)
 
 
-def pause_in_force(operations: list[PolicySwitch | Pause]) -> Pause | None:
+def pause_in_force(operations: Sequence[AnyOperation]) -> Pause | None:
     """The pause that has not been ended."""
     last = next((each for each in reversed(operations) if isinstance(each, Pause)), None)
     return last if last is not None and last.is_paused else None
 
 
-def marked(charts: Sequence[Chart], operations: Sequence[PolicySwitch | Pause]) -> list[Chart]:
+def engines_in_force(operations: Sequence[AnyOperation]) -> tuple[str, ...] | None:
+    """The engines that are recorded; None: none are, so the scenario's hold."""
+    return next((each.engines for each in reversed(operations) if isinstance(each, Scaling)), None)
+
+
+def marked(charts: Sequence[Chart], operations: Sequence[AnyOperation]) -> list[Chart]:
     """The charts over steps with what an operator changed on the way, each before the step that came after it."""
-    marks = [Mark(x=each.version + 0.5, label=each.label) for each in operations]
+    changes = [each for each in operations if not isinstance(each, Scaling) or each.version]
+    marks = [Mark(x=each.version + 0.5, label=each.label) for each in changes]
     return [msgspec.structs.replace(chart, marks=marks) if chart.x_label == STEPS else chart for chart in charts]

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.ledger.kept_samples import KeptSample
     from penstock.messages.evaluation import EvaluationFinished
-    from penstock.messages.training import ActorReported, FailuresCounted, RunFinished, StepReported
+    from penstock.messages.training import ActivitySpan, ActorReported, FailuresCounted, RunFinished, StepReported
     from penstock.messages.waits import WaitsReported
     from penstock.runtime.observability.evaluations import EvaluationRow
     from penstock.runtime.observability.facts import RunFacts
@@ -203,6 +203,22 @@ class RunRecorder:
         if self._view is not None:
             self._view.actor_lost(name)
             self._view.note(story)
+
+    def joins(self, name: str, now_s: float) -> None:
+        """An engine comes into the run."""
+        self._tiled(name, self._activity.joins(name, now_s))
+
+    def leaves(self, name: str, now_s: float) -> None:
+        """An engine goes out of it."""
+        self._tiled(name, self._activity.leaves(name, now_s))
+        self.figures.leaves(name)
+        self._actors.leaves(name)
+        if self._view is not None:
+            self._view.actor_left(name)
+
+    def _tiled(self, name: str, tiles: list[ActivitySpan]) -> None:
+        if self._metrics is not None:
+            self._metrics.activity(name, tiles)
 
     def waits(self, report: WaitsReported) -> None:
         """An actor says what it has waited for too long."""

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from penstock.messages.training import Balance
     from penstock.runtime.observability.explain import Explanation
     from penstock.runtime.observability.facts import Start
-    from penstock.runtime.observability.operations import Pause, PolicySwitch
+    from penstock.runtime.observability.operations import AnyOperation
     from penstock.runtime.observability.summary import MachineFacts, RunSummary
     from penstock.runtime.observability.trackers import ActivityRow, StepRow
 
@@ -140,7 +140,7 @@ def fact_rows(
     folder: str,
     starts: Sequence[Start],
     summary: RunSummary | None,
-    operations: Sequence[PolicySwitch | Pause] = (),
+    operations: Sequence[AnyOperation] = (),
 ) -> list[tuple[str, str]]:
     """What a run was, by label: of its last start and, where it has ended, of its end. What is unknown is left out."""
     rows = {"folder": folder}

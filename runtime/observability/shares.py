@@ -21,6 +21,7 @@ LABELS: Final[dict[Activity, str]] = {
     Activity.ASLEEP: "asleep",
     Activity.STARTING: "starting",
     Activity.DOWN: "down",
+    Activity.ABSENT: "not in the run",
 }
 """In the order in which they are shown everywhere."""
 
@@ -67,9 +68,14 @@ class Shares:
         return sum(self.seconds.values())
 
     @property
+    def present_s(self) -> float:
+        """Of it, while the actor was in the run."""
+        return self.total_s - self.seconds[Activity.ABSENT]
+
+    @property
     def busy(self) -> float:
         """Share of the time since the start that was work, in [0, 1]; 0 of no time."""
-        ready_s = self.total_s - self.seconds[Activity.STARTING]
+        ready_s = self.present_s - self.seconds[Activity.STARTING]
         return self.seconds[Activity.WORKING] / ready_s if ready_s > 0 else 0.0
 
     @property

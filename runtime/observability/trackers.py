@@ -157,6 +157,16 @@ class ActivityLog:
         if actor in self._lanes:
             self._lanes[actor][0].lost()
 
+    def joins(self, actor: str, now_s: float) -> list[ActivitySpan]:
+        """This actor comes into the run; returns what that adds to its lane."""
+        lane, epoch = self._lanes.setdefault(actor, (LaneTiler(), 0))
+        return self._write(actor, epoch, lane.joins(now_s))
+
+    def leaves(self, actor: str, now_s: float) -> list[ActivitySpan]:
+        """This actor goes out of it; likewise."""
+        lane, epoch = self._lanes.setdefault(actor, (LaneTiler(), 0))
+        return self._write(actor, epoch, lane.leaves(now_s))
+
     def flush(self) -> None:
         """Make what was added readable."""
         self._lines.flush()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from penstock.backends.engines.options import engine_groups, num_engines
+from penstock.backends.engines.options import engine_groups, largest_groups, num_engines
 from penstock.backends.engines.spec import ENGINES, ONE_GPU, EngineSize, are_modelled
 from penstock.backends.learners.spec import LEARNERS, is_modelled
 from penstock.backends.protocol import Capability
@@ -87,7 +87,8 @@ class Placement(NamedTuple):
 
 
 def needs_of(scenario: Scenario) -> list[Need]:
-    """Everybody who asks Ray for GPUs: the learner, then the engines, then the teachers and reward models.
+    """Everybody who asks Ray for GPUs: the learner, then the engines, also those that may join, then the teachers and
+    reward models.
 
     Raises:
         UserFault: the options of an engine give no number of GPUs.
@@ -101,7 +102,7 @@ def needs_of(scenario: Scenario) -> list[Need]:
     if scenario.run.only == "learner":
         return needs
     first = 0
-    for index, group in enumerate(engine_groups(scenario.engines)):
+    for index, group in enumerate(largest_groups(scenario.engines)):
         needs += _engine_need(first, group, f"engines.more[{index - 1}]" if index else "engines")
         first += group.count
     needs += _teachers(scenario)

@@ -12,7 +12,7 @@ import msgspec
 from penstock.actors.buffer.machine import Buffer
 from penstock.actors.buffer.pacing import PacingSettings
 from penstock.actors.buffer.policies import BUILTIN, builtin_policy
-from penstock.actors.buffer.settings import BufferSettings
+from penstock.actors.buffer.settings import BufferSettings, ElasticEngines
 from penstock.actors.engine_worker.machine import EngineWorker
 from penstock.actors.engine_worker.reward_model import RewardModel
 from penstock.actors.engine_worker.settings import EngineWorkerSettings, TeacherSettings
@@ -29,7 +29,14 @@ from penstock.actors.scorer.settings import GRACE_S, ScorerSettings
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.actors.weight_publisher.settings import WeightPublisherSettings
 from penstock.backends.data.options import PUSHED
-from penstock.backends.engines.options import group_of, num_engines, num_slots
+from penstock.backends.engines.options import (
+    are_elastic,
+    fewest_engines,
+    group_of,
+    most_engines,
+    num_engines,
+    num_slots,
+)
 from penstock.backends.engines.spec import are_modelled, capabilities_of, some_can
 from penstock.backends.protocol import Capability
 from penstock.backends.rewards.functions_asked import longest_timeout_s, num_workers, scores_groups
@@ -96,6 +103,19 @@ def engine_names(scenario: Scenario) -> tuple[str, ...]:
     if scenario.run.only == "learner":
         return ()
     return tuple(engine_name(index) for index in range(num_engines(scenario.engines)))
+
+
+def possible_engines(scenario: Scenario) -> tuple[str, ...]:
+    """Those of the start, and those that may join."""
+    if scenario.run.only == "learner":
+        return ()
+    return tuple(engine_name(index) for index in range(most_engines(scenario.engines)))
+
+
+def possible_actors(scenario: Scenario) -> tuple[str, ...]:
+    """Every actor that a run may have."""
+    names = actor_names(scenario)
+    return (*names, *(name for name in possible_engines(scenario) if name not in names))
 
 
 def teacher_names(scenario: Scenario) -> tuple[str, ...]:
@@ -311,7 +331,8 @@ def _buffer(plan: RunPlan) -> BufferSettings:
         goal=goal_of(scenario),
         evaluation=evaluation_schedule(plan),
         samples_per_group=num_samples,
-        engines=engine_names(scenario),
+        engines=possible_engines(scenario),
+        elastic=_elastic(scenario),
         num_prompts=None if num_epochs is None or is_given else _order(plan).num_prompts(num_epochs),
         policy_name=staleness.policy,
         publish_every=scenario.weights.publish_every,
@@ -338,6 +359,13 @@ def _buffer(plan: RunPlan) -> BufferSettings:
             data_digest=plan.data_digest,
         ),
     )
+
+
+def _elastic(scenario: Scenario) -> ElasticEngines | None:
+    engines = scenario.engines
+    if not are_elastic(engines) or scenario.run.only == "learner":
+        return None
+    return ElasticEngines(first=engine_names(scenario), fewest=fewest_engines(engines), num_slots=engines.slots)
 
 
 def _order(plan: RunPlan) -> PromptOrder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.engines.options import num_engines
+from penstock.backends.engines.options import most_engines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,5 +47,5 @@ def segment_bytes(s: Scenario) -> int:
 def _num_writers(s: Scenario) -> int:
     """Every actor writes its events, its spans where there are traces, and a recording where there is one."""
     others = sum(each.count for each in (s.teacher, s.reward_model) if each is not None)
-    num_actors = NUM_SINGLE_ACTORS + num_engines(s.engines) + others
+    num_actors = NUM_SINGLE_ACTORS + most_engines(s.engines) + others
     return num_actors * (1 + s.observability.tracing + s.observability.record)

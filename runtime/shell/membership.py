@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.messages.membership import ActorEpoch, ActorLost, ActorReturned, EngineJoined, EngineLost
+from penstock.messages.membership import ActorEpoch, ActorLost, ActorReturned, EngineJoined, EngineLeaving, EngineLost
 from penstock.messages.names import is_engine
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class Membership:
     def __init__(self) -> None:
         self._members: dict[str, int] = {}
         self._fences: dict[str, int] = {}
+        self._leaving: dict[str, int] = {}
 
     def epoch_of(self, name: str) -> int | None:
         """The live incarnation of ``name``, if there is one."""
@@ -49,6 +50,13 @@ class Membership:
             return []
         del self._members[name]
         return [_lost(name, member)]
+
+    def leaves(self, name: str, epoch: int) -> list[Event]:
+        """This incarnation is to leave, and stays a member until it is lost. Nothing if that is known."""
+        if self._members.get(name) != epoch or self._leaving.get(name) == epoch:
+            return []
+        self._leaving[name] = epoch
+        return [EngineLeaving(name=name, epoch=epoch)]
 
     def returned(self, name: str, epoch: int) -> list[Event]:
         """This incarnation is there, so every earlier one is not."""

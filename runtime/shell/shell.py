@@ -27,7 +27,7 @@ from penstock.messages.base import Delivery as Kind
 from penstock.messages.base import Event, Metric
 from penstock.messages.commands import FailRun, Record, ReplaceActor, Send, StartTimer, StopTimer
 from penstock.messages.local import Started, TimerFired
-from penstock.messages.membership import ActorEpoch, LeasesAsked, LeasesHeld, LineRestored
+from penstock.messages.membership import ActorEpoch, EngineLeaving, LeasesAsked, LeasesHeld, LineRestored
 from penstock.messages.names import SUPERVISOR
 from penstock.messages.waits import WaitsReported
 from penstock.messages.wire import Envelope, Header
@@ -149,6 +149,7 @@ class Shell:
         self._next_beat_s = 0.0
         self._watchdog = Watchdog(settings.overdue_after_s)
         self._next_watch_s = NEVER
+        self._is_leaving = False
 
     # --- what comes in ----------------------------------------------------------------------------------------
 
@@ -196,6 +197,15 @@ class Shell:
         for event in self.membership.lost(name, epoch):
             self._unreached.pop(name, None)
             self._handle_if_heard(event)
+
+    def on_leaving(self, name: str, epoch: int) -> None:
+        """The supervisor says that this engine is to leave. Repeating it is harmless."""
+        if name != self.settings.name:
+            for event in self.membership.leaves(name, epoch):
+                self._handle_if_heard(event)
+        elif epoch == self.settings.epoch and not self._is_leaving:
+            self._is_leaving = True
+            self._handle_if_heard(EngineLeaving(name=name, epoch=epoch))
 
     def next_timer_s(self) -> float:
         """When ``fire_timers`` is due next, on the host's clock."""

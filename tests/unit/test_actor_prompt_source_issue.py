@@ -21,7 +21,7 @@ from penstock.messages.flow import (
 )
 from penstock.messages.local import FetchedPrompt, PromptsFetched
 from penstock.messages.membership import EngineJoined
-from penstock.messages.samples import Cancelled, SampleKey
+from penstock.messages.samples import SampleKey
 from penstock.messages.weights import EngineReady, ServingEngine, VersionAnnounced
 
 FIRST = SampleKey(0, 0)
@@ -146,9 +146,13 @@ def test_an_engine_that_serves_the_version_goes_before_one_that_is_less_loaded()
     assert keys(bench.grant(3, min_version=2), "engine/1") == [(0, 0), (1, 0), (2, 0)]
 
 
-def test_a_version_of_an_engine_that_is_not_there_is_passed_over() -> None:
+def test_a_version_of_an_engine_that_is_not_there_yet_holds_when_that_incarnation_joins() -> None:
     bench = SourceBench().started()
-    bench.driver.ignores(VersionAnnounced(version=1, publish=1, serving=(ServingEngine("engine/7", 1),)))
+    bench.hear(VersionAnnounced(version=1, publish=1, serving=(ServingEngine("engine/7", 1, 3),)))
+    bench.joins("engine/7", epoch=2)
+    assert bench.source.table.router.engines["engine/7"].version == -1
+    bench.joins("engine/7", epoch=3)
+    assert bench.source.table.router.engines["engine/7"].version == 1
 
 
 def test_an_engine_that_joins_twice_keeps_its_slots_and_its_load() -> None:
@@ -264,12 +268,6 @@ def test_a_failure_after_the_sample_has_left_its_engine_changes_nothing() -> Non
     bench.closed("engine/0", FIRST)
     assert bench.failed("engine/0", FIRST) == []
     assert bench.closed("engine/0", FIRST) == []
-
-
-def test_a_cancelled_sample_waits_for_its_settlement() -> None:
-    bench = SourceBench().started(num_engines=1)
-    bench.grant(1)
-    assert bench.closed("engine/0", FIRST, Cancelled(cause="aborted")) == []
 
 
 # --- replacements -------------------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def test_whatever_has_happened_the_choice_is_that_of_the_rules(seed: int) -> Non
             case 1 if view is not None and rng.random() < 0.3:
                 router.lose(name)
             case 2:
-                router.serves([ServingEngine(name, newest)])
+                router.serves([ServingEngine(name, newest, 0 if view is None else view.epoch)])
             case 3 | 4 if view is not None and view.load:
                 router.load(name, -1)
             case _:

@@ -158,3 +158,26 @@ def test_shares_weigh_working_time_by_occupancy() -> None:
     assert Shares().busy == 0
     started = Shares([ActivitySpan(Activity.STARTING, 0, 90), ActivitySpan(Activity.WORKING, 90, 100)])
     assert started.busy == 1
+
+
+def test_an_engine_that_joins_and_leaves_is_absent_before_and_after_and_starts_when_it_joins() -> None:
+    lane = LaneTiler()
+    tiles = lane.joins(10.0)
+    tiles += lane.add([ActivitySpan(Activity.WORKING, 12.0, 20.0, 0.5)])
+    tiles += lane.leaves(21.0)
+    tiles += lane.joins(30.0)
+    tiles += lane.add([ActivitySpan(Activity.WORKING, 31.0, 33.0, 1.0)])
+    tiles += lane.leaves(33.0)
+    tiles += lane.close(40.0)
+    assert [(tile.activity, tile.start_s, tile.end_s) for tile in tiles] == [
+        (Activity.ABSENT, 0.0, 10.0),
+        (Activity.STARTING, 10.0, 12.0),
+        (Activity.WORKING, 12.0, 20.0),
+        (Activity.WORKING, 20.0, 21.0),
+        (Activity.ABSENT, 21.0, 30.0),
+        (Activity.STARTING, 30.0, 31.0),
+        (Activity.WORKING, 31.0, 33.0),
+        (Activity.ABSENT, 33.0, 40.0),
+    ]
+    resumed = LaneTiler(tiles[-1])
+    assert [tile.activity for tile in resumed.close(50.0)] == [Activity.ABSENT]

@@ -176,7 +176,7 @@ def damage(path: Path, statement: str) -> None:
     ("statement", "message"),
     [
         ("UPDATE entries SET body = x'c1'", r"entry 1 \(VersionRecorded\) cannot be read"),
-        ("PRAGMA user_version = 99", "a newer penstock wrote this ledger: it has form 99, this one reads form 7"),
+        ("PRAGMA user_version = 99", "a newer penstock wrote this ledger: it has form 99, this one reads form 8"),
         ("PRAGMA user_version = 1", "an older penstock wrote this ledger: it has form 1"),
     ],
 )

@@ -79,6 +79,8 @@ class Session:
         self._up: set[str] = set()
         self._waits = WaitBoard()
         self._names = job.names or _names_of(job)
+        self._present = set(self._names)
+        """Actors of the run, which engines may join and leave."""
         self._is_training = False
         self._keeper = DiskKeeper(self._folder, job.scenario.observability.max_disk_gb)
         shows = job.scenario.observability.show_samples
@@ -175,6 +177,7 @@ class Session:
             heartbeat_timeout_s=runtime.heartbeat_timeout_s,
             max_restarts=runtime.max_restarts,
             first_epoch=job.first_epoch,
+            leave_timeout_s=job.scenario.engines.leave_timeout_s,
             stop_timeout_s=runtime.stop_timeout_s,
         )
         supervisor = Supervisor(
@@ -211,7 +214,7 @@ class Session:
             started_unix_s=self._started_unix_s,
             name="",
             epoch=0,
-            names=self._names,
+            names=job.names or _possible_names_of(job),
             supervisor=Address(SUPERVISOR, SUPERVISOR_EPOCH, links.endpoint, links.server_key),
             client_keys=links.client_keys,
             host="127.0.0.1" if host.is_embedded else None,
@@ -271,9 +274,16 @@ class Session:
 
     def on_actor(self, name: str, epoch: int, state: str) -> None:
         _log.info("%s %d: %s", name, epoch, state)
-        if state in ("lost", "ended"):
+        if state in ("lost", "ended", "left"):
             self._waits.forget(name)
-        if state == "up" and len(self._up) < len(self._names):
+        if state == "starting" and name not in self._present:
+            self._present.add(name)
+            self._recorder.joins(name, self._clock.now_s())
+        if state == "left":
+            self._names = tuple(each for each in self._names if each != name)
+            self._present.discard(name)
+            self._recorder.leaves(name, self._clock.now_s())
+        elif state == "up" and len(self._up) < len(self._names) and name in self._names:
             self._up.add(name)
             self._tell_start()
 
@@ -316,6 +326,12 @@ class Session:
         if graph:
             _log.warning("waits that last too long:\n%s", graph)
             self._view.note(f"waits that last too long:\n{graph}")
+
+
+def _possible_names_of(job: DriverJob) -> tuple[str, ...]:
+    from penstock.runtime.run.wiring import possible_actors
+
+    return possible_actors(job.scenario)
 
 
 def _names_of(job: DriverJob) -> tuple[str, ...]:

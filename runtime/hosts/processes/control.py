@@ -69,6 +69,8 @@ class DirectoryChanged(Event, frozen=True, kw_only=True):
     members: tuple[Address, ...] = ()
     fences: tuple[ActorEpoch, ...] = ()
     """These incarnations, and every earlier one of the same name, are given up."""
+    leaving: tuple[ActorEpoch, ...] = ()
+    """Members that are to leave."""
 
 
 class EndAsked(Event, frozen=True, kw_only=True):

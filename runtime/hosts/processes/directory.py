@@ -23,6 +23,7 @@ class Directory:
     def __init__(self) -> None:
         self._members: dict[str, Address] = {}
         self._fences: dict[str, int] = {}
+        self._leaving: dict[str, int] = {}
         self.sequence = 0
 
     def add(self, address: Address) -> DirectoryChanged | None:
@@ -36,6 +37,7 @@ class Directory:
 
     def give_up(self, name: str, epoch: int) -> DirectoryChanged:
         """This incarnation, and every earlier one, counts no more."""
+        self._leaving.pop(name, None)
         self._fences[name] = max(epoch, self._fences.get(name, -1))
         known = self._members.get(name)
         if known is not None and known.epoch <= epoch:
@@ -43,6 +45,16 @@ class Directory:
         self.sequence += 1
         fence = ActorEpoch(name, self._fences[name])
         return DirectoryChanged(sequence=self.sequence, is_whole=False, fences=(fence,))
+
+    def leave(self, name: str, epoch: int) -> DirectoryChanged:
+        """This member is to leave; it stays one until it is given up."""
+        self._leaving[name] = epoch
+        self.sequence += 1
+        return DirectoryChanged(sequence=self.sequence, is_whole=False, leaving=(ActorEpoch(name, epoch),))
+
+    def next_epoch(self, name: str, first_epoch: int) -> int:
+        """Of an incarnation that is to be started; its predecessor, if there was one, is given up."""
+        return max(first_epoch, self._fences.get(name, -1) + 1)
 
     def admits(self, name: str, epoch: int) -> bool:
         """Whether this incarnation counts."""
@@ -55,6 +67,7 @@ class Directory:
             is_whole=True,
             members=tuple(self._members.values()),
             fences=tuple(ActorEpoch(name, epoch) for name, epoch in self._fences.items()),
+            leaving=tuple(ActorEpoch(name, epoch) for name, epoch in self._leaving.items()),
         )
 
     def members(self) -> tuple[Address, ...]:

@@ -308,6 +308,8 @@ class ActorLoop:
             if known is None or known.epoch < member.epoch:
                 links.connect(member)
             self.shell.on_returned(member.name, member.epoch)
+        for leaver in change.leaving:
+            self.shell.on_leaving(leaver.name, leaver.epoch)
         if change.is_whole or change.sequence == self._pulse.directory_sequence + 1:
             self._pulse.directory_sequence = max(change.sequence, self._pulse.directory_sequence)
         self._has_directory = True

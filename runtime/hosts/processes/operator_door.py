@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import zmq
 
-from penstock.messages.operator import GrantsPaused, PolicyChanged, SaveAsked
+from penstock.messages.operator import EnginesAsked, GrantsPaused, PolicyChanged, SaveAsked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -49,7 +49,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 class OperatorRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an operator's process says."""
 
-    event: PolicyChanged | GrantsPaused | SaveAsked
+    event: PolicyChanged | GrantsPaused | SaveAsked | EnginesAsked
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=MAX_TIMEOUT_S)]
     """Whoever asks waits so long for the answer."""
 

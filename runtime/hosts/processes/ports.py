@@ -195,5 +195,7 @@ class SupervisorSettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_timeout_s: float
     max_restarts: int
     first_epoch: int = FIRST_EPOCH
+    leave_timeout_s: float = 30.0
+    """How long an engine that is to leave may take to hand everything back."""
     stop_timeout_s: float = 30.0
     """How long the last checkpoint may take once the run is to end."""

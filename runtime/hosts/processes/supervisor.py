@@ -15,6 +15,7 @@ Invariants:
 | a new process: ``ProcessStarted`` | the process; else ``START_TIMEOUT_S`` |
 | a heartbeat | the process; else ``heartbeat_timeout_s`` |
 | a restart that is due | the clock |
+| an engine that is to leave | ``engine_crew.py`` |
 | ``RunFinished``, once it is asked for | the Buffer, when a checkpoint is recorded; else ``stop_timeout_s`` |
 | the end of every process, once it is asked for | the processes; else ``END_TIMEOUT_S``, then SIGKILL |
 """
@@ -32,6 +33,7 @@ import msgspec
 import zmq
 
 from penstock.messages.evaluation import EvaluationFinished
+from penstock.messages.membership import EngineEmptied, EnginesWanted
 from penstock.messages.names import BUFFER, LEARNER, SUPERVISOR
 from penstock.messages.operator import OperatorAnswered
 from penstock.messages.training import ActorReported, FailuresCounted, NoticeGiven, RunFinished, StepReported, StopAsked
@@ -50,6 +52,7 @@ from penstock.runtime.hosts.processes.control import (
 )
 from penstock.runtime.hosts.processes.descendants import facts_of, kill
 from penstock.runtime.hosts.processes.directory import Directory
+from penstock.runtime.hosts.processes.engine_crew import EngineCrew
 from penstock.runtime.hosts.processes.incarnations import Incarnation
 from penstock.runtime.hosts.processes.links import LineState, Links
 from penstock.runtime.hosts.processes.ports import Outcome, OutcomeKind
@@ -123,6 +126,10 @@ class Supervisor:
         self._crew: dict[str, Incarnation] = {}
         self._due: dict[str, tuple[float, int]] = {}
         """Restarts: when, and as which epoch."""
+        self._engines = EngineCrew(
+            settings, self._directory, self._crew, self._due,
+            start=self._start, part_from=self._part_from, broadcast=self._broadcast, sink=sink,
+        )  # fmt: skip
         self._outcome: Outcome | None = None
         self._finished: RunFinished | None = None
         self._is_hurried = False
@@ -265,7 +272,7 @@ class Supervisor:
             case ActorReported():
                 incarnation.reported(event)
                 self._sink.on_report(event)
-                if len(self._crew) == len(self.settings.names) and all(one.is_ready for one in self._crew.values()):
+                if len(self._crew) >= len(self.settings.names) and all(one.is_ready for one in self._crew.values()):
                     self._launcher.make_spare()  # not before: while models are loaded there is no CPU to spare
             case StepReported():
                 if self._delivery.accepts(event, header.sender, header.epoch, header.message_id):
@@ -280,6 +287,9 @@ class Supervisor:
                 self._sink.on_notice(event.name, event.text, is_warning=event.is_warning)
             case WaitsReported():
                 self._sink.on_waits(event)
+            case EnginesWanted() | EngineEmptied():
+                if self._outcome is None:
+                    self._engines.hear(event, now_s)
             case OperatorAnswered():
                 if self._door is not None:
                     self._door.answered(event)
@@ -364,6 +374,8 @@ class Supervisor:
             )
             if cause:
                 self._give_up(incarnation, cause)
+        if self._outcome is None:
+            self._engines.look(now_s)
 
     def _start(self, name: str, epoch: int) -> None:
         self._crew[name] = Incarnation(name, epoch, time.monotonic())
@@ -377,21 +389,30 @@ class Supervisor:
                 self._start(name, epoch)
 
     def _give_up(self, incarnation: Incarnation, cause: str) -> None:
-        name, epoch, process = incarnation.name, incarnation.epoch, incarnation.process
+        name, epoch = incarnation.name, incarnation.epoch
         _log.warning("%s %d is lost: %s", name, epoch, cause)
-        self._forget(incarnation)
-        self._broadcast(self._directory.give_up(name, epoch))
-        self._launcher.kill(name, epoch, process)
+        now_s, is_replaced = time.monotonic(), self._engines.membership.is_replaced(name)
+        self._part_from(incarnation)
         self._sink.on_actor(name, epoch, "lost")
         if self._outcome is not None:
             return
         self._sink.on_lost(name, cause)
-        now_s = time.monotonic()
+        if not is_replaced:
+            self._sink.on_actor(name, epoch, "left")
+            self._engines.match(now_s)
+            return
         pause_s = self.restarts.pause_s(name, now_s)
         if pause_s is None:
             self._conclude(OutcomeKind.FAILED, self._limit_story(name, cause))
         else:
             self._due[name] = (now_s + pause_s, epoch + 1)
+
+    def _part_from(self, incarnation: Incarnation) -> None:
+        name, epoch = incarnation.name, incarnation.epoch
+        self._engines.membership.gone(name)
+        self._forget(incarnation)
+        self._broadcast(self._directory.give_up(name, epoch))
+        self._launcher.kill(name, epoch, incarnation.process)
 
     def _limit_story(self, name: str, cause: str) -> str:
         limit, minutes = self.restarts.max_restarts, self.restarts.window_s / 60

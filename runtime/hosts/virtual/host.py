@@ -17,6 +17,7 @@ import msgspec
 from penstock.actors.machine import Snapshotting
 from penstock.backends.ledger.memory import MemoryLedger, MemoryStore
 from penstock.messages.commands import ReplaceActor
+from penstock.messages.membership import EngineEmptied, EnginesWanted
 from penstock.messages.names import BUFFER, SUPERVISOR
 from penstock.messages.training import RunFinished
 from penstock.messages.wire import Envelope, Header
@@ -217,14 +218,24 @@ class VirtualHost:
             for envelope in what:
                 for watcher in self._watchers:
                     watcher.heard(process, envelope.event)
-                if isinstance(envelope.event, RunFinished):
-                    self._end(envelope.event.completed, envelope.event.story, envelope.event)
+                self._on_heard(envelope.event)
         elif isinstance(what, ReplaceActor):
             target = self.supervisor.processes.get(what.name)
             if target is not None and target.epoch == what.epoch:
                 self.supervisor.give_up(target, what.cause)
         else:
             self._fail_run(what.story)
+
+    def _on_heard(self, event: Event) -> None:
+        match event:
+            case RunFinished():
+                self._end(event.completed, event.story, event)
+            case EnginesWanted():
+                self.supervisor.want_engines(event.engines)
+            case EngineEmptied():
+                self.supervisor.emptied(event.engine, event.engine_epoch)
+            case _:
+                pass  # for watchers
 
     def _on_lost(self, name: str, cause: str) -> None:
         for watcher in self._watchers:

@@ -14,17 +14,18 @@ Invariants:
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.messages.ledger import EPOCHS_PER_DRIVE
 from penstock.messages.names import is_engine
 from penstock.runtime.hosts.virtual.process import Process, Status
+from penstock.runtime.shell.engine_membership import EngineMembership
 from penstock.runtime.shell.restarts import Restarts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from penstock.runtime.hosts.virtual.clock import VirtualClock
 
@@ -40,6 +41,8 @@ class SupervisionModel(msgspec.Struct, frozen=True, kw_only=True):
     """Longest time that a process takes to start; each draws its own."""
     notice_s: float = 0.01
     """Longest time until the end of a process is noticed; each draws its own."""
+    leave_timeout_s: float = 30.0
+    """An engine that is to leave is taken after so long, if it is not empty before."""
     announce_s: float = 0.005
     """Longest time until an announcement reaches a process; each draws its own."""
 
@@ -67,6 +70,9 @@ class Supervisor:
         self._fail_run = fail_run
         self._on_lost = on_lost
         self._drive = 0
+        self._engines = EngineMembership(model.leave_timeout_s)
+        self._coming: dict[str, int] = {}
+        """Epoch of those that are about to start."""
         self._singles: dict[str, Process] = {}
         """Those of ``processes`` that are no engines."""
         self._members: dict[str, int] = {}
@@ -78,10 +84,13 @@ class Supervisor:
     def start(self, name: str, epoch: int = 0) -> None:
         """Start an incarnation; it is announced when it is up."""
         at_s = self._clock.now_s + self._random.random() * self.model.start_s
+        self._coming[name] = epoch
         self._clock.at(at_s, _start, self, (name, epoch, self._drive))
 
     def start_now(self, name: str, epoch: int) -> None:
         """The process is up: hand it the directory, and announce it to the others."""
+        if self._coming.pop(name, None) != epoch or not self._engines.is_wanted(name):
+            return
         process = self.processes[name] = self._spawn(name, epoch)
         if not is_engine(name):
             self._singles[name] = process
@@ -97,15 +106,21 @@ class Supervisor:
             if peer.name in self._members:
                 process.peers[peer.name] = peer
                 process.shell.on_returned(peer.name, peer.epoch)
+                if self._engines.is_leaving(peer.name):
+                    process.shell.on_leaving(peer.name, peer.epoch)
 
     def _announce(self, name: str, epoch: int, process: Process | None) -> None:
         """Tell everyone that an incarnation is there (``process``) or given up (None)."""
         for listener in self._those_concerned_by(name):
-            if listener.status is Status.DEAD or self.is_given_up(listener):
-                continue
-            at_s = self._clock.now_s + self._random.random() * self.model.announce_s
-            at_s = listener.informed_s = max(at_s, listener.informed_s)
-            self._clock.at(at_s, _hear, listener, (name, epoch, process))
+            self._inform(listener, _hear, (name, epoch, process))
+
+    def _inform(self, listener: Process, hear: Callable[[Process, Any], None], what: object) -> None:
+        """In the order in which things happen."""
+        if listener.status is Status.DEAD or self.is_given_up(listener):
+            return
+        at_s = self._clock.now_s + self._random.random() * self.model.announce_s
+        at_s = listener.informed_s = max(at_s, listener.informed_s)
+        self._clock.at(at_s, hear, listener, what)
 
     def _those_concerned_by(self, name: str) -> list[Process]:
         """Who ever speaks with this actor: engines do not among each other, and there may be thousands of them."""
@@ -133,11 +148,11 @@ class Supervisor:
         name, epoch = process.name, process.epoch
         if self.processes.get(name) is not process or self.is_given_up(process):
             return
-        self._fences[name] = epoch
-        self._members.pop(name, None)
-        if not process.survives_sigkill:
-            process.kill()
-        self._announce(name, epoch, None)
+        is_replaced = self._engines.is_replaced(name)
+        self._part_from(process)
+        if not is_replaced:
+            self._has_left(process)
+            return
         pause_s = self._restarts.pause_s(name, self._clock.now_s)
         if pause_s is None:
             self._fail_run(
@@ -146,14 +161,61 @@ class Supervisor:
             )
             return
         self._on_lost(name, cause)
+        self._coming[name] = epoch + 1
         self._clock.at(self._clock.now_s + pause_s, _restart, self, (name, epoch + 1, self._drive))
+
+    def _part_from(self, process: Process) -> None:
+        """It counts no more, everyone hears so, and it is killed."""
+        name, epoch = process.name, process.epoch
+        self._engines.gone(name)
+        self._fences[name] = epoch
+        self._members.pop(name, None)
+        if not process.survives_sigkill:
+            process.kill()
+        self._announce(name, epoch, None)
+
+    # --- engines that join and leave --------------------------------------------------------------------------
+
+    def want_engines(self, engines: Iterable[str]) -> None:
+        """The run is to have these."""
+        self._engines.want(engines)
+        self._match_engines()
+
+    def emptied(self, name: str, epoch: int) -> None:
+        """Nothing is left with this incarnation, which is to leave."""
+        process = self.processes.get(name)
+        if process is not None and process.epoch == epoch and self._engines.is_leaving(name):
+            self._part_from(process)
+            self._has_left(process)
+
+    def _has_left(self, process: Process) -> None:
+        del self.processes[process.name]
+        self._match_engines()
+
+    def _match_engines(self) -> None:
+        present = {name for name in self._members if is_engine(name)}
+        for name in self._engines.missing(present | self._coming.keys()):
+            self.start(name, max(self._fences.get(name, -1) + 1, self.first_epoch))
+        for name in self._engines.surplus(present):
+            process = self.processes[name]
+            self._engines.leaves(name, self._clock.now_s)
+            for listener in (*self._those_concerned_by(name), process):
+                self._inform(listener, _hear_leaving, (name, process.epoch))
+            self._clock.at(self._clock.now_s + self.model.leave_timeout_s, _leave, self, process)
+
+    def time_is_up(self, process: Process) -> None:
+        """Of a leaver, if it is still there."""
+        if self._members.get(process.name) == process.epoch and self._engines.is_leaving(process.name):
+            self._part_from(process)
+            self._has_left(process)
 
     def forget_all(self) -> list[str]:
         """Every process is gone, and so is the memory of who is given up; the names of those that were there."""
         gone = [name for name, process in self.processes.items() if process.status is not Status.DEAD]
         dead = list(self.processes.values())
-        for table in (self.processes, self._singles, self._members, self._fences):
+        for table in (self.processes, self._singles, self._members, self._fences, self._coming):
             table.clear()
+        self._engines = EngineMembership(self.model.leave_timeout_s)
         self._drive += 1
         for process in dead:
             process.kill()
@@ -167,6 +229,10 @@ class Supervisor:
     def is_current(self, drive: int) -> bool:
         """Whether the machine has not been lost since this drive began."""
         return drive == self._drive
+
+    def is_coming(self, name: str, epoch: int) -> bool:
+        """Whether this incarnation is about to start."""
+        return self._coming.get(name) == epoch
 
     @property
     def num_restarts(self) -> int:
@@ -182,7 +248,7 @@ def _start(supervisor: Supervisor, what: tuple[str, int, int]) -> None:
 
 def _restart(supervisor: Supervisor, what: tuple[str, int, int]) -> None:
     name, epoch, drive = what
-    if supervisor.is_current(drive):
+    if supervisor.is_current(drive) and supervisor.is_coming(name, epoch):
         supervisor.start(name, epoch)
 
 
@@ -194,6 +260,17 @@ def _check_silence(supervisor: Supervisor, what: tuple[Process, int]) -> None:
     process, num_stops = what
     if process.status is Status.STOPPED and process.num_stops == num_stops:
         supervisor.give_up(process, "silent beyond the heartbeat limit")
+
+
+def _leave(supervisor: Supervisor, process: Process) -> None:
+    supervisor.time_is_up(process)
+
+
+def _hear_leaving(process: Process, what: tuple[str, int]) -> None:
+    """The announcement that an engine is to leave arrives."""
+    if process.is_up(_hear_leaving, what):
+        process.shell.on_leaving(*what)
+        process.finish_turn()
 
 
 def _hear(process: Process, what: tuple[str, int, Process | None]) -> None:

@@ -199,7 +199,8 @@ def _learner_time(shares: Shares) -> LearnerTime:
 
 
 def _engine_time(name: str, shares: Shares, tokens_per_s: float | None) -> EngineTime:
-    total, seconds = shares.total_s or 1.0, shares.seconds
+    """Shares of the time that it was in the run."""
+    total, seconds = shares.present_s or 1.0, shares.seconds
     return EngineTime(
         name=name,
         occupied=shares.occupied_s / total,

@@ -18,8 +18,8 @@ from penstock.backends.engines.options import LatencyOptions
 from penstock.backends.engines.teacher_options import TeacherLatencyOptions
 from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.backends.simulated.rewards import JudgingModel
-from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER
-from penstock.messages.operator import GrantsPaused, PolicyChanged, SaveAsked
+from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER, engine_name
+from penstock.messages.operator import EnginesAsked, GrantsPaused, PolicyChanged, SaveAsked
 from penstock.messages.rows import ReplayOptions, RowSource
 from penstock.messages.training import OnStale, UpdateMode
 from penstock.runtime.hosts.virtual.links import LinkModel
@@ -97,7 +97,51 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _evaluate(trial, random.Random(f"evaluation {policy} {seed}"))
     trial = _route(trial, random.Random(f"routing {policy} {seed}"))
     trial = _reuse(trial, random.Random(f"reuse {policy} {seed}"))
-    return _operate(trial, random.Random(f"requests {policy} {seed}"))
+    trial = _operate(trial, random.Random(f"requests {policy} {seed}"))
+    return _scale(trial, random.Random(f"engines {policy} {seed}"))
+
+
+def _scale(trial: Trial, rng: random.Random) -> Trial:
+    """One of four has engines that join and leave at any moment, and that die at any moment of it."""
+    if rng.random() >= 0.25 or trial.colocated or trial.num_recorded:
+        return trial
+    most = rng.randint(max(2, trial.num_engines), 5)
+    names = [engine_name(index) for index in range(most)]
+    span_s = trial.num_steps * (trial.learner.step_s + 2.0)
+    requests = tuple(
+        Request(
+            at_s=rng.uniform(0.0, span_s), event=EnginesAsked(engines=tuple(rng.sample(names, rng.randint(1, most))))
+        )
+        for _ in range(rng.choice((1, 2, 2, 4, 8)))
+    )
+    faults = tuple(_draw_elastic_fault(rng, request, names) for request in requests if rng.random() < 0.5)
+    slow = msgspec.structs.replace(trial.latency, token_s=0.2, response_tokens_median=24.0)
+    supervision = msgspec.structs.replace(
+        trial.supervision, leave_timeout_s=rng.choice((0.01, 0.5, 5.0, 30.0)), max_restarts=100
+    )
+    return msgspec.structs.replace(
+        trial,
+        max_engines=most,
+        latency=slow if rng.random() < 0.5 else trial.latency,
+        supervision=supervision,
+        requests=(*trial.requests, *requests),
+        faults=(*trial.faults, *faults),
+    )
+
+
+def _draw_elastic_fault(rng: random.Random, request: Request, names: list[str]) -> Fault:
+    """About when engines join or leave: whoever has to do with it dies, stands still, is slow, or is not heard."""
+    at_s = max(0.0, request.at_s + rng.choice((-5.0, 0.1, 1.0, 5.0)) * rng.random())
+    duration_s = rng.choice((rng.uniform(0.1, 9.0), 10 + rng.expovariate(0.2)))
+    match rng.choice(("kill", "kill", "stop", "slow", "cut")):
+        case "slow":
+            return Fault(at_s=at_s, kind=FaultKind.SLOW, target=rng.choice(names), amount=20.0, duration_s=duration_s)
+        case "cut":
+            return Fault(at_s=at_s, kind=FaultKind.CUT, target=rng.choice(names), peer=SCORER, duration_s=duration_s)
+        case way:
+            kind = FaultKind.KILL if way == "kill" else FaultKind.STOP
+            target = rng.choice((*names, *names, PROMPT_SOURCE, WEIGHT_PUBLISHER, SCORER, BUFFER))
+            return Fault(at_s=at_s, kind=kind, target=target, duration_s=duration_s, as_zombie=rng.random() < 0.7)
 
 
 def _route(trial: Trial, rng: random.Random) -> Trial:

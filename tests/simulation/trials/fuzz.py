@@ -28,6 +28,7 @@ from penstock.runtime.hosts.virtual.host import VirtualHost
 from penstock.runtime.run.evaluating import evaluation_schedule
 from trials.device_watch import DeviceWatch
 from trials.draws import colocated, draw_trial
+from trials.elastic_watch import ElasticWatch
 from trials.faults import inject
 from trials.oracle import Oracle
 from trials.oracle_checks import Rules, kept_by
@@ -88,6 +89,9 @@ class TrialRun:
         self.host.ledger.snapshot_every = SNAPSHOT_EVERY
         self.oracle = Oracle(rules_of(trial), self.host)
         self.host.watch(self.oracle)
+        if trial.max_engines is not None:
+            salvages = trial.save_share is None
+            self.host.watch(ElasticWatch(self.host, salvages=salvages, loses_nothing=trial.loses_nothing))
         if trial.colocated:
             self.host.watch(DeviceWatch(trial.engines, self.host))
         self.operator = OperatorWatch(trial.requests, self.host)

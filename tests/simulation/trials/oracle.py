@@ -28,6 +28,7 @@ from penstock.messages.ledger import (
     BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
+    EnginesRecorded,
     FailuresNoted,
     GroupClosed,
     GroupRecorded,
@@ -262,6 +263,8 @@ class Oracle:
                     self._eta, self._on_stale = entry.max_staleness, entry.on_stale
                 case PauseRecorded():
                     pass  # the watch of the operator looks at it
+                case EnginesRecorded():
+                    pass  # the watch of engines that join and leave does
                 case FailuresNoted():
                     for end in entry.ends:
                         assert end.reason, f"{end.key} failed, and nobody says why"

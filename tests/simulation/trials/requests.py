@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.messages.ledger import GroupsGranted, PauseRecorded, PolicyRecorded
 from penstock.messages.names import BUFFER
-from penstock.messages.operator import GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
+from penstock.messages.operator import OperatorAnswered, OperatorEvent, PolicyChanged, SaveAsked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What the operator asks, and when."""
 
     at_s: float
-    event: PolicyChanged | GrantsPaused | SaveAsked
+    event: OperatorEvent
 
 
 class OperatorWatch:

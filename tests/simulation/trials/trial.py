@@ -111,6 +111,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     num_engines: int = 2
     num_recorded: int = 0
     """Engines beside these for rows that hold their responses: about half of them, then."""
+    max_engines: int | None = None
+    """So many at most when engines join and leave, one of these at least; None: they do not."""
     num_slots: int = 4
     colocated: bool = False
     """Learner and engines share their devices, and take turns."""
@@ -278,6 +280,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 backend="simulated",
                 count=self.num_engines,
                 slots=self.num_slots,
+                min=None if self.max_engines is None else 1,
+                max=self.max_engines,
                 more=self._recorded,
                 placement="colocate" if self.colocated else "auto",
                 progress_tokens=PROGRESS_TOKENS,

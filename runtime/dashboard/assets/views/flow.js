@@ -5,7 +5,7 @@ export const title = "Flow";
 
 const SVG = "http://www.w3.org/2000/svg";
 const ACTIVITIES = ["working", "waiting_for_samples", "waiting_for_demand", "waiting_for_weights", "waiting_for_tools", "applying_weights",
-  "publishing", "checkpointing", "asleep", "starting", "down"];
+  "publishing", "checkpointing", "asleep", "starting", "down", "absent"];
 const said = (text) => text.replaceAll("_", " ");
 const MANY = "engines";
 

@@ -1,0 +1,100 @@
+"""Engines that join and leave a run of processes: who is started, who is told to leave, who goes.
+
+Invariants:
+
+* A process that is to leave is told so by the directory, as everyone is; one that has not started is not asked.
+* Who goes is given up as one that is lost: announced, killed, and followed only if it is wanted again.
+
+| waits for | who ends it |
+|---|---|
+| a leaver to be empty | PromptSource; else ``engines.leave_timeout_s`` |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.messages.membership import EngineEmptied, EnginesWanted
+from penstock.messages.names import SUPERVISOR, is_engine
+from penstock.runtime.shell.engine_membership import EngineMembership
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.runtime.hosts.processes.control import DirectoryChanged
+    from penstock.runtime.hosts.processes.directory import Directory
+    from penstock.runtime.hosts.processes.incarnations import Incarnation
+    from penstock.runtime.hosts.processes.ports import RunSink, SupervisorSettings
+
+
+class EngineCrew:
+    """The engines, for the supervisor."""
+
+    def __init__(
+        self,
+        settings: SupervisorSettings,
+        directory: Directory,
+        crew: Mapping[str, Incarnation],
+        due: dict[str, tuple[float, int]],
+        *,
+        start: Callable[[str, int], None],
+        part_from: Callable[[Incarnation], None],
+        broadcast: Callable[[DirectoryChanged], None],
+        sink: RunSink,
+    ) -> None:
+        """
+        Args:
+            settings: of the run.
+            directory: who can be reached, and who is given up.
+            crew: every incarnation that is there, by name.
+            due: restarts by name: when, and as which epoch.
+            start: starts an incarnation of this name and epoch.
+            part_from: gives an incarnation up, before everyone.
+            broadcast: tells everyone.
+            sink: is told what happens.
+        """
+        self._settings, self._directory, self._crew, self._due = settings, directory, crew, due
+        self._start, self._part_from, self._broadcast, self._sink = start, part_from, broadcast, sink
+        self.membership = EngineMembership(settings.leave_timeout_s)
+
+    def hear(self, event: EnginesWanted | EngineEmptied, now_s: float) -> None:
+        """The Buffer says which engines the run is to have, or PromptSource that a leaver is empty."""
+        match event:
+            case EnginesWanted():
+                self.membership.want(event.engines)
+                self.match(now_s)
+            case EngineEmptied():
+                self._emptied(event, now_s)
+
+    def match(self, now_s: float) -> None:
+        """Start those that are wanted and not there, and have those leave that are not wanted."""
+        for name in [name for name in self._due if not self.membership.is_wanted(name)]:
+            del self._due[name]
+        present = {name for name in self._crew if is_engine(name)}
+        for name in self.membership.missing(present | self._due.keys()):
+            self._start(name, self._directory.next_epoch(name, self._settings.first_epoch))
+        for name in self.membership.surplus(present):
+            self.membership.leaves(name, now_s)
+            if self._crew[name].process is None:
+                self._leave(self._crew[name], "before it had started", now_s)
+            else:
+                self._broadcast(self._directory.leave(name, self._crew[name].epoch))
+
+    def _emptied(self, event: EngineEmptied, now_s: float) -> None:
+        """Nothing is left with this incarnation."""
+        incarnation = self._crew.get(event.engine)
+        is_meant = incarnation is not None and incarnation.epoch == event.engine_epoch
+        if incarnation is not None and is_meant and self.membership.is_leaving(event.engine):
+            self._leave(incarnation, "with nothing left to do", now_s)
+
+    def look(self, now_s: float) -> None:
+        """Take those whose time is up."""
+        for name in self.membership.late(now_s):
+            how = f"after engines.leave_timeout_s = {self._settings.leave_timeout_s:g}, not empty yet"
+            self._leave(self._crew[name], how, now_s)
+
+    def _leave(self, incarnation: Incarnation, how: str, now_s: float) -> None:
+        self._part_from(incarnation)
+        self._sink.on_actor(incarnation.name, incarnation.epoch, "left")
+        self._sink.on_notice(SUPERVISOR, f"{incarnation.name} has left, {how}")
+        self.match(now_s)

@@ -1,0 +1,57 @@
+"""What engines that join and leave (``engines.min``, ``engines.max``) need of the rest of a scenario."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.backends.engines.options import are_elastic
+from penstock.backends.engines.spec import capabilities_of, engines_that
+from penstock.backends.protocol import Capability
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.runtime.scenario.source import KeyPath
+    from penstock.runtime.scenario.structure import Scenario
+
+
+def elastic_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """Rules that are broken: the key to change, and the reason."""
+    engines = s.engines
+    if engines.min is not None and engines.min > engines.count:
+        yield ("engines", "min"), f"the run begins with engines.count = {engines.count}; set it to that or less"
+    if engines.max is not None and engines.max < engines.count:
+        yield ("engines", "max"), f"the run begins with engines.count = {engines.count}; set it to that or more"
+    if not are_elastic(engines):
+        return
+    key = ("engines", "max" if engines.max is not None else "min")
+    if engines.more:
+        yield (
+            key,
+            "engines that join and leave are all of one kind: remove engines.more, or engines.min and engines.max",
+        )
+    if engines.placement == "colocate":
+        yield (
+            key,
+            "colocated engines take turns with the learner, which has to know all of them from the start; take another "
+            "engines.placement, or remove engines.min and engines.max",
+        )
+    if not {Capability.EMBEDDED, Capability.MODELLED} & capabilities_of(engines):
+        able = " and ".join((*engines_that(Capability.EMBEDDED), *engines_that(Capability.MODELLED)))
+        yield (
+            key,
+            f"engines of the backend {engines.backend} cannot join or leave a run yet, those of {able} can; remove "
+            "engines.min and engines.max",
+        )
+    if s.episode.kind == "gateway":
+        yield (
+            key,
+            "an agent outside talks to one engine for a whole session, which an engine that leaves would break off; "
+            "take another episode.kind, or remove engines.min and engines.max",
+        )
+    if s.reward.judge.engine == "self":
+        yield (
+            key,
+            "a judge on the run's own engines asks those of the start; give reward.judge.url, or remove engines.min "
+            "and engines.max",
+        )

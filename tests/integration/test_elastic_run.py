@@ -1,0 +1,117 @@
+"""Engines that join and leave a run of real processes, told from another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from live_run import LiveRun
+from typer.testing import CliRunner
+
+from penstock import open_run
+from penstock.backends.ledger.audit import audit_ledger
+from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.messages.errors import UserFault
+from penstock.runtime.cli.app import app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.both_hosts]
+
+CHAOS = Path(__file__).parents[1] / "chaos"
+NO_EVALUATION = (
+    "evaluation.datasets=[]",
+    "evaluation.every=null",
+    "evaluation.before_first=false",
+    "evaluation.at_end=false",
+)
+
+
+def penstock(*words: str) -> str:
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == 0, f"{words}: {done.output}"
+    return " ".join(done.stdout.split())
+
+
+def rows(folder: Path, query: str) -> list[tuple[str, ...]]:
+    with closing(sqlite3.connect(folder / LEDGER_FILE)) as database:
+        return list(database.execute(query))
+
+
+def recorded_engines(folder: Path) -> list[list[str]]:
+    return [json.loads(names) for (names,) in rows(folder, "SELECT names FROM engines ORDER BY sequence")]
+
+
+def trained_by(folder: Path) -> set[str]:
+    return {engine for (engine,) in rows(folder, "SELECT DISTINCT engine FROM samples WHERE state = 'trained'")}
+
+
+def await_state(run: LiveRun, holds: Callable[[], bool], first_step: int) -> int:
+    """Until this holds; the step by which it does."""
+    step = first_step
+    while not holds():
+        step += 1
+        run.await_steps(step)
+    return step
+
+
+def has_left(run: LiveRun, name: str) -> bool:
+    return f"{name} has left, with nothing left to do" in run.output
+
+
+def test_one_engine_two_engines_one_engine_with_real_models(tmp_path: Path) -> None:
+    options = (
+        "engines.count=1",
+        "engines.max=2",
+        "learner.groups_per_batch=4",
+        "learner.warm_start=null",
+        "sampling.max_response_tokens=64",
+        "run.num_steps=150",
+    )
+    with LiveRun(CHAOS / "torch.yaml", tmp_path, options) as run:
+        run.await_steps(3)
+        folder = run.folder
+        assert "the engines are engine/0, engine/1 from here on" in penstock("scale", str(folder), "engines=+1")
+        step = await_state(run, lambda: "engine/1" in trained_by(folder), 3)
+        assert "the engines are engine/1 from here on" in penstock("scale", str(folder), "engine/0")
+        await_state(run, lambda: has_left(run, "engine/0"), step)
+        told = open_run(folder)
+        with pytest.raises(UserFault, match=r"engines\.min is 1"):
+            told.scale_engines(-1)
+        with pytest.raises(UserFault, match=r"engines\.max allows, which is 2"):
+            told.scale_engines(2)
+        with pytest.raises(UserFault, match="engine/0 cannot leave: the engines of the run are engine/1"):
+            told.scale_engines(leaving=("engine/0",))
+        summary = run.finish()
+    assert summary.version == 150
+    assert summary.restarts == (), "who leaves is not replaced, and no loss"
+    assert recorded_engines(folder) == [["engine/0"], ["engine/0", "engine/1"], ["engine/1"]]
+    last = rows(folder, "SELECT DISTINCT engine FROM samples WHERE state = 'trained' AND version > 145")
+    assert last == [("engine/1",)]
+    assert audit_ledger(folder / LEDGER_FILE).is_clean
+
+
+def test_a_run_that_is_resumed_has_the_engines_that_it_had(tmp_path: Path) -> None:
+    options = ("engines.count=1", "engines.min=1", "engines.max=3", "run.num_steps=40", *NO_EVALUATION)
+    with LiveRun(CHAOS / "modelled.yaml", tmp_path, options) as run:
+        run.await_steps(2)
+        folder = run.folder
+        open_run(folder).scale_engines(2)
+        step = await_state(run, lambda: trained_by(folder) >= {"engine/1", "engine/2"}, 2)
+        penstock("scale", str(folder), "engine/0")
+        await_state(run, lambda: has_left(run, "engine/0"), step)
+        os.kill(run.process.pid, signal.SIGKILL)
+        run.process.wait(20)
+    with LiveRun.resumed(folder) as run:
+        assert run.finish().version == 40
+    assert recorded_engines(folder)[-1] == ["engine/1", "engine/2"]
+    last = rows(folder, "SELECT DISTINCT engine FROM samples WHERE state = 'trained' AND version > 38 ORDER BY engine")
+    assert last == [("engine/1",), ("engine/2",)]
+    assert audit_ledger(folder / LEDGER_FILE).is_clean

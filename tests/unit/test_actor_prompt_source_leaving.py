@@ -1,0 +1,109 @@
+"""The PromptSource: engines that come late, and those that are to leave."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import actor_driver as drive
+from source_bench import KEEPERS, SourceBench
+
+from penstock.messages.commands import Send, StartTimer
+from penstock.messages.flow import SampleIssued
+from penstock.messages.local import TimerFired
+from penstock.messages.membership import (
+    EngineEmptied,
+    EngineLeaving,
+    HeldLease,
+    LeasesAsked,
+    LeaseStage,
+)
+from penstock.messages.samples import Cancelled, SampleKey
+from penstock.messages.weights import ServingEngine, VersionAnnounced
+
+if TYPE_CHECKING:
+    from penstock.messages.commands import AnyCommand
+
+FIRST = SampleKey(0, 0)
+HANDED_BACK = Cancelled(cause="handed back")
+
+
+def bench_with(num_engines: int, num_groups: int = 1) -> tuple[SourceBench, dict[SampleKey, str]]:
+    """Where each sample was issued."""
+    bench = SourceBench().started(num_engines=num_engines)
+    issued = sends(bench.grant(num_groups))
+    return bench, {event.key: to for to, event in issued}
+
+
+def sends(commands: list[AnyCommand]) -> list[tuple[str, SampleIssued]]:
+    """To whom what is issued."""
+    return [
+        (command.to, command.event)
+        for command in commands
+        if isinstance(command, Send) and isinstance(command.event, SampleIssued)
+    ]
+
+
+def leaves(bench: SourceBench, name: str) -> list[AnyCommand]:
+    return bench.hear(EngineLeaving(name=name, epoch=0))
+
+
+def test_what_a_leaver_hands_back_goes_on_elsewhere_from_its_tokens_at_no_cost_to_its_retries() -> None:
+    bench, where = bench_with(2)
+    bench.progressed(where[FIRST], FIRST, 0, drive.part((0, 4)))
+    leaves(bench, where[FIRST])
+    again = sends(bench.closed(where[FIRST], FIRST, HANDED_BACK))
+    assert [(event.key, event.attempt) for _, event in again] == [(FIRST, 1)]
+    assert again[0][0] not in ("", where[FIRST])
+    assert again[0][1].prefix is not None
+    assert again[0][1].prefix.num_tokens == 4
+    lease = bench.source.table.lease(FIRST)
+    assert lease is not None
+    assert (lease.num_vanished, lease.num_engine_losses) == (1, 0)
+
+
+def test_a_leaver_is_issued_nothing_more() -> None:
+    bench, _ = bench_with(2, num_groups=0)
+    leaves(bench, "engine/0")
+    assert {to for to, _ in sends(bench.grant(8))} == {"engine/1"}
+
+
+def test_a_leaver_goes_after_a_census_in_which_nobody_but_it_lacks_what_it_finished() -> None:
+    bench, where = bench_with(1)
+    for key in where:
+        bench.closed("engine/0", key)
+    assert drive.sent(leaves(bench, "engine/0"), LeasesAsked) != []
+    held = [HeldLease(key, 0, LeaseStage.PASSED_ON) for key in where]
+    bench.answer("engine/0", *held)
+    commands = [command for name in KEEPERS for command in bench.answer(name)]
+    assert drive.sent(commands, EngineEmptied) == [], "what it finished is on its way to the Scorer"
+    assert StartTimer("leaving", 0.5) in commands
+    bench.hear(TimerFired(key="leaving"))
+    bench.answer("engine/0", *held)
+    commands = [command for name in KEEPERS for command in bench.answer(name, *(held if name == "scorer" else ()))]
+    assert drive.sent(commands, EngineEmptied) == [EngineEmptied(engine="engine/0", engine_epoch=0)]
+
+
+def test_a_new_prompt_source_goes_on_from_what_a_leaver_tells_it() -> None:
+    bench = SourceBench(epoch=1)
+    bench.started(num_engines=2)
+    leaves(bench, "engine/0")
+    bench.grant(1)
+    handed = HeldLease(FIRST, 3, LeaseStage.HANDED_BACK, 5, drive.part((0, 5)))
+    commands = bench.answer("engine/0", handed) + bench.answer("engine/1")
+    for name in KEEPERS:
+        commands += bench.answer(name)
+    issued = {event.key: event for event in drive.sent(commands, SampleIssued)}
+    prefix = issued[FIRST].prefix
+    assert issued[FIRST].attempt == 4
+    assert prefix is not None
+    assert prefix.num_tokens == 5
+
+
+def test_who_comes_when_others_serve_is_issued_nothing_before_it_serves() -> None:
+    bench, _ = bench_with(1, num_groups=0)
+    bench.hear(VersionAnnounced(version=0, publish=0, serving=(ServingEngine("engine/0", 0),)))
+    bench.joins("engine/1")
+    assert {to for to, _ in sends(bench.grant(60))} == {"engine/0"}
+    serving = (ServingEngine("engine/0", 0), ServingEngine("engine/1", 0))
+    told = bench.hear(VersionAnnounced(version=0, publish=0, serving=serving))
+    assert {to for to, _ in sends(told)} == {"engine/1"}

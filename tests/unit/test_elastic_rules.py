@@ -1,0 +1,50 @@
+"""What engines that join and leave need of a scenario, and how a command names those that are to be there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.messages.errors import UserFault
+from penstock.messages.names import engine_name
+from penstock.runtime.cli.app import app
+from penstock.runtime.run.placement import needs_of
+from penstock.runtime.run.wiring import actor_names, possible_actors
+from penstock.runtime.scenario import load_scenario
+
+SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (("engines.count=2", "engines.min=3"), "engines.min"),
+        (("engines.count=2", "engines.max=1"), "engines.max"),
+        (
+            ("engines.max=3", "engines.placement=colocate", "staleness.policy=sync", "staleness.max_staleness=null"),
+            "engines.max",
+        ),
+        (("engines.max=3", "engines.more=[{backend: torch}]"), "engines.more"),
+        (("engines.max=3", "engines.backend=sglang"), "engines of the backend sglang cannot join or leave a run yet"),
+    ],
+)
+def test_what_cannot_join_or_leave_is_refused_with_the_key(overrides: tuple[str, ...], key: str) -> None:
+    with pytest.raises(UserFault, match=key.replace(".", r"\.")):
+        load_scenario(SCENARIO, list(overrides))
+
+
+def test_actors_and_gpus_are_foreseen_for_every_engine_that_may_join() -> None:
+    scenario = load_scenario(SCENARIO, ["engines.count=1", "engines.max=3", "engines.device=cuda"])
+    late = [name for name in possible_actors(scenario) if name not in actor_names(scenario)]
+    assert late == ["engine/1", "engine/2"]
+    (engines,) = [need for need in needs_of(scenario) if need.key == "engines"]
+    assert engines.names == tuple(map(engine_name, range(3)))
+
+
+@pytest.mark.parametrize("words", [["engines=3"], ["engines=+1", "engine/1"], ["a", "b", "engines=+1"], ["engine/x"]])
+def test_a_command_that_says_nothing_clear_is_refused(words: list[str]) -> None:
+    done = CliRunner().invoke(app, ["scale", *words])
+    assert done.exit_code != 0
+    assert "expected" in str(done.exception) + done.output

@@ -1,0 +1,47 @@
+"""Which engines are there, which leave, which are replaced: the rules that every supervisor keeps."""
+
+from __future__ import annotations
+
+from penstock.runtime.shell.engine_membership import EngineMembership
+
+
+def test_until_engines_are_recorded_all_stay_and_are_replaced() -> None:
+    engines = EngineMembership(5.0)
+    assert engines.is_replaced("engine/7")
+    assert engines.surplus({"engine/7"}) == engines.missing(set()) == []
+
+
+def test_who_is_wanted_and_not_there_is_missing_and_who_is_there_and_not_wanted_leaves_once() -> None:
+    engines = EngineMembership(5.0)
+    engines.want(("engine/1", "engine/2"))
+    present = {"engine/0", "engine/1"}
+    assert engines.missing(present) == ["engine/2"]
+    assert engines.surplus(present) == ["engine/0"]
+    engines.leaves("engine/0", 10.0)
+    assert engines.surplus(present) == []
+    assert engines.is_leaving("engine/0")
+    assert not engines.is_replaced("engine/0")
+    assert engines.is_replaced("learner")
+
+
+def test_a_leaver_whose_time_is_up_is_late_until_it_is_gone() -> None:
+    engines = EngineMembership(5.0)
+    engines.want(("engine/1",))
+    engines.leaves("engine/0", 10.0)
+    assert engines.late(14.9) == []
+    assert engines.late(15.0) == ["engine/0"]
+    engines.gone("engine/0")
+    assert engines.late(20.0) == []
+
+
+def test_a_leaver_that_is_wanted_again_goes_first_and_comes_back_as_another_incarnation() -> None:
+    engines = EngineMembership(5.0)
+    engines.want(("engine/1",))
+    engines.leaves("engine/0", 10.0)
+    engines.want(("engine/0", "engine/1"))
+    assert engines.is_leaving("engine/0")
+    assert not engines.is_replaced("engine/0")
+    assert engines.missing({"engine/0", "engine/1"}) == []
+    engines.gone("engine/0")
+    assert engines.missing({"engine/1"}) == ["engine/0"]
+    assert engines.is_replaced("engine/0")

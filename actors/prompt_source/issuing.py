@@ -12,10 +12,11 @@ from penstock.messages.flow import SampleFailed, SampleIssued
 from penstock.messages.names import SCORER
 
 if TYPE_CHECKING:
-    from collections import deque
+    from collections.abc import Iterable
 
     from penstock.actors.prompt_source.census import Census
     from penstock.actors.prompt_source.leases import Lease, LeasedGroup, LeaseTable
+    from penstock.actors.prompt_source.queues import SampleQueue
     from penstock.actors.prompt_source.routing import EngineView
     from penstock.actors.prompt_source.settings import PromptSourceSettings
     from penstock.messages.commands import AnyCommand
@@ -27,7 +28,8 @@ class Issuing:
 
     def __init__(self, settings: PromptSourceSettings, table: LeaseTable, census: Census) -> None:
         self._settings, self._table, self._census = settings, table, census
-        self._queues = Queues(settings.max_evaluating)
+        is_affine = settings.options.routing == "prefix_affine"
+        self._queues = Queues(settings.max_evaluating, is_affine=is_affine, is_held=table.is_held)
         self.sweep = 0
         """Sweeps so far: the time of this actor."""
         self.num_issued = 0
@@ -102,16 +104,20 @@ class Issuing:
         )
         self.out.append(Send(SCORER, failed))
 
-    def _queue_of(self, group: LeasedGroup) -> deque[SampleKey]:
+    def forget(self, group_ids: Iterable[int]) -> None:
+        """These groups are settled."""
+        self._queues.forget(group_ids)
+
+    def _queue_of(self, group: LeasedGroup) -> SampleQueue:
         assert group.prompt is not None, "leases are opened once the prompt is read"
         return self._queues.of(group.purpose, is_recorded=group.prompt.is_recorded)
 
     def dispatch(self) -> None:
         """Send queued samples to engines, in the order of their turns, as long as there is room."""
-        has_any, has_room = self._queues.has_any, self._table.router.has_room
+        num_waiting, has_room = self._queues.num_waiting, self._table.router.has_room
         for is_recorded in KINDS:
             stuck: set[Purpose] = set()
-            while has_any(is_recorded=is_recorded) and has_room(is_recorded=is_recorded):
+            while (num := num_waiting(is_recorded=is_recorded)) and has_room(num, is_recorded=is_recorded):
                 heads = {each: head for each in PURPOSES if (head := self._head(each, is_recorded)) is not None}
                 if not heads:
                     break
@@ -119,25 +125,40 @@ class Issuing:
                 purpose = self._queues.turn(heads, stuck, num_evaluating=state[0], has_training=state[1])
                 if purpose is None:
                     break
-                view = self._table.choose_engine(*heads[purpose])
+                view = self._table.choose_engine(*heads[purpose], num_waiting=num)
                 if view is None or not self._queues.suits(
                     view, purpose, num_evaluating=state[0], has_training=state[1]
                 ):
                     stuck.add(purpose)
                     continue
-                self._queues.of(purpose, is_recorded=is_recorded).popleft()
-                self._issue(*heads[purpose], view)
+                self._send(self._queues.of(purpose, is_recorded=is_recorded), *heads[purpose], view)
 
     def _head(self, purpose: Purpose, is_recorded: bool) -> tuple[LeasedGroup, Lease] | None:
-        """The first that waits; what was settled or queued twice leaves the queue."""
+        """The first that waits."""
         queue = self._queues.of(purpose, is_recorded=is_recorded)
-        while queue:
-            group, lease = self._table.groups.get(queue[0].group_id), self._table.lease(queue[0])
-            if group is None or lease is None or group.prompt is None or lease.state is not LeaseState.QUEUED:
-                queue.popleft()
-                continue
-            return group, lease
+        while (key := queue.head(len(self._table.router.engines))) is not None:
+            if (found := self._waiting(queue, key)) is not None:
+                return found
         return None
+
+    def _waiting(self, queue: SampleQueue, key: SampleKey) -> tuple[LeasedGroup, Lease] | None:
+        """This sample; what was settled, issued or queued twice leaves the queue."""
+        group, lease = self._table.groups.get(key.group_id), self._table.lease(key)
+        if group is None or lease is None or group.prompt is None or lease.state is not LeaseState.QUEUED:
+            queue.remove(key)
+            return None
+        return group, lease
+
+    def _send(self, queue: SampleQueue, group: LeasedGroup, lease: Lease, view: EngineView) -> None:
+        """The first of the queue goes to this engine, or before it the next of the group that was begun there."""
+        if not queue.begins_with(lease.key):
+            while (key := queue.next_of(view.group_id)) is not None:
+                if (found := self._waiting(queue, key)) is not None:
+                    group, lease = found
+                    break
+            view.group_id = group.group_id
+        queue.remove(lease.key)
+        self._issue(group, lease, view)
 
     def _issue(self, group: LeasedGroup, lease: Lease, view: EngineView) -> None:
         assert group.prompt is not None

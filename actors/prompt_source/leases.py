@@ -217,8 +217,13 @@ class LeaseTable:
         if view is not None:
             lease.cache = Cache(view.name, view.epoch)
 
-    def choose_engine(self, group: LeasedGroup, lease: Lease) -> EngineView | None:
-        """Where this sample, whose prompt is read, goes next; None while it has to wait."""
+    def is_held(self, group_id: int) -> bool:
+        """Whether this group has an engine that its samples go to."""
+        group = self.groups.get(group_id)
+        return group is not None and bool(group.engine)
+
+    def choose_engine(self, group: LeasedGroup, lease: Lease, *, num_waiting: int) -> EngineView | None:
+        """Where this sample, whose prompt is read, goes next; None while it has to wait, as ``num_waiting`` do."""
         assert group.prompt is not None
         sample = RoutedSample(
             group_id=lease.key.group_id,
@@ -233,7 +238,7 @@ class LeaseTable:
             is_recorded=group.prompt.is_recorded,
             avoids=lease.avoids,
             cache=lease.cache,
-            group_size=len(group.leases),
+            num_waiting=num_waiting,
         )
 
     def validate(self) -> None:

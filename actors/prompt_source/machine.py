@@ -97,6 +97,7 @@ class PromptSource:
                 recorded=settings.recorded_engines,
                 is_affine=options.routing == "prefix_affine",
                 max_load=options.max_load,
+                num_generating=settings.num_generating,
                 policy=routing,
             )
         )
@@ -224,7 +225,9 @@ class PromptSource:
                 self._take_progress(lease, event)
 
     def _on_settled(self, state: SettledState) -> None:
-        self.table.forget(self._settled.newly(state, self.table.groups))
+        newly = tuple(self._settled.newly(state, self.table.groups))
+        self.table.forget(newly)
+        self.issuing.forget(newly)
         self._inherited.forget(self._settled)
         self._out.extend(self._prompts.settled())
 

@@ -20,9 +20,9 @@ class PromptSourceOptions(Options, frozen=True, kw_only=True):
     one engine after the other. ``consistent_hash``: a prompt goes to the same engine whenever it comes, as long as that
     has room. Or ``file.py:Class`` (docs/hooks.md)."""
     max_load: Annotated[float, Meta(ge=1, le=16)] = 1.5
-    """Samples that an engine is given at most, relative to its slots. What is above 1 waits there: a slot that becomes
-    free is taken at once, and an engine whose slots are full can be given a whole group. Set it to 1 where a step ends
-    with idle engines beside full ones: synchronous runs whose responses are nearly equally long (docs/measured.md)."""
+    """Samples that an engine is given at most, relative to its slots. What is above 1 waits there, so that a slot that
+    becomes free is taken at once; it is given only while so many samples wait behind it that no other engine can become
+    idle meanwhile. All others wait for the slot that becomes free first (docs/measured.md)."""
     num_retries: Annotated[int, Meta(ge=0)] = 2
     """How often a sample whose generation failed is issued again before it counts as failed. Rows may say otherwise:
     ``data.num_retries_key``."""

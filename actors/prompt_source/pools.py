@@ -25,18 +25,24 @@ class EnginePools:
     """All engines of the run; see :class:`~penstock.actors.prompt_source.routing.Router` for each kind."""
 
     def __init__(
-        self, *, recorded: Collection[str], is_affine: bool, max_load: float, policy: RoutingPolicy | None = None
+        self,
+        *,
+        recorded: Collection[str],
+        is_affine: bool,
+        max_load: float,
+        num_generating: int = 0,
+        policy: RoutingPolicy | None = None,
     ) -> None:
-        """``recorded``: the names of the engines that answer with responses of rows; ``policy``: of those that
-        generate."""
+        """``recorded``: the names of the engines that answer with responses of rows; ``num_generating``, ``policy``: of
+        those that generate."""
         self._recorded_names = frozenset(recorded)
-        self._generating = Router(is_affine=is_affine, max_load=max_load, policy=policy)
-        self._recorded = Router(is_affine=is_affine, max_load=max_load)
+        self._generating = Router(is_affine=is_affine, max_load=max_load, num_engines=num_generating, policy=policy)
+        self._recorded = Router(is_affine=is_affine, max_load=max_load, num_engines=len(recorded))
         self.engines: Mapping[str, EngineView] = ChainMap(self._generating.engines, self._recorded.engines)
 
-    def has_room(self, *, is_recorded: bool) -> bool:
-        """Whether any engine of this kind takes a sample."""
-        return self._kind(is_recorded).has_room
+    def has_room(self, num_waiting: int, *, is_recorded: bool) -> bool:
+        """Whether any engine of this kind takes one of so many samples."""
+        return self._kind(is_recorded).has_room(num_waiting)
 
     def join(self, name: str, epoch: int, load: int) -> None:
         """A new incarnation."""
@@ -69,10 +75,10 @@ class EnginePools:
         self._recorded.serves(engines)
 
     def choose(
-        self, sample: RoutedSample, *, is_recorded: bool, avoids: str, cache: Cache | None, group_size: int
+        self, sample: RoutedSample, *, is_recorded: bool, avoids: str, cache: Cache | None, num_waiting: int
     ) -> EngineView | None:
         """The engine for a sample; None when it has to wait. ``is_recorded``: its row holds its response."""
-        return self._kind(is_recorded).choose(sample, avoids=avoids, cache=cache, group_size=group_size)
+        return self._kind(is_recorded).choose(sample, avoids=avoids, cache=cache, num_waiting=num_waiting)
 
     def _kind(self, is_recorded: bool) -> Router:
         return self._recorded if is_recorded else self._generating

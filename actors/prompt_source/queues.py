@@ -11,6 +11,10 @@ Invariants:
   never starves, however busy the engines are.
 * Beyond these no sample of an evaluation is sent to an engine that has no free slot while there is training: none
   queues there in front of training.
+* A sample that has been at an engine goes before those that have not, and of a group they go in order.
+* Where groups keep to engines (``prefix_affine``), the others of one that is begun wait for a slot there, and new
+  groups are begun elsewhere meanwhile; but only until twice as many groups have been begun as there are engines, and
+  not when that engine is gone. Otherwise the oldest group goes first.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.messages.samples import Purpose, SampleKey
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from penstock.actors.prompt_source.routing import EngineView
 
@@ -30,22 +34,111 @@ KINDS: Final = (False, True)
 PURPOSES: Final = tuple(Purpose)
 
 
+MOST_BEGUN: Final = 2
+"""Groups an engine that are begun while the rest of an older one waits for its own: at an equal pace it is one."""
+
+
+class SampleQueue:
+    """Samples of one purpose for one kind of engine. It may hold some that have been issued since."""
+
+    def __init__(self, *, is_affine: bool, is_held: Callable[[int], bool]) -> None:
+        """``is_held``: whether a group that is begun has an engine that it keeps to."""
+        self._is_affine, self._is_held = is_affine, is_held
+        self._again: deque[SampleKey] = deque()
+        self._groups: dict[int, deque[int]] = {}
+        """Indices that were never issued, by group, in the order in which these came."""
+        self._new: dict[int, None] = {}
+        """Groups that no engine has begun."""
+        self._begun: dict[int, int] = {}
+        """Of those with samples left, how many had been begun when they were."""
+        self._num_begun = 0
+        self.num_waiting = 0
+
+    def append(self, key: SampleKey) -> None:
+        """A sample that was never issued."""
+        if key.group_id not in self._groups:
+            self._groups[key.group_id] = deque()
+            self._new[key.group_id] = None
+        self._groups[key.group_id].append(key.index)
+        self.num_waiting += 1
+
+    def appendleft(self, key: SampleKey) -> None:
+        """One that is issued again: its group is older than what was never issued."""
+        self._again.appendleft(key)
+        self.num_waiting += 1
+
+    def head(self, num_engines: int) -> SampleKey | None:
+        """Who is next, whatever the engine."""
+        if self._again:
+            return self._again[0]
+        if not self._groups:
+            return None
+        group_id = next(iter(self._groups))
+        if self._is_affine and self._new and self._waits_for_its_engine(group_id, num_engines):
+            group_id = next(iter(self._new))
+        return SampleKey(group_id, self._groups[group_id][0])
+
+    def _waits_for_its_engine(self, group_id: int, num_engines: int) -> bool:
+        begun = self._begun.get(group_id)
+        return begun is not None and self._num_begun - begun <= MOST_BEGUN * num_engines and self._is_held(group_id)
+
+    def next_of(self, group_id: int | None) -> SampleKey | None:
+        """The first of this group that was never issued."""
+        if group_id is None or not self._is_affine or group_id not in self._groups:
+            return None
+        return SampleKey(group_id, self._groups[group_id][0])
+
+    def begins_with(self, key: SampleKey) -> bool:
+        """Whether this one is the next that is issued again."""
+        return bool(self._again) and self._again[0] == key
+
+    def remove(self, key: SampleKey) -> None:
+        """One that ``head`` or ``next_of`` has named."""
+        self.num_waiting -= 1
+        if self.begins_with(key):
+            self._again.popleft()
+            return
+        indices = self._groups[key.group_id]
+        assert indices.popleft() == key.index
+        if key.group_id in self._new:
+            del self._new[key.group_id]
+            self._num_begun += 1
+            self._begun[key.group_id] = self._num_begun
+        if not indices:
+            del self._groups[key.group_id], self._begun[key.group_id]
+
+    def forget(self, group_id: int) -> None:
+        """This group is settled; what is issued again of it leaves when its turn comes."""
+        self.num_waiting -= len(self._groups.pop(group_id, ()))
+        self._new.pop(group_id, None)
+        self._begun.pop(group_id, None)
+
+
 class Queues:
     """All that wait."""
 
-    def __init__(self, max_evaluating: int) -> None:
+    def __init__(self, max_evaluating: int, *, is_affine: bool, is_held: Callable[[int], bool]) -> None:
+        """See :class:`SampleQueue`."""
         self._max_evaluating = max_evaluating
         self._num_guaranteed = max(1, max_evaluating // 4)
-        self._queues = {(kind, purpose): deque[SampleKey]() for kind in KINDS for purpose in PURPOSES}
+        self._queues = {
+            (kind, purpose): SampleQueue(is_affine=is_affine, is_held=is_held) for kind in KINDS for purpose in PURPOSES
+        }
         self._of_kind = {kind: tuple(self._queues[kind, purpose] for purpose in PURPOSES) for kind in KINDS}
 
-    def of(self, purpose: Purpose, *, is_recorded: bool) -> deque[SampleKey]:
-        """One of the queues. It may hold keys that have been issued or settled since."""
+    def of(self, purpose: Purpose, *, is_recorded: bool) -> SampleQueue:
+        """One of the queues."""
         return self._queues[is_recorded, purpose]
 
-    def has_any(self, *, is_recorded: bool) -> bool:
-        """Whether there is a key in a queue for engines of this kind."""
-        return any(self._of_kind[is_recorded])
+    def num_waiting(self, *, is_recorded: bool) -> int:
+        """Samples in the queues for engines of this kind."""
+        return sum(queue.num_waiting for queue in self._of_kind[is_recorded])
+
+    def forget(self, group_ids: Iterable[int]) -> None:
+        """These groups are settled."""
+        for group_id in group_ids:
+            for queue in self._queues.values():
+                queue.forget(group_id)
 
     def turn(
         self, waiting: Collection[Purpose], stuck: Collection[Purpose], *, num_evaluating: int, has_training: bool

@@ -4,19 +4,22 @@ The rules, the first that applies:
 
 1. *Sticky.* A sample that is issued again goes on where its cache is, if that very incarnation lives.
 2. *Prefix-affine* (``routing: prefix_affine``). The samples of a group go where the last one of them went, since they
-   share the cache of their prompt. A group is begun where there is room for all of it; or for a part, where otherwise
-   a slot would become idle. So engines that are full are given groups, not single samples.
+   share the cache of their prompt; and a slot that becomes free takes the next of the group that its engine was last
+   given, before another group is begun there (:mod:`.queues`).
 3. *Least loaded.* The engine that would have the smallest share of its slots taken, so that engines of unequal size are
-   loaded in proportion. One that serves the version that the sample needs goes before one that does not yet; one that
-   the sample is to avoid is taken only when no other has room.
+   loaded in proportion. One that serves the version that the sample needs goes before one that does not yet, unless
+   only the latter has a free slot; one that the sample is to avoid is taken only when no other has room.
 
 With a policy (:mod:`.policies`) that takes the place of the second rule and the third: it says which engine of those
-with room, and no group waits until all of it fits.
+that may take the sample.
+
+A sample is bound late: it waits here for the slot that becomes free first, wherever that is, since what is bound to an
+engine early waits there while others become idle. It queues at an engine, so that a slot need not wait for the way here
+and back, only while so many wait behind it that they keep every other engine busy until it starts.
 
 Invariants:
 
-* No engine is given more than its capacity, ``slots × max_load``: a short queue keeps its slots busy, a long one would
-  only bind samples early.
+* No engine is given more than its capacity, ``slots × max_load``.
 * Without a policy the first two rules never let a sample queue while an engine that the third would take has a free
   slot: a group that is larger than the room spreads.
 * Every engine with room has one valid entry in the heap, and one in that of engines that serve the newest version
@@ -56,6 +59,8 @@ class EngineView(msgspec.Struct):
     """0 until it is ready."""
     capacity: int = 0
     version: int = -1
+    group_id: int | None = None
+    """The group that was last begun or gone on with here."""
     load: int = 0
     progressed: int = 0
     """Sweep in which it was last heard to have made a token, or an end of one of its requests."""
@@ -77,11 +82,6 @@ class EngineView(msgspec.Struct):
         """Whether what is sent now starts at once."""
         return self.load < self.num_slots and self.has_room
 
-    def takes(self, num_samples: int) -> bool:
-        """Whether so many may be begun here: it has room for them all, or nothing queues that would keep it busy until
-        it has."""
-        return self.load <= max(self.capacity - num_samples, min(self.num_slots, self.capacity - 1))
-
     @property
     def share(self) -> float:
         """Of its slots, that one sample more would leave taken."""
@@ -95,8 +95,10 @@ _Heap = list[tuple[float, str, int]]
 class Router:
     """The engines, and which of them is next."""
 
-    def __init__(self, *, is_affine: bool, max_load: float, policy: RoutingPolicy | None = None) -> None:
-        """``policy``: what chooses in place of the rules; None: they do."""
+    def __init__(
+        self, *, is_affine: bool, max_load: float, num_engines: int = 0, policy: RoutingPolicy | None = None
+    ) -> None:
+        """``num_engines``: of a whole run; ``policy``: what chooses in place of the rules; None: they do."""
         self._policy = policy
         self.engines: dict[str, EngineView] = {}
         self._is_affine = is_affine
@@ -109,17 +111,32 @@ class Router:
         self._num_entries = 0
         self._told: dict[str, ServingEngine] = {}
         """What was said last of who serves what: word on an incarnation may come before the word that it is there."""
+        self._num_slots = 0
+        """Of all engines that stay."""
+        self._num_ready = 0
+        self._num_engines = num_engines
 
-    @property
-    def has_room(self) -> bool:
-        """Whether any engine takes a sample."""
-        return self._top(self._by_load) is not None
+    def has_room(self, num_waiting: int) -> bool:
+        """Whether any engine takes one of so many samples."""
+        first = self._top(self._by_load)
+        return first is not None and self._takes(first, num_waiting)
+
+    def _takes(self, view: EngineView, num_waiting: int) -> bool:
+        """Whether one of so many samples may go here: it starts at once, or behind it enough wait for the slots of all
+        other engines, should they become free as often as this one's have to until it starts. Nothing queues while an
+        engine is missing."""
+        if view.has_free_slot:
+            return True
+        if self._num_ready < self._num_engines or not view.has_room:
+            return False
+        return num_waiting > view.load // view.num_slots * (self._num_slots - view.num_slots)
 
     # --- what is known of engines -----------------------------------------------------------------------------
 
     def join(self, name: str, epoch: int, load: int) -> None:
         """A new incarnation; what its predecessor had stays in its load until it is known what became of it."""
-        is_newcomer = any(view.version >= 0 for view in self.engines.values() if view.name != name)
+        self.lose(name)
+        is_newcomer = any(view.version >= 0 for view in self.engines.values())
         told = self._told.get(name)
         version = -1 if told is None or told.epoch != epoch else told.version
         self.engines[name] = EngineView(name, epoch, load=load, version=version, is_newcomer=is_newcomer)
@@ -128,6 +145,8 @@ class Router:
         """This incarnation takes requests."""
         view = self.engines.get(name)
         if view is not None and view.epoch == epoch and not view.is_leaving:
+            self._num_ready += not view.num_slots
+            self._num_slots += num_slots - view.num_slots
             view.num_slots, view.progressed = num_slots, sweep
             view.capacity = max(num_slots, math.ceil(num_slots * self._max_load))
             self._note(view)
@@ -136,12 +155,21 @@ class Router:
         """It is to leave."""
         view = self.engines.get(name)
         if view is not None:
+            self._discount(view)
             view.is_leaving, view.capacity = True, 0
             self._note(view)
 
     def lose(self, name: str) -> None:
         """It is gone, and its entries with it."""
-        self.engines.pop(name, None)
+        view = self.engines.pop(name, None)
+        if view is not None:
+            self._discount(view)
+
+    def _discount(self, view: EngineView) -> None:
+        """Its slots are counted no more."""
+        if not view.is_leaving:
+            self._num_ready -= bool(view.num_slots)
+            self._num_slots -= view.num_slots
 
     def load(self, name: str, change: int) -> None:
         """It has so many samples more, or fewer."""
@@ -167,14 +195,14 @@ class Router:
 
     # --- the choice -------------------------------------------------------------------------------------------
 
-    def choose(self, sample: RoutedSample, *, avoids: str, cache: Cache | None, group_size: int) -> EngineView | None:
+    def choose(self, sample: RoutedSample, *, avoids: str, cache: Cache | None, num_waiting: int) -> EngineView | None:
         """The engine for a sample; None when it has to wait.
 
         Args:
             sample: with the version that it needs, and the engine that the last sample of its group went to.
             avoids: the engine on which it did not get on; may be empty.
             cache: where what there is of it was made.
-            group_size: samples of the group.
+            num_waiting: samples that wait for engines of this kind, with this one.
         """
         min_version, group = sample.min_version, sample.group_engine
         if min_version > self._newest:
@@ -182,22 +210,26 @@ class Router:
             self._serving = [self._entry(view) for view in self.engines.values() if self._is_serving(view)]
             heapq.heapify(self._serving)
         first = self._least_loaded(min_version, avoids)
-        if first is None:
+        # One that avoids an engine queues elsewhere, rather than that it holds up those that may go there.
+        if first is None or not (avoids or self._takes(first, num_waiting)):
             return None
         for view in self._preferred(cache, group):
             if view.name != avoids and (view.has_free_slot or (view.has_room and not first.has_free_slot)):
                 return view
         if self._policy is not None:
-            return self._by_policy(self._policy, sample, avoids, first)
-        return first if first.takes(group_size if self._is_affine and not group else 1) else None
+            return self._by_policy(self._policy, sample, avoids, first, num_waiting)
+        return first
 
-    def _by_policy(self, policy: RoutingPolicy, sample: RoutedSample, avoids: str, first: EngineView) -> EngineView:
+    def _by_policy(
+        self, policy: RoutingPolicy, sample: RoutedSample, avoids: str, first: EngineView, num_waiting: int
+    ) -> EngineView:
         given = [
             RoutedEngine(
                 name=view.name, num_slots=view.num_slots, capacity=view.capacity, load=view.load, version=view.version
             )
             for view in self.engines.values()
-            if view.has_room and (view.name != avoids or first.name == avoids)
+            if (view.has_room if avoids else self._takes(view, num_waiting))
+            and (view.name != avoids or first.name == avoids)
         ]
         name = policy.choose(sample, given)
         return first if name is None else self.engines[name]
@@ -218,7 +250,8 @@ class Router:
             return self._top(self._by_load)
         if first.version >= min_version:
             return first
-        return self._top(self._serving, avoids) or first
+        serving = self._top(self._serving, avoids)
+        return first if serving is None or (first.has_free_slot and not serving.has_free_slot) else serving
 
     # --- the heaps --------------------------------------------------------------------------------------------
 
@@ -265,6 +298,8 @@ class Router:
     def validate(self, loads: dict[str, int]) -> None:
         """Assert the invariants, and that these are the loads."""
         assert loads == {name: view.load for name, view in self.engines.items()}, loads
+        assert self._num_slots == sum(view.num_slots for view in self.engines.values())
+        assert self._num_ready == sum(bool(view.num_slots) for view in self.engines.values())
         with_room = [view for view in self.engines.values() if view.has_room]
         current = {(view.name, view.entry) for view in self.engines.values()}
         for heap, views in (

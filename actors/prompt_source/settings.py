@@ -33,3 +33,5 @@ class PromptSourceSettings(Value, frozen=True, kw_only=True):
     """Groups are pushed from outside, and whoever pushes is told of versions and of what is settled."""
     recorded_engines: tuple[str, ...] = ()
     """Those that answer with the responses that rows hold, and generate nothing."""
+    num_generating: int = 0
+    """Engines that generate, when all are there; 0: nobody knows."""

@@ -38,10 +38,10 @@ class Canaries:
     def _is_canary(self, engine: EngineState, publish: int) -> bool:
         if not self.can_go_first(engine):
             return False
-        is_suspect = publish not in self._by_publish and engine.name in self.suspects
-        others = (other for other in self._engines.ready() if self.can_go_first(other))
-        if is_suspect and any(other.name not in self.suspects for other in others):
-            return False
+        if publish not in self._by_publish and engine.name in self.suspects:
+            others = (other for other in self._engines.ready() if self.can_go_first(other))
+            if any(other.name not in self.suspects for other in others):
+                return False
         return self._by_publish.setdefault(publish, engine.name) == engine.name
 
     def can_go_first(self, engine: EngineState) -> bool:

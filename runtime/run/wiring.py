@@ -262,6 +262,7 @@ def _prompt_source(plan: RunPlan, epoch: int) -> PromptSourceSettings:
         salvages_responses=scenario.episode.kind == "single",
         awaits_pushes=scenario.data.source == PUSHED and not are_modelled(scenario.engines),
         recorded_engines=recorded_engines(scenario),
+        num_generating=len(engine_names(scenario)) - len(recorded_engines(scenario)),
     )
 
 

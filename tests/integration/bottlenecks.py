@@ -173,21 +173,6 @@ def plants(draw: Draw) -> dict[str, Plant]:
                 ],
             },
         ),
-        "bound_early": Plant(
-            Cause.EARLY_BOUND,
-            {
-                "staleness.policy": "sync",
-                "staleness.max_staleness": 0,
-                "learner.simulated.step_s": 0.02,
-                "learner.groups_per_batch": 4,
-                "engines.count": 4,
-                "engines.slots": 1,
-                "prompt_source.max_load": round(draw(10, 16, 16)),
-                "engines.simulated.response_tokens_sigma": draw(1.3, 1.4, 1.5),
-                "engines.simulated.response_tokens_median": 40,
-                "engines.simulated.token_s": 0.003,
-            },
-        ),
         "slow_reward": Plant(Cause.SLOW_REWARD, {"reward.function": "bottleneck_functions.py:slow"}, REAL),
         "slow_tool": Plant(
             Cause.SLOW_TOOL,

@@ -20,10 +20,13 @@ from penstock.messages.training import UpdateMode
 
 
 def counterexample() -> Trial:
-    """Three engines; g1 and g2 run, or wait, where it is slow, and g3 comes to an engine that is not."""
-    slow = [Fault(at_s=0.9, kind=FaultKind.SLOW, target=f"engine/{index}", amount=12.0) for index in (1, 2)]
+    """Three engines, each with a group; g1 and g2 run where it is slow, and g3 comes to the engine that is not."""
+    slow = [
+        Fault(at_s=0.9, kind=FaultKind.SLOW, target=f"engine/{index}", amount=amount)
+        for index, amount in ((1, 12.0), (2, 20.0))
+    ]
     return Trial(
-        seed=0,
+        seed=1,
         policy="fully_async",
         max_staleness=2,
         update_mode=UpdateMode.IN_FLIGHT,
@@ -32,7 +35,6 @@ def counterexample() -> Trial:
         samples_per_group=2,
         num_engines=3,
         num_slots=2,
-        max_load=3.0,  # the engine that is ready first is given all that there is at the start
         target_outstanding=3,
         latency=LatencyOptions(
             response_tokens_median=12, response_tokens_sigma=0, token_s=0.05, apply_weights_s=0.01, fetch_weights_s=0.01

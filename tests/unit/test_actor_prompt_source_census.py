@@ -318,7 +318,7 @@ def test_a_replacement_issues_nothing_before_its_census_is_judged() -> None:
     assert bench.source.census.is_open
     assert keys(bench.grant(2)) == []
     assert keys(bench.hear(RefillAsked(missing=(SampleKey(0, 2),)))) == []
-    assert keys(bench.answers()) == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2)]
+    assert sorted(keys(bench.answers())) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
 
 
 def test_a_replacement_asks_those_who_were_there_before_it() -> None:

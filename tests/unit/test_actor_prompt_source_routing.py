@@ -48,26 +48,91 @@ def test_a_group_that_is_larger_than_the_room_spreads_and_does_not_queue_where_o
     assert keys(issued, "engine/1") == [(0, 4), (0, 5)]
 
 
-def test_where_nobody_has_a_free_slot_a_group_queues_at_one_engine_up_to_the_cap() -> None:
+def test_what_is_beyond_the_free_slots_waits_for_the_slot_that_gets_free_first() -> None:
     bench = SourceBench(num_samples=4, max_load=2.0).started(num_engines=2, num_slots=4)
-    issued = bench.grant(5)
-    assert counts(issued) == {"engine/0": 8, "engine/1": 8}
-    for group_id in range(4):
-        [engine] = [name for name in ("engine/0", "engine/1") if (group_id, 0) in keys(issued, name)]
-        assert [key for key in keys(issued, engine) if key[0] == group_id] == [(group_id, index) for index in range(4)]
+    assert counts(bench.grant(3)) == {"engine/0": 4, "engine/1": 4}
+    assert [keys(bench.closed("engine/1", SampleKey(1, index)), "engine/1") for index in range(4)] == [
+        [(2, index)] for index in range(4)
+    ]
 
 
-def test_a_full_engine_is_given_a_group_when_it_has_room_for_all_of_it() -> None:
-    bench = SourceBench(num_samples=3, max_load=2.0).started(num_engines=1, num_slots=4)
-    assert len(keys(bench.grant(4))) == 6  # two more would fit, which is not a group
-    assert keys(bench.closed("engine/0", FIRST)) == [(2, 0), (2, 1), (2, 2)]
+def test_engines_queue_while_behind_it_all_other_slots_could_be_filled() -> None:
+    bench = SourceBench(num_samples=1, max_load=1.5).started(num_engines=2, num_slots=4)
+    assert counts(bench.grant(12)) == {"engine/0": 4, "engine/1": 4}
+    assert counts(bench.grant(13)) == {"engine/0": 1}
+    assert counts(bench.grant(40)) == {"engine/0": 1, "engine/1": 2}  # the cap
 
 
-def test_a_group_is_begun_without_room_for_all_of_it_before_a_slot_becomes_idle() -> None:
-    bench = SourceBench(num_samples=3, max_load=1.25).started(num_engines=1, num_slots=4)
-    assert keys(bench.grant(3)) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
-    assert keys(bench.closed("engine/0", FIRST)) == [(1, 2)]
-    assert keys(bench.closed("engine/0", SampleKey(0, 1))) == [(2, 0)]
+def test_a_second_round_at_an_engine_needs_a_second_one_behind_it() -> None:
+    bench = SourceBench(num_samples=1, max_load=3.0).started(num_engines=2, num_slots=2)
+    assert counts(bench.grant(9)) == {"engine/0": 4, "engine/1": 3}  # more than two wait before each that queues
+    assert counts(bench.grant(11)) == {"engine/1": 1}
+    assert counts(bench.grant(14)) == {"engine/0": 1, "engine/1": 1}
+
+
+def test_an_only_engine_queues_up_to_the_cap() -> None:
+    bench = SourceBench(num_samples=3, max_load=1.5).started(num_engines=1, num_slots=4)
+    assert keys(bench.grant(3)) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+
+
+def test_nothing_queues_at_an_engine_while_others_are_still_to_come() -> None:
+    router = Router(is_affine=True, max_load=2.0, num_engines=2)
+    router.join("engine/0", 0, load=1)
+    router.ready("engine/0", 0, 1, 0)
+    assert not router.has_room(100)
+    router.join("engine/1", 0, load=1)
+    assert not router.has_room(100)
+    router.ready("engine/1", 0, 1, 0)
+    assert router.has_room(100)
+    router.lose("engine/1")
+    assert not router.has_room(100)
+    router.validate({"engine/0": 1})
+
+
+def test_a_free_slot_takes_the_next_of_the_group_that_was_begun_there() -> None:
+    bench = SourceBench(num_samples=3, max_load=1.0).started(num_engines=2, num_slots=2)
+    issued = bench.grant(4)
+    assert (keys(issued, "engine/0"), keys(issued, "engine/1")) == ([(0, 0), (0, 1)], [(1, 0), (1, 1)])
+    assert keys(bench.closed("engine/1", SampleKey(1, 0)), "engine/1") == [(1, 2)]
+    assert keys(bench.closed("engine/1", SampleKey(1, 1)), "engine/1") == [(2, 0)]
+    assert keys(bench.closed("engine/0", FIRST), "engine/0") == [(0, 2)]
+    assert keys(bench.closed("engine/0", SampleKey(0, 1)), "engine/0") == [(3, 0)]
+
+
+def test_at_the_end_of_the_supply_it_takes_one_of_a_group_that_was_begun_elsewhere() -> None:
+    bench = SourceBench(num_samples=4, max_load=1.0).started(num_engines=2, num_slots=2)
+    bench.grant(2)
+    for index in range(2):
+        bench.closed("engine/1", SampleKey(1, index))
+    assert keys(bench.closed("engine/1", SampleKey(1, 2)), "engine/1") == [(0, 2)]
+    assert keys(bench.closed("engine/1", SampleKey(1, 3)), "engine/1") == [(0, 3)]
+
+
+def test_what_waits_for_an_engine_that_is_gone_goes_first_elsewhere() -> None:
+    bench = SourceBench(num_samples=3, max_load=1.0).started(num_engines=2, num_slots=2)
+    bench.grant(9)
+    bench.loses("engine/0")
+    assert keys(bench.closed("engine/1", SampleKey(1, 0)), "engine/1") == [(1, 2)]
+    assert keys(bench.closed("engine/1", SampleKey(1, 1)), "engine/1") == [(0, 2)]
+
+
+def test_what_waits_for_an_engine_that_stands_still_goes_elsewhere_after_twice_as_many_groups_as_engines() -> None:
+    bench = SourceBench(num_samples=3, max_load=1.0).started(num_engines=2, num_slots=2)
+    bench.grant(20)
+    at_engine, then = [(1, 0), (1, 1)], list[tuple[int, int]]()
+    while (0, 2) not in then:
+        key = at_engine.pop(0)
+        [new] = keys(bench.closed("engine/1", SampleKey(*key)), "engine/1")
+        at_engine.append(new)
+        then.append(new)
+    assert {group_id for group_id, _ in then} == {0, 1, 2, 3, 4, 5}
+
+
+def test_a_sample_that_avoids_an_engine_queues_elsewhere_and_holds_up_nobody() -> None:
+    bench = SourceBench(num_samples=1, max_load=1.5).started(num_engines=2, num_slots=2)
+    bench.grant(6)
+    commands = failed_after(bench, "engine/0", 0)
+    assert (keys(commands, "engine/1"), keys(commands, "engine/0")) == ([(0, 0)], [(4, 0)])
 
 
 def test_least_loaded_gives_every_sample_to_the_engine_with_the_smallest_share_taken() -> None:
@@ -142,13 +207,13 @@ def sample(row: int = 0, *, group: str = "", min_version: int = 0) -> RoutedSamp
 
 
 def chosen(router: Router, *, cache: Cache | None = None, group: str = "") -> str:
-    view = router.choose(sample(group=group), avoids="", cache=cache, group_size=1)
+    view = router.choose(sample(group=group), avoids="", cache=cache, num_waiting=100)
     assert view is not None
     return view.name
 
 
 def expected(
-    views: list[EngineView], *, is_affine: bool, min_version: int, avoids: str, group: str, group_size: int
+    views: list[EngineView], *, is_affine: bool, min_version: int, avoids: str, group: str, num_waiting: int
 ) -> str | None:
     """The rules, over all engines; for versions that no older sample has gone beyond."""
     with_room = [view for view in views if view.has_room]
@@ -158,11 +223,15 @@ def expected(
     first = min(others, key=lambda view: (view.share, view.name))
     if first.version < min_version and first.name != avoids:
         serving = [view for view in others if view.version >= min_version]
-        first = min(serving, key=lambda view: (view.share, view.name), default=first)
+        best = min(serving, key=lambda view: (view.share, view.name), default=first)
+        first = best if best.has_free_slot or not first.has_free_slot else first
+    num_other_slots = (sum(view.num_slots for view in views) - first.num_slots) * (first.load // first.num_slots)
+    if not first.has_free_slot and num_waiting <= num_other_slots and not avoids:
+        return None
     own = next((view for view in views if view.name == group and is_affine and view.name != avoids), None)
     if own is not None and (own.has_free_slot or (own.has_room and not first.has_free_slot)):
         return own.name
-    return first.name if first.takes(group_size if is_affine and not group else 1) else None
+    return first.name
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -188,12 +257,12 @@ def test_whatever_has_happened_the_choice_is_that_of_the_rules(seed: int) -> Non
             case _:
                 newest += rng.random() < 0.05
                 avoids, group = rng.choice(["", "", name]), rng.choice(["", rng.choice(names)])
-                group_size = rng.choice([1, 3, 8])
+                num_waiting = rng.choice([1, 8, 32, 200])
                 asked = sample(group=group, min_version=newest)
-                found = router.choose(asked, avoids=avoids, cache=None, group_size=group_size)
+                found = router.choose(asked, avoids=avoids, cache=None, num_waiting=num_waiting)
                 views = list(router.engines.values())
                 wanted = expected(
-                    views, is_affine=is_affine, min_version=newest, avoids=avoids, group=group, group_size=group_size
+                    views, is_affine=is_affine, min_version=newest, avoids=avoids, group=group, num_waiting=num_waiting
                 )
                 assert (found.name if found else None) == wanted
                 if found is not None:

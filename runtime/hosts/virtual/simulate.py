@@ -21,6 +21,7 @@ from penstock.messages.training import RunFinished
 from penstock.runtime.hosts.virtual.accounting import RunAccounts
 from penstock.runtime.hosts.virtual.event_digest import EventDigest
 from penstock.runtime.hosts.virtual.host import HostSettings, VirtualHost
+from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.hosts.virtual.process import Player
 from penstock.runtime.hosts.virtual.recording import RunRecording
 from penstock.runtime.hosts.virtual.simulate_view import ProgressView, Result, result_table
@@ -106,12 +107,14 @@ class Simulation:
         run_folder: Path | None = None,
         *,
         on_step: Callable[[StepReported], None] | None = None,
+        link: LinkModel | None = None,
     ) -> None:
         """
         Args:
             scenario: with simulated engines and a simulated learner.
             run_folder: where the run's files go; None writes nothing.
             on_step: hears of every step, when the books are up to it.
+            link: how messages travel; None: as on a quick network.
 
         Raises:
             UserFault: the folder cannot be written.
@@ -120,6 +123,7 @@ class Simulation:
         runtime = scenario.runtime
         settings = HostSettings(
             seed=scenario.run.seed,
+            link=link or LinkModel(),
             supervision=SupervisionModel(
                 heartbeat_timeout_s=runtime.heartbeat_timeout_s, max_restarts=runtime.max_restarts
             ),

@@ -298,8 +298,9 @@ class Router:
     def validate(self, loads: dict[str, int]) -> None:
         """Assert the invariants, and that these are the loads."""
         assert loads == {name: view.load for name, view in self.engines.items()}, loads
-        assert self._num_slots == sum(view.num_slots for view in self.engines.values())
-        assert self._num_ready == sum(bool(view.num_slots) for view in self.engines.values())
+        staying = [view for view in self.engines.values() if not view.is_leaving]
+        assert self._num_slots == sum(view.num_slots for view in staying)
+        assert self._num_ready == sum(bool(view.num_slots) for view in staying)
         with_room = [view for view in self.engines.values() if view.has_room]
         current = {(view.name, view.entry) for view in self.engines.values()}
         for heap, views in (

@@ -377,7 +377,7 @@ def test_without_training_an_evaluation_has_all_slots() -> None:
 )
 def test_whose_turn_it_is(waiting: str, stuck: str, num_evaluating: int, has_training: bool, expected: str) -> None:
     names = {"t": Purpose.TRAIN, "e": Purpose.EVALUATE}
-    turn = Queues(8).turn(
+    turn = Queues(8, is_affine=True, is_held=lambda _group_id: False).turn(
         [names[each] for each in waiting],
         [names[each] for each in stuck],
         num_evaluating=num_evaluating,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ledger_entries as make
 import msgspec
 import pytest
+from engine_bench import manifest
 from msgspec.structs import replace
 from older_ledger import make_older
 from test_sglang_experts import PROMPT, generated, opened
@@ -71,7 +72,7 @@ STOP = {"type": "stop", "matched": 1}
 
 def test_what_a_server_says_is_in_the_sample() -> None:
     request = opened(None)
-    request.call("v0", 0)
+    request.call(manifest(0))
     said = generated(
         answer([4, 1], STOP, cached_tokens=2, spec_num_proposed_drafts=9, spec_num_correct_drafts=5, spec_verify_ct=3)
     )
@@ -81,17 +82,17 @@ def test_what_a_server_says_is_in_the_sample() -> None:
 
 def test_a_request_that_is_sent_again_counts_what_it_reads_anew() -> None:
     request = opened(None)
-    request.call("v0", 0)
+    request.call(manifest(0))
     request.is_sent_again = True
     assert request.take(generated(answer([4, 5], {"type": "abort"}, cached_tokens=1))) is None
-    request.call("v1", 1)
+    request.call(manifest(1))
     request.take(generated(answer([6, 1], STOP, cached_tokens=3)))
     assert request.part.counts == EngineCounts(len(PROMPT) + len(PROMPT) + 2, 4)
 
 
 def test_a_server_that_says_nothing_leaves_nothing() -> None:
     request = opened(None)
-    request.call("v0", 0)
+    request.call(manifest(0))
     request.take(generated(answer([4, 1], STOP)))
     assert request.part.counts is None
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from engine_bench import manifest
 
 from penstock.backends.engines.expert_choices import ExpertShape, pack_experts, read_expert_shape
 from penstock.backends.engines.options import SamplingOptions
@@ -66,13 +67,13 @@ def drawn(num_inputs: int) -> np.ndarray[Any, Any]:
 
 
 def test_a_request_asks_for_experts_only_where_they_are_recorded() -> None:
-    assert opened().call("v0", 0).with_experts
-    assert not opened(None).call("v0", 0).with_experts
+    assert opened().call(manifest(0)).with_experts
+    assert not opened(None).call(manifest(0)).with_experts
 
 
 def test_the_sample_has_the_experts_of_every_input() -> None:
     request, experts = opened(), drawn(5)
-    request.call("v0", 0)
+    request.call(manifest(0))
     assert isinstance(request.take(generated(answer([8, 9, 1], experts))), Completed)
     found = request.part.experts
     assert found is not None
@@ -83,14 +84,14 @@ def test_the_sample_has_the_experts_of_every_input() -> None:
 def test_after_a_prefix_the_record_is_of_all_of_it() -> None:
     prefix = Part(tokens=pack_tokens([8]), logprobs=b"\0\0\0\0", spans=(VersionSpan(0, 1),))
     request, experts = opened(prefix=prefix), drawn(5)
-    request.call("v0", 0)
+    request.call(manifest(0))
     request.take(generated(answer([9, 1], experts)))
     assert request.part.experts == pack_experts(experts, num_experts=8)
 
 
 def test_without_a_record_there_is_none() -> None:
     request = opened()
-    request.call("v0", 0)
+    request.call(manifest(0))
     assert isinstance(request.take(generated(answer([8, 1], None))), Completed)
     assert request.part.experts is None
 
@@ -98,7 +99,7 @@ def test_without_a_record_there_is_none() -> None:
 @pytest.mark.parametrize("num_inputs", [3, 2])
 def test_a_record_of_too_few_tokens_fails_the_request(num_inputs: int) -> None:
     request = opened()
-    request.call("v0", 0)
+    request.call(manifest(0))
     outcome = request.take(generated(answer([8, 1], drawn(num_inputs))))
     assert isinstance(outcome, InfraError)
     assert "the server names experts in" in outcome.detail

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from engine_bench import manifest
 
 from penstock.backends.engines.options import SamplingOptions
 from penstock.backends.engines.served.base.calls import EndReason, Generated, VersionTokens
@@ -84,10 +85,10 @@ def request_of(**wishes: Any) -> OpenRequest:  # noqa: ANN401 - fields of the sa
 
 
 def test_a_server_is_asked_for_what_the_turn_wants_and_for_the_runs_in_all_else() -> None:
-    call = request_of(top_k=4, temperature=0.0, regex="a+").call("v1", 1)
+    call = request_of(top_k=4, temperature=0.0, regex="a+").call(manifest(1))
     assert (call.temperature, call.top_p, call.top_k, call.min_p) == (0.0, 0.9, 4, 0.0)
     assert (call.regex, call.json_schema) == ("a+", "")
-    usual = request_of().call("v1", 1)
+    usual = request_of().call(manifest(1))
     assert (usual.temperature, usual.top_p, usual.top_k, usual.regex) == (0.7, 0.9, 0, "")
 
 
@@ -97,6 +98,6 @@ def test_a_turn_that_is_held_to_a_schema_is_not_sent_again_behind_its_beginning(
     )
     for wishes, outcome in (({"temperature": 0.5}, type(None)), ({"json_schema": "{}"}, InfraError)):
         request = request_of(**wishes)
-        request.call("v1", 1)
+        request.call(manifest(1))
         request.is_sent_again = True
         assert isinstance(request.take(made), outcome)

@@ -55,6 +55,8 @@ def fuse(model: PackedModel, workers: WorkerGroup, options: LearnerOptions) -> N
     """
     if not _is_wanted(model, workers, options):
         return
+    from torch._dynamo.exc import TorchDynamoException  # brings the compiler
+
     began_s = time.monotonic()
     # A graph that held attention would be made anew for each micro-batch, whose layout is no tensor.
     left_out = torch.compiler.disable(packed_attention)  # type: ignore[no-untyped-call]
@@ -65,7 +67,7 @@ def fuse(model: PackedModel, workers: WorkerGroup, options: LearnerOptions) -> N
     model.compile_scores(INDUCTOR)
     try:
         _probe(model, options)
-    except torch._dynamo.exc.TorchDynamoException as error:
+    except TorchDynamoException as error:
         cause = str(error).strip().partition("\n")[0]
         raise UserFault(
             f"{KEY}: torch cannot compile {type(model.model).__name__}: {type(error).__name__}: {cause}; "

@@ -38,6 +38,7 @@ ENGINE: Final[Transitions] = {
     (Phase.STARTING, TimerFired): (Phase.QUARANTINED,),
     (Phase.IDLE, WeightsExported): (Phase.STAGING,),
     (Phase.IDLE, EngineReady): (Phase.STAGING,),
+    (Phase.IDLE, TimerFired): (Phase.STAGING,),  # the one that it was to wait for is given up
     (Phase.IDLE, WeightsFetched): (Phase.STAGING, Phase.QUARANTINED),
     (Phase.IDLE, WeightsApplied): (Phase.STAGING, Phase.QUARANTINED),
     (Phase.STAGING, WeightsFetched): (Phase.STAGED, Phase.IDLE),
@@ -51,4 +52,5 @@ ENGINE: Final[Transitions] = {
     (Phase.COMMITTING, TimerFired): (Phase.QUARANTINED,),
     **{(phase, gone): (None,) for phase in Phase for gone in LOST},
     **{(Phase.STAGED, gone): (Phase.COMMITTING, None) for gone in LOST},  # the canary, or this one
+    **{(Phase.IDLE, gone): (Phase.STAGING, None) for gone in LOST},  # the one that it was to wait for, or this one
 }

@@ -254,7 +254,7 @@ MUTANTS = (
     Mutant(
         "the record of a failure counts although somebody holds the sample",
         "actors/prompt_source/census.py",
-        "return lease.stage is not LeaseStage.FAILED, lease.attempt",
+        "return lease.stage not in ENDED, lease.attempt",
         "return True, lease.attempt",
         SOURCE,
     ),

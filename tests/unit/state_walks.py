@@ -34,7 +34,7 @@ from penstock.messages.local import (
     TimerFired,
     WeightsPublished,
 )
-from penstock.messages.membership import EngineJoined, EngineLost
+from penstock.messages.membership import EngineJoined, EngineLeaving, EngineLost
 from penstock.messages.names import engine_name
 from penstock.messages.samples import Cancelled, Completed, InfraError, SampleKey, evaluation_group_id
 from penstock.messages.training import (
@@ -127,6 +127,10 @@ class EngineWalk(Walk):
         if self.issued:
             found += [("again", self._issue_again), ("revoke", self._revoke), ("settle", self._settle)]
         return found
+
+    def leave(self) -> None:
+        """It is to leave the run."""
+        self.bench.hear(EngineLeaving(name="engine/0", epoch=0))
 
     def _give_turn(self) -> None:
         self.turn += 1
@@ -252,8 +256,10 @@ class LearnerWalk(Walk):
 class PublisherWalk(Walk):
     """A WeightPublisher, perhaps one that follows another, between the Learner and three engines."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, leaves: bool) -> None:
+        """``leaves``: engines may be told to leave the run."""
         super().__init__(seed)
+        self.leaves = leaves
         self.bench = PublisherBench(max_failed_publishes=1000)
         self.publish = self.version = 0
 
@@ -265,6 +271,9 @@ class PublisherWalk(Walk):
             if engine is None:
                 continue
             found.append(("lose", lambda index=index: self.bench.lose(index)))  # type: ignore[misc]
+            if self.leaves and self.rng.random() < 0.1:  # else hardly any gets far
+                leaving = EngineLeaving(name=engine.name, epoch=engine.epoch)
+                found.append(("leave", lambda leaving=leaving: self.bench.hear(leaving)))  # type: ignore[misc]
             if engine.phase is not PublisherPhase.QUARANTINED:
                 found.append(("older", lambda index=index: self._says_older(index)))  # type: ignore[misc]
             match engine.phase:

@@ -798,3 +798,48 @@ def test_who_is_to_leave_takes_part_in_nothing() -> None:
     assert {event.version for event in told} == {0}
     assert bench.fetched(1, 0) == []
     assert stages(bench.export(1)) == [(0, 1)]
+
+
+def newcomer_that_waits() -> PublisherBench:
+    """Engine 1 waits for engine 0 to go first with publish 1."""
+    bench = PublisherBench()
+    bench.ready(0)
+    bench.export(0)
+    bench.takes(0, 0)
+    assert stages(bench.ready(1)) == [(1, 0)]
+    says_newer(bench, 1)
+    return bench
+
+
+def says_newer(bench: PublisherBench, index: int) -> None:
+    """It serves version 1 since before this publisher was there."""
+    name = f"engine/{index}"
+    bench.hear(WeightsApplied(engine=name, engine_epoch=0, version=1, publish=10_000, digest="digest"))
+
+
+def test_a_newcomer_goes_first_itself_when_the_engine_that_it_waited_for_leaves() -> None:
+    bench = newcomer_that_waits()
+    assert stages(bench.export(1)) == [(0, 1)]
+    says_newer(bench, 0)
+    assert stages(bench.hear(EngineLeaving(name="engine/0", epoch=0))) == [(1, 1)]
+
+
+def test_a_newcomer_goes_first_itself_when_the_engine_that_it_waited_for_is_another_by_now() -> None:
+    bench = newcomer_that_waits()
+    assert stages(bench.export(1)) == [(0, 1)]
+    assert stages(bench.hear(EngineJoined(name="engine/0", epoch=1))) == [(1, 1)]
+
+
+def test_a_newcomer_goes_first_itself_when_the_engine_that_it_waited_for_is_late() -> None:
+    bench = newcomer_that_waits()
+    assert stages(bench.export(1)) == [(0, 1)]
+    assert stages(bench.hear(TimerFired(key="engine/0"))) == [(1, 1)]
+
+
+def test_the_next_goes_first_when_the_canary_is_to_leave() -> None:
+    bench = PublisherBench()
+    bench.ready(0, 1)
+    bench.export(0)
+    assert commits(bench.fetched(0, 0)) == [0]
+    assert commits(bench.fetched(1, 0)) == []
+    assert commits(bench.hear(EngineLeaving(name="engine/0", epoch=0))) == [1]

@@ -199,8 +199,14 @@ def test_every_step_of_the_tables_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
             EngineWalk(seed, takes_turns=flag, retracts=False).go(1000)
             EngineWalk(seed, takes_turns=flag, retracts=True).go(200)
             LearnerWalk(seed, shares=flag).go(1000)
+        for num_steps in range(5, 400, 5):
+            walk = EngineWalk(seed, takes_turns=False, retracts=False)
+            walk.go(num_steps)
+            walk.leave()
+            walk.go(20)
     for seed in range(25):
-        PublisherWalk(seed).go(1000)
+        PublisherWalk(seed, leaves=False).go(1000)
+        PublisherWalk(seed, leaves=True).go(2000)
     dead = [
         f"{machine.title}: {state} → {after} on {cause.__name__}"
         for machine in MACHINES

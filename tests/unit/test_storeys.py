@@ -67,7 +67,8 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime": (
         ("cli",),
-        ("gateway", "slime", "contracts", "chaos", "dashboard", "prediction", "submit"),
+        ("prediction",),
+        ("gateway", "slime", "contracts", "chaos", "dashboard", "submit"),
         ("launch",),
         ("preflight",),
         ("hosts",),

@@ -34,6 +34,7 @@ from penstock.messages.samples import (
 )
 from penstock.messages.top_logprobs import TopLogprobs
 from penstock.messages.training import Balance, StopAsked
+from penstock.messages.weights import WeightManifest
 from penstock.messages.wire import (
     Envelope,
     Header,
@@ -85,6 +86,9 @@ def example(kind: msgspec.inspect.Type) -> Any:  # noqa: ANN401 - of any type th
     match kind:
         case msgspec.inspect.StructType():
             special: dict[type[msgspec.Struct], msgspec.Struct] = {Part: PART, Prompt: PROMPT, TopLogprobs: TOP}
+            if kind.cls is WeightManifest:  # whose base is a manifest without one
+                own = {f.name: example(f.type) for f in kind.fields if f.name != "base"}
+                return WeightManifest(**own, base=WeightManifest(**own))
             return special.get(kind.cls) or kind.cls(**{f.name: example(f.type) for f in kind.fields})
         case msgspec.inspect.UnionType():
             return example(next(t for t in kind.types if not isinstance(t, msgspec.inspect.NoneType)))

@@ -44,6 +44,7 @@ import msgspec
 from penstock.messages.errors import UserFault
 from penstock.runtime.hosts.processes.descendants import be_subreaper, kill_descendants
 from penstock.runtime.hosts.ray.cluster import NUM_CPUS, OBJECT_STORE_BYTES, RAY_SETTINGS, SESSIONS, make_temp_folder
+from penstock.runtime.safe_text import terminal_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -260,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserFault as error:
         if asked.kind != "with":
             note_failed(folder, str(error))
-        sys.stderr.write(f"penstock: {error}\n")
+        sys.stderr.write(terminal_lines(f"penstock: {error}\n"))
         return 2
 
 

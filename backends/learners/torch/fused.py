@@ -68,9 +68,12 @@ def fuse(model: PackedModel, workers: WorkerGroup, options: LearnerOptions) -> N
     try:
         _probe(model, options)
     except TorchDynamoException as error:
-        cause = str(error).strip().partition("\n")[0]
+        cause: BaseException = getattr(
+            error, "inner_exception", error
+        )  # the compiler's own, without which it says little
+        said = str(cause).strip().partition("\n")[0]
         raise UserFault(
-            f"{KEY}: torch cannot compile {type(model.model).__name__}: {type(error).__name__}: {cause}; "
+            f"{KEY}: torch cannot compile {type(model.model).__name__}: {type(cause).__name__}: {said}; "
             f"set {KEY}: false"
         ) from error
     _log.info("kernels were compiled in %.0f s", time.monotonic() - began_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock.messages.base import Event, Value
 from penstock.messages.training import UpdateMode
 
@@ -13,6 +15,12 @@ class Canary(Value, frozen=True, kw_only=True):
     """int32 ids ``[T]``, no id twice."""
     logprobs: bytes
     """float32 ``[T − 1, T]``: of each of the tokens after tokens 0 … t, at temperature 1."""
+
+
+ADAPTER_DOWN: Final = ".lora_A.weight"
+"""What follows the name of an adapted matrix in that of ``A``, its adapter's first matrix; as peft has it."""
+ADAPTER_UP: Final = ".lora_B.weight"
+"""Likewise of ``B``."""
 
 
 class LowRank(Value, frozen=True, kw_only=True):

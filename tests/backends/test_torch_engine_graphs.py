@@ -12,9 +12,9 @@ from engine_cases import Case, make_case, open_engine, random_tokens, request, r
 from penstock.backends.engines.torch import engine as engine_module
 from penstock.backends.engines.torch.attention import SlotRange
 from penstock.backends.engines.torch.decode_graphs import DecodeGraphs, Drawn, can_capture
-from penstock.backends.engines.torch.low_rank import DOWN, UP, Adapters
+from penstock.backends.engines.torch.low_rank import Adapters
 from penstock.backends.engines.torch.sampling import Sampler
-from penstock.messages.weights import LowRank
+from penstock.messages.weights import ADAPTER_DOWN, ADAPTER_UP, LowRank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,8 +129,8 @@ def adapters_of(case: Case, seed: int) -> Adapters:
     tensors: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         path = name.removesuffix(".weight")
-        tensors[path + DOWN] = torch.randn(4, weight.shape[1], generator=generator) * 0.05
-        tensors[path + UP] = torch.randn(weight.shape[0], 4, generator=generator) * 0.05
+        tensors[path + ADAPTER_DOWN] = torch.randn(4, weight.shape[1], generator=generator) * 0.05
+        tensors[path + ADAPTER_UP] = torch.randn(weight.shape[0], 4, generator=generator) * 0.05
     return Adapters(tensors, LowRank(rank=4, scale=2.0, target_modules=("q_proj", "down_proj")))
 
 

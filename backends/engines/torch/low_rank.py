@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 
 from penstock.messages.errors import UserFault
+from penstock.messages.weights import ADAPTER_DOWN, ADAPTER_UP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from penstock.backends.checkpoint.model_config import ModelConfig
     from penstock.messages.weights import LowRank
 
-DOWN: Final = ".lora_A.weight"
-UP: Final = ".lora_B.weight"
 FIELDS: Final = ("qkv", "output", "gate_up", "down")
 
 
@@ -130,7 +129,9 @@ class BesideWeights:
                 continue
             beside.up.zero_()
             for number, (path, part) in enumerate(self._adapted(index, field)):
-                self._place(beside, number, part, adapters.tensors[path + DOWN], adapters.tensors[path + UP])
+                self._place(
+                    beside, number, part, adapters.tensors[path + ADAPTER_DOWN], adapters.tensors[path + ADAPTER_UP]
+                )
             beside.up.mul_(adapters.low_rank.scale)
             gain = None if gains is None else {"qkv": gains.qkv, "gate_up": gains.gate_up}.get(field)
             if gain is not None:
@@ -162,7 +163,7 @@ class BesideWeights:
     def _adapted(self, index: int, field: str) -> list[tuple[str, _Part]]:
         """Of a fused matrix the parts that have an adapter, by the names of their matrices."""
         named = [(f"model.layers.{index}.{part.name}", part) for part in self._parts[field][1]]
-        return [(path, part) for path, part in named if path + UP in self._loaded[1]]
+        return [(path, part) for path, part in named if path + ADAPTER_UP in self._loaded[1]]
 
 
 def _parts(c: ModelConfig) -> dict[str, tuple[int, tuple[_Part, ...]]]:
@@ -201,14 +202,14 @@ def check_adapters(
     """
     names = [part.name for _, parts in _parts(config).values() for part in parts]
     known = {f"model.layers.{index}.{name}" for index in range(config.num_layers) for name in names}
-    for path in sorted({name.removesuffix(DOWN).removesuffix(UP) for name in shapes}):
+    for path in sorted({name.removesuffix(ADAPTER_DOWN).removesuffix(ADAPTER_UP) for name in shapes}):
         matrix = expected.get(f"{path}.weight")
         if path not in known or matrix is None:
             raise UserFault(
                 f"learner.lora.publish is adapter, and an embedded engine computes no adapter beside {path}; leave it "
                 "out of learner.lora.target_modules, or set learner.lora.publish: merged"
             )
-        wanted = {DOWN: (low_rank.rank, matrix[1]), UP: (matrix[0], low_rank.rank)}
+        wanted = {ADAPTER_DOWN: (low_rank.rank, matrix[1]), ADAPTER_UP: (matrix[0], low_rank.rank)}
         for kind, shape in wanted.items():
             found = shapes.get(path + kind)
             if found != shape:

@@ -10,14 +10,14 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 
 from penstock.backends.learners.torch.publishing import GatheredWeights
 from penstock.backends.weights.protocol import BaseExporter, WeightExportError
-from penstock.messages.weights import LowRank
+from penstock.messages.weights import ADAPTER_DOWN, ADAPTER_UP, LowRank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.weights.protocol import WeightExporter
     from penstock.messages.weights import Canary, WeightManifest
-
-DOWN: Final = ".lora_A.weight"
-UP: Final = ".lora_B.weight"
 
 
 class AdapterPublisher:
@@ -115,8 +112,8 @@ class AdapterTensors:
         """``A`` and ``B`` of each adapted matrix."""
         for name, matrix, down, up in self._adapters.matrices():
             path = self._path(name, matrix)
-            yield path + DOWN, down.detach()
-            yield path + UP, up.detach()
+            yield path + ADAPTER_DOWN, down.detach()
+            yield path + ADAPTER_UP, up.detach()
 
     def bare_weights(self) -> Iterator[tuple[str, Tensor]]:
         return self.weights()

@@ -27,6 +27,7 @@ from penstock.backends.engines.served.base.staging import stage
 from penstock.backends.engines.served.base.versions import label_of
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.transports import open_fetcher
+from penstock.messages.weights import ADAPTER_DOWN, ADAPTER_UP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 DENSE: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Of a decoder layer."""
-PARTS: Final = (".lora_A.weight", ".lora_B.weight")
+PARTS: Final = (ADAPTER_DOWN, ADAPTER_UP)
 PREFIX: Final = "base_model.model."
 """How every name in a file of peft begins."""
 NOTHING: Final[Mapping[str, torch.Tensor]] = MappingProxyType({})

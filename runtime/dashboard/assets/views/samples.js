@@ -318,7 +318,8 @@ export function mount(root, context) {
 
 /** Reward against length: points of few samples, cells of many. A click on a cell filters by it. */
 function scatter(choose) {
-  const canvas = el("canvas", { role: "img", class: "scatter" }), note = el("p", { class: "note" });
+  const canvas = el("canvas", { role: "img", class: "scatter", "aria-label": "Reward against length, not read yet" });
+  const note = el("p", { class: "note" });
   const element = el("section", { class: "card" }, el("h3", {}, "Reward against length"), canvas, note);
   const LEFT = 44, BOTTOM = 30, TOP = 8, RIGHT = 8;
   let bins = null;

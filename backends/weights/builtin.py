@@ -94,6 +94,8 @@ def _shared_problem(site: TransportSite) -> tuple[str, str]:
     folder, (need_bytes, need) = site.shared_folder, _need(site)
     if elsewhere := _elsewhere(site):
         return f"the server at {elsewhere} is on another machine and cannot read shared memory", ""
+    if site.may_be_elsewhere and not site.is_asked:
+        return "Ray may put engines on another machine than the learner, where its shared memory cannot be read", ""
     if not folder.is_dir():
         return f"there is no {folder} on this machine, and {need}", ""
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):

@@ -53,6 +53,8 @@ class TransportSite:
     """The run's, or where that will be made."""
     addresses: tuple[str, ...] = ()
     """URLs of engines that run already."""
+    may_be_elsewhere: bool = False
+    """Engines may come to lie on other machines than the learner."""
     is_asked: bool = True
     """The scenario names this transport; else it is tried for ``auto``."""
     shared_folder: Path = SHARED_FOLDER

@@ -189,7 +189,7 @@ def _transport(job: DriverJob, folder: Path) -> str:
         scenario.weights.transport,
         size_bytes=size_bytes,
         folder=Path(job.run_folder),
-        engines=sites_of(scenario.engines),
+        engines=sites_of(scenario.engines, scenario.runtime.ray_address),
     ).transport
 
 

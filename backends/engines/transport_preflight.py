@@ -7,9 +7,9 @@ What fits where:
 * ``distributed`` and ``tensor`` need memory in the learner's process for the snapshots. Embedded engines beside SGLang
   servers pull the bytes. ``tensor`` needs every server on the loopback of the learner's machine.
 * ``none`` is what a run gets whose engines hold no weights, whatever it asks for.
-* ``auto`` takes ``shared_memory`` or ``disk``, and ``disk`` on a Ray cluster that is there already: which node an engine
-  will be on, now or after the loss of one, nobody knows before. It never takes a transport that pushes: what a learner pushed ends with
-  it, so an engine that starts while there is no learner would have nothing to load.
+* ``auto`` takes ``shared_memory`` or ``disk``, and ``disk`` on a Ray cluster that is there already, as nobody knows on
+  which of its nodes an engine will be. It never takes a transport that pushes: what a learner pushed ends with it, so
+  an engine that starts while there is no learner would have nothing to load.
 """
 
 from __future__ import annotations

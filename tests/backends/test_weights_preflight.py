@@ -141,7 +141,9 @@ def test_auto_takes_the_disk_where_ray_may_put_engines_on_another_machine(tmp_pa
     choice = check_transport("auto", size_bytes=1000, folder=tmp_path, engines=placed)
     assert choice.transport == "disk"
     assert choice.reason.startswith("Ray may put engines on another machine than the learner")
-    assert check_transport("shared_memory", size_bytes=1000, folder=tmp_path, engines=placed).transport == "shared_memory"
+    assert (
+        check_transport("shared_memory", size_bytes=1000, folder=tmp_path, engines=placed).transport == "shared_memory"
+    )
     assert check_transport("auto", size_bytes=1000, folder=tmp_path, engines=sites_of(EnginesOptions())).transport == (
         "shared_memory"
     )

@@ -56,7 +56,7 @@ MAX_CONTEXT = 512
 MAX_RESPONSE = 256
 PROGRESS_TOKENS = 8
 ROUTER_ROUNDING = 2e-6
-"""Of a probability, with the rounding of the layers before it; the log-probs of engines are within 7e-6 of the truth."""
+"""Of a probability, with the rounding of the layers before it; log-probs of engines are within 7e-6 of the truth."""
 EventT = TypeVar("EventT", bound=LocalEvent)
 
 

@@ -72,6 +72,22 @@ class Served:
         self.bench.serve(self.model, mode)
 
 
+def check_computed(
+    model: PreTrainedModel, prompt: list[int], part: Part, begin: int = 0, end: int | None = None
+) -> None:
+    """These tokens have this model's log-probs; where they have not, the message says which and how they came about."""
+    difference = largest_difference(model, prompt, part, begin, end)
+    if difference < TOLERANCE:
+        return
+    expected = response_logprobs(model, prompt, tokens_of(part), SAMPLING.temperature)
+    each = [abs(a - b) for a, b in zip(floats_view(part.logprobs).tolist(), expected, strict=True)]
+    wrong = [place for place in range(begin, len(each) if end is None else end) if each[place] >= TOLERANCE]
+    raise AssertionError(
+        f"tokens {begin} to {end} differ by up to {difference}: {len(wrong)} of them, from {wrong[0]} to {wrong[-1]}; "
+        f"the response has {len(each)} tokens of the versions {part.spans}, the prompt {len(prompt)}"
+    )
+
+
 def largest_difference(
     model: PreTrainedModel, prompt: list[int], part: Part, begin: int = 0, end: int | None = None
 ) -> float:
@@ -90,4 +106,4 @@ def check(model: PreTrainedModel, prompt: list[int], ended: GenerationEnded, ver
     """A whole response of one version."""
     assert isinstance(ended.outcome, Completed | Truncated), ended.outcome
     assert [span.version for span in ended.part.spans] == [version]
-    assert largest_difference(model, prompt, ended.part) < TOLERANCE
+    check_computed(model, prompt, ended.part)

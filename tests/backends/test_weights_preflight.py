@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from penstock.backends.engines.options import EnginesOptions
 from penstock.backends.engines.transport_preflight import (
     EngineSites,
     check_libraries,
@@ -19,7 +20,6 @@ from penstock.backends.engines.transport_preflight import (
     model_size_bytes,
     sites_of,
 )
-from penstock.backends.engines.options import EnginesOptions
 from penstock.backends.weights.builtin import in_units
 from penstock.backends.weights.digest import PIECE_BYTES, PlacedDigest, StreamDigest, digest_of
 from penstock.backends.weights.service_messages import Libraries

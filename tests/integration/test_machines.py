@@ -13,6 +13,7 @@ from machines import cluster, refusal
 
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.runtime.observability.figures import REWARD
 from penstock.runtime.observability.trackers import read_steps
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ SETTINGS = (
     "runtime.heartbeat_timeout_s=6",
 )
 STOP_S = 60.0
+GOOD_REWARD = 0.8
 TWO_ENGINES = (*SETTINGS, "engines.count=2")  # Ray spreads them
 
 
@@ -76,6 +78,17 @@ def test_a_machine_that_is_cut_off_comes_back_to_a_run_that_went_on_without_it(
         two.mend("far")
         await_back(run, far)
         stop(run, two)
+
+
+@pytest.mark.slow
+def test_the_quickstart_learns_over_two_machines_what_it_learns_on_one(two: Cluster, tmp_path: Path) -> None:
+    settings = ("runtime.host=ray", "engines.count=2")
+    with LiveRun("quickstart.yaml", tmp_path, settings, through=two.command("near", 2)) as run:
+        summary = run.finish()
+    assert len({node_of(run, f"engine/{index}") for index in range(2)}) == 2
+    assert summary.restarts == ()
+    rewards = [step.metrics[REWARD] for step in read_steps(run.folder)]
+    assert sum(rewards[-10:]) / 10 > GOOD_REWARD  # on one it ends at 0.87 to 0.89
 
 
 @pytest.mark.slow

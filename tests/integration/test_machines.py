@@ -39,6 +39,7 @@ SETTINGS = (
     "runtime.heartbeat_timeout_s=6",
 )
 STOP_S = 60.0
+WHOLE_S = 800.0
 GOOD_REWARD = 0.8
 TWO_ENGINES = (*SETTINGS, "engines.count=2")  # Ray spreads them
 
@@ -81,9 +82,10 @@ def test_a_machine_that_is_cut_off_comes_back_to_a_run_that_went_on_without_it(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(WHOLE_S + 100)
 def test_the_quickstart_learns_over_two_machines_what_it_learns_on_one(two: Cluster, tmp_path: Path) -> None:
     settings = ("runtime.host=ray", "engines.count=2")
-    with LiveRun("quickstart.yaml", tmp_path, settings, through=two.command("near", 2)) as run:
+    with LiveRun("quickstart.yaml", tmp_path, settings, timeout_s=WHOLE_S, through=two.command("near", 2)) as run:
         summary = run.finish()
     assert len({node_of(run, f"engine/{index}") for index in range(2)}) == 2
     assert summary.restarts == ()

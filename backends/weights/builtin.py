@@ -155,7 +155,7 @@ def _fetch_disk(manifest: WeightManifest) -> FetchedWeights:
     return fetch_disk(manifest)
 
 
-def _push(transport: Literal["distributed", "tensor"], context: ExportContext) -> WeightExporter:
+def _push(transport: Literal["distributed", "tensor", "network"], context: ExportContext) -> WeightExporter:
     from penstock.backends.weights.pushing import PushExporter
 
     return PushExporter(transport, context.learner_epoch, context.host)
@@ -165,6 +165,12 @@ def _pull(manifest: WeightManifest) -> FetchedWeights:
     from penstock.backends.weights.pulled import fetch_pushed
 
     return fetch_pushed(manifest)
+
+
+def _land(manifest: WeightManifest) -> FetchedWeights:
+    from penstock.backends.weights.network import LANDING
+
+    return LANDING.fetch(manifest)
 
 
 def _fetch_nothing(manifest: WeightManifest) -> FetchedWeights:
@@ -181,6 +187,12 @@ DISTRIBUTED: Final = TransportSpec(
 )
 TENSOR: Final = TransportSpec(
     open_exporter=partial(_push, spec.TENSOR), fetch=_pull, check=partial(_check_memory, spec.TENSOR)
+)
+NETWORK: Final = TransportSpec(
+    open_exporter=partial(_push, spec.NETWORK),
+    fetch=_land,
+    check=partial(_check_memory, spec.NETWORK),
+    shares_gpus=False,
 )
 NONE: Final = TransportSpec(
     open_exporter=lambda context: NoWeightsExporter(context.learner_epoch), fetch=_fetch_nothing, is_chosen=False

@@ -20,6 +20,7 @@ SHARED_MEMORY: Final = "shared_memory"
 DISK: Final = "disk"
 DISTRIBUTED: Final = "distributed"
 TENSOR: Final = "tensor"
+NETWORK: Final = "network"
 NONE: Final = "none"
 """For runs in which no engine holds weights; nobody chooses it."""
 AUTO: Final = "auto"
@@ -87,6 +88,6 @@ TRANSPORTS: Final = Registry(
     TransportSpec,
     {
         name: f"penstock.backends.weights.builtin:{name.upper()}"
-        for name in (SHARED_MEMORY, DISK, DISTRIBUTED, TENSOR, NONE)
+        for name in (SHARED_MEMORY, DISK, DISTRIBUTED, TENSOR, NETWORK, NONE)
     },
 )

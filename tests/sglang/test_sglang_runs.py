@@ -113,7 +113,8 @@ def versions_announced(folder: Path) -> set[int]:
         # weights over each transport in test_conformance.py and test_weights_push.py, where one dies amid a push.
         pytest.param("sync", 0, "disk", marks=pytest.mark.slow),
         pytest.param("one_step_off", 1, "distributed", marks=pytest.mark.slow),
-        ("fully_async", 2, "shared_memory"),
+        pytest.param("fully_async", 2, "shared_memory", marks=pytest.mark.slow),
+        ("fully_async", 2, "network"),
     ],
 )
 def test_a_run_survives_the_loss_of_its_servers_under_every_policy(

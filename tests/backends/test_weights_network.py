@@ -15,6 +15,7 @@ import torch
 
 from penstock.backends.weights import network, pulled
 from penstock.backends.weights.changes_kept import ChangesKept
+from penstock.backends.weights.fetched import checked_digest
 from penstock.backends.weights.network import Landing
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.pushing import PushExporter
@@ -132,7 +133,7 @@ def test_a_version_lives_as_long_as_somebody_has_it_open(exporter: PushExporter)
     del first
     assert os.fstat(descriptor).st_size > 2 * NUM_WEIGHTS
     with os.fdopen(descriptor, "rb") as file:
-        assert network.checked_digest(export(exporter, 0), memoryview(file.read())) == digest
+        assert checked_digest(export(exporter, 0), memoryview(file.read())) == digest
     check(kept, 1)
 
 
@@ -144,7 +145,7 @@ def test_a_line_that_breaks_is_made_anew_and_goes_on_with_what_is_missing(export
         came = pulled.pull(manifest, data)
         assert cutting.num_connections == 3
     assert came.size_bytes == manifest.size_bytes  # nothing twice
-    assert network.checked_digest(manifest, data) == manifest.digest
+    assert checked_digest(manifest, data) == manifest.digest
 
 
 def test_a_line_that_breaks_again_and_again_is_given_up(exporter: PushExporter) -> None:

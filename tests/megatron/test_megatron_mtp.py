@@ -1,0 +1,204 @@
+"""Layers that predict further tokens, trained beside the policy: against a plain loop over transformers' layers."""
+
+# transformers' models have no types:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import training_plan as plan
+from safetensors.torch import load_file
+from tiny_families import load_tiny, make_predicting
+from torch import nn
+
+from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
+from penstock.backends.learners.megatron_options import MtpOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ranks import Ranks
+
+pytestmark = pytest.mark.megatron
+
+APART = MtpOptions(loss_coef=0.3)
+TOGETHER = MtpOptions(loss_coef=0.3, trains_trunk=True)
+OVERLAPS = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+LATENT, GLM, TWO = "deepseek_v3", "glm4_moe", "glm4_moe two"
+LAYOUTS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "one": (LATENT, 1, {}),
+    "one, plain optimizer, recomputed": (GLM, 1, {"distributed_optimizer": False, "recompute": "full"}),
+    "two such layers, data 2": (TWO, 2, {}),
+    "tensor 2 expert 2": (LATENT, 2, {"tensor_parallel": 2, "expert_parallel": 2}),
+    "pipeline 2 with overlaps": (GLM, 2, {"pipeline_parallel": 2, "overlap_grad_reduce": True}),
+    "context 2": (GLM, 2, {"context_parallel": 2}),
+    "pipeline 2 virtual 2 data 2 with overlaps": (
+        GLM, 4, {"pipeline_parallel": 2, "virtual_pipeline": 2, **OVERLAPS},
+    ),
+    "two such layers, tensor 2 context 2": (TWO, 4, {"tensor_parallel": 2, "context_parallel": 2}),
+    "tensor 2 expert 2 pipeline 2": (LATENT, 4, {"tensor_parallel": 2, "expert_parallel": 2, "pipeline_parallel": 2}),
+}  # fmt: skip
+AROUND = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+
+
+@pytest.fixture(scope="session")
+def predicting(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    parent = tmp_path_factory.mktemp("predicting")
+
+    def make(name: str) -> Path:
+        folder = parent / name.replace(" ", "_")
+        num_further = 2 if name.endswith("two") else 1
+        return folder if folder.exists() else make_predicting(name.split()[0], folder, num_further=num_further)
+
+    return make
+
+
+@pytest.mark.parametrize("options", [APART, TOGETHER], ids=["apart", "together"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_three_steps_end_where_a_plain_loop_ends(
+    layout: str, options: MtpOptions, ranks: Callable[[int], Ranks], predicting: Callable[[str], Path]
+) -> None:
+    name, num_ranks, keys = LAYOUTS[layout]
+    folder = predicting(name)
+    answers = ranks(num_ranks).run("mtp_cases:trained", str(folder), keys | {"mtp": options}, num_ranks)
+    figures, weights = by_a_plain_loop(folder, options)
+    for found, _ in answers:
+        np.testing.assert_allclose(np.array(found, dtype=float), np.array(figures, dtype=float), rtol=0, atol=5e-6)
+    after: dict[str, Any] = answers[0][1]
+    assert after.keys() == weights.keys()
+    for tensor, wanted in weights.items():
+        np.testing.assert_allclose(after[tensor], wanted, rtol=0, atol=1e-5, err_msg=tensor)
+
+
+def test_the_policy_does_not_know_of_layers_that_are_trained_apart(
+    ranks: Callable[[int], Ranks], predicting: Callable[[str], Path]
+) -> None:
+    folder = str(predicting(LATENT))
+    [[with_them, after]] = ranks(1).run("mtp_cases:trained", folder, {"mtp": APART}, 1)
+    [[without, policy]] = ranks(1).run("mtp_cases:trained", folder, {}, 1)
+    [[_, together]] = ranks(1).run("mtp_cases:trained", folder, {"mtp": TOGETHER}, 1)
+    assert [row[:2] for row in with_them] == [row[:2] for row in without]
+    assert all(np.array_equal(after[name], tensor) for name, tensor in policy.items())
+    trunk = "model.layers.0.self_attn.o_proj.weight"
+    assert np.abs(together[trunk] - policy[trunk]).max() > 1e-4
+    assert len(after) > len(policy)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_weights_come_out_as_they_went_in_but_for_the_copies(
+    num_ranks: int, ranks: Callable[[int], Ranks], predicting: Callable[[str], Path]
+) -> None:
+    keys = {"mtp": APART, "tensor_parallel": num_ranks}
+    wrong, _ = ranks(num_ranks).run("weight_cases:round_trip", str(predicting(TWO)), keys, num_ranks)[0]
+    copies = [f"model.layers.{n}.{name}.weight" for n in (4, 5) for name in ("embed_tokens", "shared_head.head")]
+    assert wrong == sorted(copies)
+
+
+class Plain:
+    """transformers' own layers in the place of such layers, one sequence at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = load_tiny(folder / "whole")
+        kept = [(name, buffer) for name, buffer in self.model.named_buffers() if name in self.model.state_dict()]
+        inner = {name: p.detach() for name, p in (*self.model.named_parameters(), *kept)}
+        self.named = CheckpointNames(self.model).rename(inner)  # views of the same memory, where they are trained
+        tensors = load_file(folder / "model.safetensors")
+        num_layers = self.model.config.num_hidden_layers - (len([n for n in tensors if n.endswith("eh_proj.weight")]))
+        layers = self.model.model.layers
+        self.model.model.layers, further = layers[:num_layers], layers[num_layers:]
+        self.model.config.num_hidden_layers = num_layers
+        self.further: list[tuple[Any, dict[str, nn.Parameter]]] = []
+        self.around: dict[str, nn.Parameter] = {}
+        for number, layer in enumerate(further, num_layers):
+            prefix = f"model.layers.{number}."
+            around = {part: nn.Parameter(tensors[f"{prefix}{part}.weight"]) for part in AROUND}
+            self.around |= {f"{prefix}{part}.weight": parameter for part, parameter in around.items()}
+            self.further.append((layer, around))
+
+    @property
+    def of_further(self) -> list[nn.Parameter]:
+        return [*self.around.values(), *(p for layer, _ in self.further for p in layer.parameters())]
+
+    def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.model.model(tokens[None, :-1], use_cache=False).last_hidden_state
+        return hidden
+
+    def further_logits(self, hidden: torch.Tensor, tokens: torch.Tensor, *, is_apart: bool) -> list[torch.Tensor]:
+        """By distance ``[T, V]``, from ``T`` inputs less those after which too few tokens are left."""
+        inputs, table, head = tokens[:-1], self.model.model.embed_tokens.weight, self.model.lm_head.weight
+        if is_apart:
+            hidden, table, head = hidden.detach(), table.detach(), head.detach()
+        found: list[torch.Tensor] = []
+        for distance, (layer, around) in enumerate(self.further, 1):
+            count = len(inputs) - distance
+            if count <= 0:
+                break
+            made = nn.functional.embedding(inputs[distance:], table)[None]
+            joined = torch.cat(
+                [self.normed(made, around["enorm"]), self.normed(hidden[:, :count], around["hnorm"])], -1
+            )
+            positions = torch.arange(count)[None]
+            mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
+            out = layer(
+                nn.functional.linear(joined, around["eh_proj"]),
+                attention_mask=mask,
+                position_ids=positions,
+                position_embeddings=self.model.model.rotary_emb(joined, positions),
+            )
+            hidden = self.normed(out if isinstance(out, torch.Tensor) else out[0], around["shared_head.norm"])
+            found.append(nn.functional.linear(hidden[0], head))
+        return found
+
+    def normed(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return nn.functional.rms_norm(values, values.shape[-1:], weight, self.model.config.rms_norm_eps)
+
+
+@cache
+def by_a_plain_loop(folder: Path, options: MtpOptions) -> tuple[list[tuple[float, ...]], dict[str, Any]]:
+    """As of ``mtp_cases:trained``."""
+    plain, is_apart = Plain(folder), not options.trains_trunk
+    policy, further = list(plain.model.parameters()), plain.of_further
+    both = [*policy, *further]
+    adam = torch.optim.AdamW(
+        [
+            {"params": [p for p in both if p.dim() > 1], "weight_decay": plan.WEIGHT_DECAY},
+            {"params": [p for p in both if p.dim() == 1], "weight_decay": 0.0},
+        ],
+        lr=plan.LEARNING_RATE, betas=plan.BETAS, eps=plan.EPSILON,
+    )  # fmt: skip
+    figures: list[tuple[float, ...]] = []
+    for step in range(plan.NUM_STEPS):
+        adam.zero_grad()
+        batches = plan.micro_batches(step, plain.model.config.vocab_size)
+        sequences = [sequence for batch in batches for sequence in batch]
+        distances = range(1, len(plain.further) + 1)
+        counts = [sum(int((s.trained > distance).sum()) for s in sequences) for distance in distances]
+        total, mtp_total = 0.0, 0.0
+        for sequence in sequences:
+            tokens, trained = torch.from_numpy(sequence.tokens).long(), torch.from_numpy(sequence.trained)
+            hidden = plain.hidden(tokens)
+            logprobs = (plain.model.lm_head(hidden)[0, trained - 1] / plan.TEMPERATURE).log_softmax(-1)
+            entropy = -(logprobs.exp() * logprobs).sum()
+            chosen = logprobs.gather(1, tokens[trained, None]).sum()
+            loss = -(chosen + plan.ENTROPY_COEF * entropy) / plan.num_trained(batches)
+            total += float(loss.detach())
+            mtp = torch.zeros(())
+            for distance, logits in enumerate(plain.further_logits(hidden, tokens, is_apart=is_apart), 1):
+                far = trained[trained > distance]
+                said = logits.log_softmax(-1)[far - 1 - distance].gather(1, tokens[far, None])
+                mtp = mtp - said.sum() / counts[distance - 1] / len(counts)
+            mtp_total += float(mtp.detach())
+            (loss + options.loss_coef * mtp).backward()
+        norm = float(nn.utils.clip_grad_norm_(policy if is_apart else both, plan.MAX_GRAD_NORM))
+        mtp_norm = float(nn.utils.clip_grad_norm_(further, plan.MAX_GRAD_NORM)) if is_apart else float("nan")
+        assert norm > plan.MAX_GRAD_NORM, "clipping is active"
+        adam.step()
+        figures.append((total, norm, mtp_total, mtp_norm))
+    weights = {**plain.named, **plain.around}
+    return figures, {name: tensor.detach().numpy() for name, tensor in weights.items()}

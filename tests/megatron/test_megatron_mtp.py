@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +14,16 @@ import numpy as np
 import pytest
 import torch
 import training_plan as plan
-from safetensors.torch import load_file
+from rich.console import Console
+from safetensors.torch import load_file, save_file
 from tiny_families import load_tiny, make_predicting
 from torch import nn
 
 from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
+from penstock.backends.checkpoint.make import make_model
+from penstock.backends.checkpoint.tokenizer_files import copy_tokenizer
 from penstock.backends.learners.megatron_options import MtpOptions
+from penstock.runtime.cli.convert import convert
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +32,8 @@ if TYPE_CHECKING:
     from ranks import Ranks
 
 pytestmark = pytest.mark.megatron
+
+Layout = tuple[int, dict[str, Any]]
 
 APART = MtpOptions(loss_coef=0.3)
 TOGETHER = MtpOptions(loss_coef=0.3, trains_trunk=True)
@@ -98,6 +106,88 @@ def test_weights_come_out_as_they_went_in_but_for_the_copies(
     wrong, _ = ranks(num_ranks).run("weight_cases:round_trip", str(predicting(TWO)), keys, num_ranks)[0]
     copies = [f"model.layers.{n}.{name}.weight" for n in (4, 5) for name in ("embed_tokens", "shared_head.head")]
     assert wrong == sorted(copies)
+
+
+@pytest.mark.parametrize(
+    ("saved_in", "loaded_in"),
+    [((2, {"tensor_parallel": 2, "expert_parallel": 2}), (1, {})), ((1, {}), (2, {"pipeline_parallel": 2}))],
+)
+def test_a_checkpoint_has_them_with_their_optimizer_whatever_the_layout(
+    saved_in: Layout,
+    loaded_in: Layout,
+    ranks: Callable[[int], Ranks],
+    predicting: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    model = str(predicting(LATENT))
+    num_ranks, keys = saved_in
+    case = ("resharding_cases:saved", model, str(tmp_path), keys | {"mtp": APART}, num_ranks)
+    path, weights, after = ranks(num_ranks).run(*case)[0]
+    num_ranks, keys = loaded_in
+    case = ("resharding_cases:gone_on", model, path, keys | {"mtp": APART}, num_ranks)
+    found, found_after, _ = ranks(num_ranks).run(*case)[0]
+    beyond = "model.layers.4.mlp.experts.3.up_proj.weight"
+    assert found.keys() == weights.keys() >= {beyond}
+    assert all(np.array_equal(found[name], weights[name]) for name in weights)
+    assert max(float(np.abs(found_after[name] - after[name]).max()) for name in after) < 5e-7
+    assert np.abs(after[beyond] - weights[beyond]).max() > 1e-4
+    with pytest.raises(AssertionError, match=r"learner\.megatron\.mtp is null, so they would be lost"):
+        ranks(1).run("resharding_cases:gone_on", model, path, {}, 1)
+
+
+def test_a_checkpoint_without_them_is_refused_where_they_are_trained(
+    ranks: Callable[[int], Ranks], predicting: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = str(predicting(LATENT))
+    path, _, _ = ranks(1).run("resharding_cases:saved", model, str(tmp_path), {}, 1)[0]
+    with pytest.raises(AssertionError, match="was written without layers that predict further tokens"):
+        ranks(1).run("resharding_cases:gone_on", model, path, {"mtp": APART}, 1)
+
+
+def test_converted_they_are_as_they_were_trained_and_their_copies_the_models_own(
+    ranks: Callable[[int], Ranks], predicting: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model, run = tmp_path / "model", tmp_path / "run"
+    shutil.copytree(predicting(GLM), model)
+    make_model("xs", tmp_path / "tokenizer", seed=0)
+    copy_tokenizer(tmp_path / "tokenizer", model)
+    case = ("resharding_cases:saved", str(model), str(run / "checkpoints"), {"mtp": TOGETHER}, 1)
+    _, weights, _ = ranks(1).run(*case)[0]
+    converted(run, tmp_path / "back", "huggingface")
+    converted(tmp_path / "back", tmp_path / "megatron", "megatron")
+    converted(tmp_path / "megatron", tmp_path / "again", "huggingface")
+    before = load_file(model / "model.safetensors")
+    for folder in ("back", "again"):
+        found = load_file(tmp_path / folder / "model.safetensors")
+        assert found.keys() == before.keys()
+        assert all(np.array_equal(found[name].numpy(), tensor) for name, tensor in weights.items())
+        embedding, head = found["model.embed_tokens.weight"], found["lm_head.weight"]
+        assert torch.equal(found["model.layers.4.embed_tokens.weight"], embedding)
+        assert torch.equal(found["model.layers.4.shared_head.head.weight"], head)
+        assert not torch.equal(embedding, before["model.embed_tokens.weight"])
+    for folder in ("back", "megatron"):
+        case = ("resharding_cases:weights_in", str(model), str(tmp_path / folder), {"mtp": APART}, 1)
+        begun = ranks(1).run(*case)[0]
+        assert begun.keys() == weights.keys()
+        assert all(np.array_equal(begun[name], tensor) for name, tensor in weights.items())
+
+
+def test_a_head_of_their_own_is_refused(
+    ranks: Callable[[int], Ranks], predicting: Callable[[str], Path], tmp_path: Path
+) -> None:
+    tensors = load_file(predicting(GLM) / "model.safetensors")
+    tensors["model.layers.4.shared_head.head.weight"][7, 3] += 1e-3
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    shutil.copy(predicting(GLM) / "config.json", tmp_path)
+    with pytest.raises(AssertionError, match=r"shared_head\.head\.weight is another matrix than lm_head\.weight"):
+        ranks(1).run("weight_cases:round_trip", str(tmp_path), {"mtp": APART}, 1)
+
+
+def converted(source: Path, target: Path, target_format: str) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    assert not convert(
+        source, target, console, version=None, dtype=None, max_shard_size="1GB", target_format=target_format
+    )
 
 
 class Plain:

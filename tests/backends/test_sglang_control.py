@@ -252,6 +252,36 @@ def test_what_the_server_says_of_itself_is_as_its_scheduler_resolved_it() -> Non
     assert "secret" not in repr(info)
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "/m"}, True),
+        ({"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "/draft"}, False),
+        ({}, False),
+    ],
+)
+def test_a_server_says_whether_it_drafts_with_layers_of_its_model(said: dict[str, str], expected: bool) -> None:
+    state = {"weight_version": "v", "effective_max_running_requests_per_dp": 1, **said}
+    body = {
+        "version": "0.5.23", "model_path": "/m", "max_total_num_tokens": 1, "max_req_input_len": 1,
+        "internal_states": [state],
+    }  # fmt: skip
+    info, _ = ask(lambda c: c.server_info(), {"/server_info": (200, msgspec.json.encode(body))})
+    assert info.drafts_from_model is expected
+
+
+def test_an_update_reaches_the_draft_where_its_session_was_opened_for_it() -> None:
+    async def update(control: SglangControl) -> None:
+        for with_draft in (True, False):
+            await control.begin_update(with_draft=with_draft)
+            await control.update_from_tensor(TENSORS, load_format=None, flush=False)
+            await control.update_from_distributed([], [], [], group="g", flush=False)
+
+    paths = ("/begin_weight_update", "/update_weights_from_tensor", "/update_weights_from_distributed")
+    _, told = ask(update, dict.fromkeys(paths, (200, SUCCESS)))
+    assert [body["selector"] for _, body, _ in told] == ["all"] * 3 + ["target"] * 3
+
+
 def test_an_answer_that_is_none_is_a_bad_reply() -> None:
     for body in (b"<html>", b"{}", b"\xff"):
         with pytest.raises(BadReply):

@@ -52,6 +52,10 @@ LAYOUTS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "two such layers, tensor 2 context 2": (TWO, 4, {"tensor_parallel": 2, "context_parallel": 2}),
     "tensor 2 expert 2 pipeline 2": (LATENT, 4, {"tensor_parallel": 2, "expert_parallel": 2, "pipeline_parallel": 2}),
 }  # fmt: skip
+RESHARDED: list[tuple[Layout, Layout]] = [
+    ((2, {"tensor_parallel": 2, "expert_parallel": 2}), (1, {})),
+    ((1, {}), (2, {"pipeline_parallel": 2})),
+]
 AROUND = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
 
 
@@ -108,10 +112,7 @@ def test_weights_come_out_as_they_went_in_but_for_the_copies(
     assert wrong == sorted(copies)
 
 
-@pytest.mark.parametrize(
-    ("saved_in", "loaded_in"),
-    [((2, {"tensor_parallel": 2, "expert_parallel": 2}), (1, {})), ((1, {}), (2, {"pipeline_parallel": 2}))],
-)
+@pytest.mark.parametrize(("saved_in", "loaded_in"), RESHARDED)
 def test_a_checkpoint_has_them_with_their_optimizer_whatever_the_layout(
     saved_in: Layout,
     loaded_in: Layout,

@@ -138,11 +138,14 @@ def _write(config: Any, folder: Path) -> Path:  # noqa: ANN401 - a config of tra
     return folder
 
 
-def make_predicting(name: str, folder: Path, *, num_further: int = 1) -> Path:
+def make_predicting(name: str, folder: Path, *, num_further: int = 1, is_served: bool = False) -> Path:
     """One with layers that predict further tokens, as DeepSeek-V3 and GLM-4.5 are published: layers like the model's
     last one beyond those that ``config.json`` counts, what is around them, and copies of embedding and output head.
-    The ``whole`` folder in it is the model that has them as its own last layers."""
+    The ``whole`` folder in it is the model that has them as its own last layers. One that ``is_served`` has a
+    vocabulary of words and its tokenizer."""
     config = copy.deepcopy(CONFIGS[name])
+    if is_served:
+        config.vocab_size, config.eos_token_id, config.pad_token_id = VOCAB_SIZE, END_ID, PAD_ID
     num_layers = config.num_hidden_layers
     config.num_hidden_layers = num_layers + num_further
     if getattr(config, "mlp_layer_types", None):
@@ -164,6 +167,8 @@ def make_predicting(name: str, folder: Path, *, num_further: int = 1) -> Path:
     if said.get("mlp_layer_types"):
         said["mlp_layer_types"] = said["mlp_layer_types"][:num_layers]
     (folder / "config.json").write_text(json.dumps(said))
+    if is_served:
+        make_tokenizer().save_pretrained(str(folder))
     return folder
 
 

@@ -276,8 +276,8 @@ def _activations(architecture: Architecture, layout: Layout, options: MegatronOp
         for layer in range(starts[piece], starts[piece + 1])
     ]
     if stage == layout.pipeline - 1:
-        # Around its layer: the embedding, both norms, what they are joined to, what is made of it, and the last norm.
-        around = 7 * architecture.hidden_size / (layout.tensor if layout.sequence_parallel else 1)
+        # Around its layer: the embedding, what is joined of both norms, what is made of it, and the last norm.
+        around = 6 * architecture.hidden_size / (layout.tensor if layout.sequence_parallel else 1)
         layer = _of_layer(architecture, layout, has_experts=architecture.has_experts(architecture.num_layers))
         own += [layer + around] * architecture.num_mtp_layers
     if not own:
@@ -327,6 +327,5 @@ def _logits(
     architecture: Architecture, layout: Layout, options: MegatronOptions, precision: ModelDtype, tokens: int
 ) -> int:
     share = _vocab(architecture, layout, options) // layout.tensor
-    # Of layers that predict further tokens as well: they are there when the model's own are made.
-    num_heads = 1 + architecture.num_mtp_layers
-    return num_heads * 2 * tokens * share * (WEIGHT_BYTES[precision] + FLOAT32_BYTES)
+    # Those of layers that predict further tokens are there once, when the model's own are made.
+    return (2 + architecture.num_mtp_layers) * tokens * share * (WEIGHT_BYTES[precision] + FLOAT32_BYTES)

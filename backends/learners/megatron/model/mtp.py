@@ -138,9 +138,9 @@ class _Constant(torch.autograd.Function):
     adds gradients up while the backward pass goes on, as the last stage's copy of the embedding."""
 
     @staticmethod
-    def forward(_: Any, values: Tensor) -> Tensor:  # noqa: ANN401 - torch's own
+    def forward(ctx: Any, values: Tensor) -> Tensor:  # noqa: ANN401 - torch's own
         return values.view_as(values)
 
     @staticmethod
-    def backward(_: Any, *gradients: Tensor) -> Tensor:  # noqa: ANN401 - torch's own
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # noqa: ANN401 - torch's own
         return torch.zeros_like(gradients[0])

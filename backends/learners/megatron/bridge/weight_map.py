@@ -212,6 +212,7 @@ def global_name(local: str, *, layers: Mapping[int, int], first_expert: int) -> 
         layers: layer of the model by layer of the stage.
         first_expert: the first one that this rank has.
     """
+    local = local.replace(".mtp_model_layer.", ".transformer_layer.")  # as newer versions call it
     name = _LAYER.sub(lambda found: f"decoder.layers.{layers[int(found[1])]}.", local)
     return _EXPERT.sub(lambda found: str(first_expert + int(found[1])), name)
 

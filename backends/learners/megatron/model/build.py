@@ -149,7 +149,7 @@ def _let_recompute(chunks: list[GPTModel]) -> None:
         for module in (chunk.decoder, *(layer.self_attention for layer in chunk.decoder.layers)):
             module.training = True
         for layer in mtp_layers(chunk):
-            layer.training = layer.transformer_layer.self_attention.training = True
+            layer.training = layer.inner.self_attention.training = True
 
 
 def mtp_layers(chunk: GPTModel) -> list[Any]:
@@ -212,7 +212,7 @@ def _chunk(
 
 def _set_latent_epsilon(model: GPTModel, latent: LatentAttention) -> None:
     """The configuration has one epsilon for all norms."""
-    for layer in (*model.decoder.layers, *(layer.transformer_layer for layer in mtp_layers(model))):
+    for layer in (*model.decoder.layers, *(layer.inner for layer in mtp_layers(model))):
         attention: Any = layer.self_attention
         attention.linear_kv_up_proj.eps = latent.norm_epsilon
         if latent.query_rank:

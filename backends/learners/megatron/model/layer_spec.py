@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
@@ -48,6 +49,11 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.bridge.architecture import Architecture
 
 
+_INNER = next(each.name for each in fields(MultiTokenPredictionLayerSubmodules) if each.name.endswith("_layer"))
+"""What the decoder layer in a layer that predicts a further token is called: ``transformer_layer``, and from 0.17 on
+``mtp_model_layer``."""
+
+
 def block_spec(
     architecture: Architecture, config: TransformerConfig, *, virtual_stage: int | None, is_cpu: bool
 ) -> TransformerBlockSubmodules:
@@ -66,7 +72,7 @@ def mtp_spec(architecture: Architecture, config: TransformerConfig, *, is_cpu: b
     if is_cpu:
         layer = layer_spec(architecture, config, has_experts=architecture.has_experts(architecture.num_layers))
         outer = MultiTokenPredictionLayerSubmodules(
-            enorm=RMSNorm, hnorm=RMSNorm, eh_proj=ColumnParallelLinear, transformer_layer=layer, layer_norm=RMSNorm
+            enorm=RMSNorm, hnorm=RMSNorm, eh_proj=ColumnParallelLinear, layer_norm=RMSNorm, **{_INNER: layer}
         )
         each = ModuleSpec(module=PredictionLayer, submodules=outer)
     else:

@@ -56,28 +56,33 @@ class PredictionLayer(MultiTokenPredictionLayer):
         position_ids: Tensor,
         embedding: Callable[..., Tensor],
         hidden_states: Tensor,
-        **_: Any,  # noqa: ANN401 - megatron-core's own
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        **given: Any,  # noqa: ANN401 - megatron-core's own
+    ) -> tuple[Tensor | None, ...]:
         made = embedding(input_ids=input_ids, position_ids=position_ids)
-        return input_ids, position_ids, made, hidden_states
+        mask = [given["padding_mask"]] if "padding_mask" in given else []  # from 0.18 on
+        return input_ids, position_ids, *mask, made, hidden_states
+
+    @property
+    def inner(self) -> Any:  # noqa: ANN401 - as above
+        """The decoder layer in it."""
+        return self.transformer_layer if hasattr(self, "transformer_layer") else self.mtp_model_layer
 
     def _checkpointed_forward(
         self,
-        forward_func: Callable[..., Tensor],
-        *,
+        *functions: Callable[..., Tensor],
         hidden_states: Tensor,
         decoder_input: Tensor,
-        **given: Any,  # noqa: ANN401 - megatron-core's own
+        **given: Any,  # noqa: ANN401 - as above
     ) -> Tensor:
-        """Compute again in the backward pass. megatron-core's own passes on what describes packed sequences as if it
-        were a tensor."""
-        if self.config.fp8:
+        """Compute again in the backward pass. megatron-core's own of 0.16 passes on what describes packed sequences as
+        if it were a tensor; later ones do not say which function it is."""
+        if self.config.fp8 or not functions:
             return super()._checkpointed_forward(
-                forward_func, hidden_states=hidden_states, decoder_input=decoder_input, **given
+                *functions, hidden_states=hidden_states, decoder_input=decoder_input, **given
             )
 
         def again(hidden: Tensor, made: Tensor) -> Tensor:
-            return forward_func(hidden_states=hidden, decoder_input=made, **given)
+            return functions[0](hidden_states=hidden, decoder_input=made, **given)
 
         return checkpoint(again, self.config.distribute_saved_activations, hidden_states, decoder_input)
 

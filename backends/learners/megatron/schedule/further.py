@@ -72,6 +72,7 @@ class FurtherLoss:
         total = torch.tensor(counts, dtype=torch.float64, device=self.device)
         dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
         self._step = _Step(total.clamp(min=1.0), torch.zeros_like(total))
+        cast("PredictingModel", self.model.chunks[-1]).further_logits = None  # of a pass that ended early
 
     def tokens(self, sequences: Sequence[TrainSequence], share: PackedShare) -> tuple[FurtherTokens, ...]:
         """For each layer, about one micro-batch; nothing outside of a step."""

@@ -11,6 +11,7 @@ from sglang_replay import ReplayServer, replay
 
 from penstock.backends.engines.served.base.health import Check
 from penstock.backends.engines.served.base.http import BadReply, CallError, Refused, ServerBusy, ServerError, ServerHttp
+from penstock.backends.engines.served.sglang.bucket_push import ServerRanks, reaches_draft
 from penstock.backends.engines.served.sglang.control import (
     CacheNotFlushed,
     GroupMember,
@@ -280,6 +281,14 @@ def test_an_update_reaches_the_draft_where_its_session_was_opened_for_it() -> No
     paths = ("/begin_weight_update", "/update_weights_from_tensor", "/update_weights_from_distributed")
     _, told = ask(update, dict.fromkeys(paths, (200, SUCCESS)))
     assert [body["selector"] for _, body, _ in told] == ["all"] * 3 + ["target"] * 3
+
+
+def test_layers_that_predict_reach_the_draft_that_is_made_of_them_and_no_other() -> None:
+    own, other = (ServerRanks("engine-0", tp_size=1, drafts_from_model=is_own) for is_own in (True, False))
+    model = ["model.layers.3.mlp.down_proj.weight", "lm_head.weight"]
+    assert reaches_draft(own, [*model, "model.layers.4.eh_proj.weight"])
+    assert not reaches_draft(own, model)
+    assert not reaches_draft(other, [*model, "model.layers.4.eh_proj.weight"])
 
 
 def test_an_answer_that_is_none_is_a_bad_reply() -> None:

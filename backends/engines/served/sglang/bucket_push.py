@@ -35,7 +35,7 @@ from penstock.backends.weights.builtin import check_loopback
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Collection
 
     from penstock.backends.engines.served.base.bucket_source import PublishSource
     from penstock.backends.engines.served.expectation import Expectation
@@ -114,7 +114,7 @@ class ServerGroup:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._join(source, timeout_s)
-                async with _session(self._control, timeout_s, with_draft=_reaches_draft(self._ranks, source)):
+                async with _session(self._control, timeout_s, with_draft=reaches_draft(self._ranks, source.table)):
                     try:
                         await self._send(source, buckets, flush=flush, timeout_s=timeout_s)
                     except BaseException:
@@ -222,7 +222,7 @@ async def push_tensors(
         return [base64.b64encode(payload).decode() for payload in payloads]
 
     try:
-        with_draft = _reaches_draft(ranks, source)
+        with_draft = reaches_draft(ranks, source.table)
         async with asyncio.timeout(timeout_s), _session(control, timeout_s, with_draft=with_draft):
             packing = asyncio.create_task(pack(buckets[0]))
             try:
@@ -241,10 +241,11 @@ async def push_tensors(
         raise PushError(_story(source, error, timeout_s)) from error
 
 
-def _reaches_draft(ranks: ServerRanks, source: PublishSource) -> bool:
-    """Layers that predict further tokens are for a draft that is made of them. One from a folder of its own would take
-    matrices of the model for its own, by their names."""
-    return ranks.drafts_from_model and bool(predicting_layers(source.table))
+def reaches_draft(ranks: ServerRanks, names: Collection[str]) -> bool:
+    """Whether tensors of these names are for what drafts for the model as well: where it is made of layers that predict
+    further tokens, and these are among them. One from a folder of its own would take matrices of the model for its own,
+    by their names."""
+    return ranks.drafts_from_model and bool(predicting_layers(names))
 
 
 def _check_layout(ranks: ServerRanks, transport: str) -> None:

@@ -10,9 +10,11 @@ import shutil
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+import trainer_plan
 import training_plan as plan
 from rich.console import Console
 from safetensors.torch import load_file, save_file
@@ -23,6 +25,7 @@ from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.checkpoint.tokenizer_files import copy_tokenizer
 from penstock.backends.learners.megatron_options import MtpOptions
+from penstock.backends.learners.objectives.spec import objective
 from penstock.runtime.cli.convert import convert
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ranks import Ranks
+
+    from penstock.backends.learners.options import ObjectiveOptions
 
 pytestmark = pytest.mark.megatron
 
@@ -100,6 +105,32 @@ def test_the_policy_does_not_know_of_layers_that_are_trained_apart(
     trunk = "model.layers.0.self_attn.o_proj.weight"
     assert np.abs(together[trunk] - policy[trunk]).max() > 1e-4
     assert len(after) > len(policy)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [objective("gspo"), objective("ppo", kl_coef=0.1), objective("ppo", critic="shared", critic_only_steps=1)],
+    ids=["coupled", "reference and critic", "shared critic"],
+)
+def test_batches_of_any_objective_go_as_without_them(
+    given: ObjectiveOptions, ranks: Callable[[int], Ranks], predicting: Callable[[str], Path]
+) -> None:
+    folder, batches = str(predicting(GLM)), msgspec.msgpack.encode(trainer_plan.make_batches(2))
+    keys: dict[str, Any] = {"pipeline_parallel": 2}
+    found: list[tuple[list[dict[str, float]], dict[str, Any]]] = []
+    for megatron in (keys, keys | {"mtp": APART}):
+        options = msgspec.msgpack.encode(trainer_plan.learner_options(given, megatron, num_updates=2, num_ranks=2))
+        found.append(ranks(2).run("trainer_cases:trained", folder, options, 2, batches)[0])
+    (without, policy), (beside, after) = found
+    for each, other in zip(without, beside, strict=True):
+        is_trained = "train/grad_norm" in each
+        more = {"train/mtp_loss", "train/mtp_grad_norm", "train/mtp_grad_norm_max"}
+        assert other.keys() - each.keys() == (more if is_trained else set())
+        for name, value in each.items():
+            if not name.startswith("perf/"):
+                assert other[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    for name, tensor in policy.items():
+        np.testing.assert_allclose(after[name], tensor, rtol=0, atol=2e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

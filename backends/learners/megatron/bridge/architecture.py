@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
 from penstock.backends.checkpoint.hf_config import (
@@ -129,8 +129,9 @@ class Architecture:
     rope: Rope
     experts: Experts | None = None
     latent: LatentAttention | None = None
-    num_published_mtp_layers: int = 0
-    """Layers that the checkpoint has beyond these, to predict further tokens."""
+    num_published_mtp_layers: int = field(default=0, compare=False)
+    """Layers that the checkpoint has beyond these, to predict further tokens; two configs that differ in nothing else
+    are of one model."""
     num_mtp_layers: int = 0
     """Those that are built: all of them, or none."""
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from penstock.backends.checkpoint.layers_beyond import layers_beyond, predicting_layers
 from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.engines.torch.low_rank import BesideWeights, Gains, check_adapters
 from penstock.messages.errors import UserFault
@@ -325,7 +326,11 @@ def check_parameters(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]])
         expected |= vision_shapes(config.vision)
     names = set(shapes)
     missing = sorted(expected.keys() - names)
-    unknown = sorted(names - expected.keys() - {HEAD} - {n for n in names if n.endswith("rotary_emb.inv_freq")})
+    unused = {n for n in names if n.endswith("rotary_emb.inv_freq")}
+    beyond = layers_beyond(names, config.num_layers)
+    further = predicting_layers(names)  # which nothing here drafts with
+    unused |= {name for name, layer in beyond.items() if layer in further}
+    unknown = sorted(names - expected.keys() - {HEAD} - unused)
     if missing or unknown:
         parts = [f"{what} {_some(found)}" for what, found in (("lack", missing), ("have unknown", unknown)) if found]
         raise UserFault(f"these weights are of another model than config.json describes: they {' and '.join(parts)}")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
 import statistics
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.imported_run import (
     ENGINES,
     PUBLISH_S,
@@ -39,8 +44,6 @@ from penstock.runtime.prediction.imports.rollouts import read_rollouts
 from penstock.runtime.prediction.models import read_models
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from penstock.runtime.prediction.models import Models
 
 ABOUT = About(engines=ENGINES, samples=256)
@@ -58,9 +61,9 @@ def generation_s(models: Models, made: Made) -> float:
     return engines.prefill_s + longest * engines.token_s + load * engines.token_load_s
 
 
-def written(system: str, folder: Path) -> list[Path]:
+def written(system: str, folder: Path, num_steps: int = 24) -> list[Path]:
     """Files of one synchronous run, as each system has them."""
-    steps = run()
+    steps = run(num_steps)
     path = folder / system
     if system == "verl_file":
         return [write_lines(path, [{"step": made.number, "data": verl(made)} for made in steps])]
@@ -249,6 +252,12 @@ def test_the_lines_that_nemo_rl_and_trl_print_are_found_among_others() -> None:
     assert (values["perf/train_time"], values["perf/rollout_time"]) == (2.0, 4.0)
 
 
+def test_numbers_that_no_metric_can_be_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("step:4 - timing_s/gen:1.5 - c:1e400 - d:-1e99\n")
+    assert read_logs([path]).steps == {4: {"timing_s/gen": 1.5}}
+
+
 def test_trainer_state_needs_to_be_told_the_share_of_generation(tmp_path: Path) -> None:
     path = tmp_path / "trainer_state.json"
     state = {"log_history": [{"step": made.number, **trl(made)} for made in run()]}
@@ -303,6 +312,23 @@ def test_what_is_wrong_with_a_log_is_said_with_its_place(name: str, text: str, s
     path.write_text(text)
     with pytest.raises(UserFault, match=says):
         imported(path)
+
+
+@given(st.data())
+def test_a_damaged_log_is_refused_or_read_and_nothing_else(data: st.DataObject) -> None:
+    """Any bytes in place of any others: an error is the user's, with the file in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        system = data.draw(st.sampled_from(["verl_file", "slime_console", "trl_wandb", "nemo_tags"]))
+        (path,) = written(system, Path(folder), num_steps=5)
+        whole = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 4))):
+            at = data.draw(st.integers(0, len(whole) - 1))
+            whole[at : at + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=20))
+        path.write_bytes(whole)
+        with contextlib.suppress(UserFault):
+            _, models = imported(path)
+            assert models.engines.token_s > 0
+            assert all(math.isfinite(value) for each in models.fits for value in each.values.values())
 
 
 def test_logs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

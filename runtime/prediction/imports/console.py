@@ -14,7 +14,7 @@ MAX_CHARS: Final = 1 << 17
 """Of a line that is looked at."""
 _NUMBER: Final = r"(?:np\.\w{1,16}\()?(-?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,3})?)\)?"
 _VERL: Final = re.compile(r"\bstep:(\d{1,15}) - (.*)")
-_VERL_PAIR: Final = re.compile(rf"(\S{{1,200}}?):{_NUMBER}(?= - |\s*$)")
+_VALUE: Final = re.compile(rf"{_NUMBER}\s*")
 _SLIME: Final = re.compile(r"\b(?:perf|rollout|step|train|passrate) (\d{1,15}): (\{.*)")
 _TRL: Final = re.compile(r"^\s*(\{'.*'completions/mean_length'.*)")
 _PAIR: Final = re.compile(rf"'([^']{{1,200}})': '?{_NUMBER}'?(?=[,}}])")
@@ -37,20 +37,26 @@ def console_rows(lines: Iterable[tuple[int, str]]) -> Iterator[Found]:
     for number, whole in lines:
         text = whole[:MAX_CHARS]
         if match := _VERL.search(text):
-            yield number, int(match[1]), _pairs(_VERL_PAIR, match[2])
+            yield number, int(match[1]), _verl(match[2])
         elif match := _SLIME.search(text):
-            yield number, int(match[1]), _pairs(_PAIR, match[2])
+            yield number, int(match[1]), _python(match[2])
         elif match := _TRL.search(text):
             num_trl += 1
-            yield number, num_trl, _pairs(_PAIR, match[1])
+            yield number, num_trl, _python(match[1])
         elif match := _NEMO_STEP.search(text):
             nemo_step = int(match[1])
         elif nemo_step is not None and (values := _nemo(text)):
             yield number, nemo_step, values
 
 
-def _pairs(pattern: re.Pattern[str], text: str) -> dict[str, float]:
-    return {name: float(value) for name, value in pattern.findall(text)}
+def _verl(text: str) -> dict[str, float]:
+    pairs = (part.rpartition(":") for part in text.split(" - "))
+    return {name.strip(): float(match[1]) for name, _, value in pairs if (match := _VALUE.fullmatch(value)) and name}
+
+
+def _python(text: str) -> dict[str, float]:
+    """Of a dictionary as Python prints it; it is not evaluated."""
+    return {name: float(value) for name, value in _PAIR.findall(text)}
 
 
 def _nemo(text: str) -> dict[str, float]:

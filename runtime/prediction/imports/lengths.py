@@ -38,17 +38,17 @@ def log_normal_of(mean: float, longest: float, num_samples: float, truncated: fl
     for _ in range(60):  # the mean falls with sigma, as the upper quantile stays where it is
         sigma = (low + high) / 2
         middle = math.log(longest) - sigma * quantile
-        if _mean(middle, sigma, longest if is_cut else math.inf) > mean:
+        if mean_of_cut(math.exp(middle), sigma, longest if is_cut else math.inf) > mean:
             low = sigma
         else:
             high = sigma
     return LogNormal(math.exp(math.log(longest) - high * quantile), high)
 
 
-def _mean(middle: float, sigma: float, cut: float) -> float:
-    """Of ``min(X, cut)`` with ``ln X ~ N(middle, sigma²)``."""
-    whole = math.exp(middle + sigma * sigma / 2)
+def mean_of_cut(median: float, sigma: float, cut: float) -> float:
+    """Of ``min(X, cut)`` with a log-normal X."""
+    whole = median * math.exp(sigma * sigma / 2)
     if math.isinf(cut) or not sigma:
         return min(whole, cut)
-    at = (math.log(cut) - middle) / sigma
+    at = math.log(cut / median) / sigma
     return whole * _NORMAL.cdf(at - sigma) + cut * (1 - _NORMAL.cdf(at))

@@ -7,7 +7,7 @@ says.
 Invariants:
 
 * A log is untrusted: sizes are bounded, nothing of it is evaluated, and no text of it but names of metrics is kept.
-* Rows of one step are one row, from however many files they come. Numbers that are not finite are left out.
+* Rows of one step are one row, from however many files they come. Numbers that no metric can be are left out.
 * Rows before a step that do not name it (what a profiler logs in between) are added up and divided by the steps since.
 """
 
@@ -31,6 +31,8 @@ MAX_LINE_BYTES: Final = 16 << 20
 MAX_STEPS: Final = 100_000
 MAX_METRICS: Final = 8_192
 """By name, in all rows together."""
+TOO_LARGE: Final = 1e15
+"""For a time or a count; not a number and the infinities are neither below it."""
 STEP_KEYS: Final = (
     "rollout/step", "train/global_step", "training/global_step", "step", "Step", "global_step", "_step", "iteration",
 )  # fmt: skip
@@ -55,7 +57,9 @@ class Log:
             raise UserFault(
                 f"{where}: more than {MAX_METRICS:,} metrics have names of their own; is it a log of metrics?"
             )
-        self.steps.setdefault(step, {}).update(values)
+        self.steps.setdefault(step, {}).update(
+            {name: value for name, value in values.items() if abs(value) < TOO_LARGE}
+        )
 
 
 def read_logs(files: Iterable[Path]) -> Log:

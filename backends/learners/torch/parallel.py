@@ -156,9 +156,11 @@ def replica(model: PackedModel, workers: WorkerGroup, options: LearnerOptions) -
     share. Called by all ranks."""
     if not is_sharded(model.model):
         made = type(model)(copy.deepcopy(model.model), model.device)
+        made.layout = model.layout
         made.eyes = None if model.eyes is None else model.eyes.of(made.model)
         return made
     built = type(model)(without_memory(model.model), model.device)
+    built.layout = model.layout
     built.freeze_facts(model.dtype)
     fill_like(built.model, model.model, workers, options, compute_dtype=model.dtype)
     return built

@@ -23,7 +23,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
-from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
+from penstock.backends.checkpoint.checkpoint_names import CheckpointNames, kept_tensors
 from penstock.backends.checkpoint.hf_config import UNQUANTIZED
 from penstock.backends.checkpoint.huggingface_classes import auto_class
 from penstock.backends.checkpoint.open_config import open_config
@@ -243,9 +243,7 @@ class PackedModel:
         if self.adapters is not None:
             yield from self.adapters.merged(known)
             return
-        yield from ((name, known(parameter)) for name, parameter in self.model.named_parameters())
-        persistent = self.model.state_dict(keep_vars=True)
-        yield from ((name, known(buffer)) for name, buffer in self.model.named_buffers() if name in persistent)
+        yield from ((name, known(tensor)) for name, tensor in kept_tensors(self.model))
 
     def bare_weights(self) -> Iterator[tuple[str, Tensor]]:
         """As :meth:`weights`, with the values that they have without adapters."""

@@ -110,11 +110,15 @@ STEPPED: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("shard_size", [None, 2])
 @pytest.mark.parametrize("case", STEPPED)
-def test_loss_and_gradient_on_four_ranks_are_those_of_one(case: str, tmp_path: Path, ranks: Ranks) -> None:
+def test_loss_and_gradient_on_four_ranks_are_those_of_one(
+    case: str, shard_size: int | None, tmp_path: Path, ranks: Ranks
+) -> None:
+    """In shares of four, and as two copies in shares of two."""
     folder = saved(tmp_path, STEPPED[case])
     (alone,) = ranks.run(1, first_step, folder)
-    for found in ranks.run(4, first_step, folder):
+    for found in ranks.run(4, first_step, folder, shard_size):
         assert found.figures == pytest.approx(alone.figures, abs=1e-5, rel=1e-5)
         assert alone.gradient.abs().max() > 1e-3
         torch.testing.assert_close(found.gradient, alone.gradient, rtol=1e-4, atol=1e-6)

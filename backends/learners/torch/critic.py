@@ -29,7 +29,14 @@ from penstock.backends.learners.objectives.values import clipped_value_loss
 from penstock.backends.learners.torch.layout import predicting_places, token_inputs
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.learners.torch.optimizer import MASTER, MasterAdamW
-from penstock.backends.learners.torch.parallel import fill_like, is_sharded, load_into, shard, without_memory
+from penstock.backends.learners.torch.parallel import (
+    copies_group,
+    fill_like,
+    is_sharded,
+    load_into,
+    shard,
+    without_memory,
+)
 from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
@@ -105,6 +112,7 @@ class Critic:
             compute_dtype=policy.dtype,
             scale=scale,
             workers=workers,
+            copies=copies_group(workers, options),
         )
 
     @property

@@ -18,6 +18,7 @@ from penstock.backends.learners.batch.packing import divide_over_ranks
 from penstock.backends.learners.batch.warm_batches import warm_steps
 from penstock.backends.learners.torch.loss_scale import LossScale
 from penstock.backends.learners.torch.optimizer import MasterAdamW
+from penstock.backends.learners.torch.parallel import copies_group
 from penstock.backends.learners.torch.rounds import laid_out
 from penstock.backends.learners.worker_group.workers import SOLO
 
@@ -64,6 +65,7 @@ def warm_start(
         max_grad_norm=options.max_grad_norm,
         scale=scale,
         workers=workers,
+        copies=copies_group(workers, options),
     )
     for step in warm_steps(demonstrations, block, seed=seed):
         loss = accumulate(model, step.sequences, options.max_tokens_per_micro_batch, check_stop, workers, scale)

@@ -14,13 +14,13 @@ import pytest
 import torch
 import transformers
 from family_cases import PACKED, PADDED, made
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.learners.batch.packing import pack
 from penstock.backends.learners.batch.sequences import demonstration_sequence
 from penstock.backends.learners.objectives.spec import objective
-from penstock.backends.learners.options import LearnerOptions
+from penstock.backends.learners.options import LearnerOptions, LoraOptions
 from penstock.backends.learners.torch import layout
 from penstock.backends.learners.torch.critic import Critic
 from penstock.backends.learners.torch.model import PackedModel
@@ -109,3 +109,28 @@ def test_bits_of_the_engine_need_packed_tokens(tmp_path: Path) -> None:
     model = PackedModel.load(made(PADDED["lfm2"](), tmp_path), dtype="float32", device=CPU)
     with pytest.raises(UserFault, match=r"learner\.true_on_policy: needs packed tokens"):
         model.compute_as_engine(64)
+
+
+def test_adapters_of_state_space_layers(tmp_path: Path) -> None:
+    """All matrices but the last of each such layer, which peft refuses; and merged, a model has their log-probs."""
+    folder = made(PADDED["falcon_h1"](), tmp_path)
+    model = PackedModel.load(folder, dtype="float32", device=CPU)
+    model.adapt(LoraOptions(rank=4))
+    adapters = model.adapters
+    assert adapters is not None
+    assert "model.layers.0.mamba.in_proj.weight" in (names := [name for name, *_ in adapters.matrices()])
+    assert not [name for name in names if "mamba.out_proj" in name]
+    with torch.no_grad():
+        for tensor in adapters.state().values():
+            tensor.add_(0.1 * torch.randn_like(tensor))
+    packed = pack([demonstration_sequence([5, 6, 7], [8, 9, 10, 11], sample=0)])
+    with torch.no_grad():
+        found = model.logprobs(packed, temperature=1.0)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in model.named_tensors().items()}, folder / "model.safetensors"
+    )
+    with torch.no_grad():
+        merged = PackedModel.load(folder, dtype="float32", device=CPU).logprobs(packed, temperature=1.0)
+    torch.testing.assert_close(found, merged, rtol=0, atol=1e-5)
+    with pytest.raises(UserFault, match=r"peft does not adapt FalconH1ForCausalLM so: .*out_proj"):
+        PackedModel.load(folder, dtype="float32", device=CPU).adapt(LoraOptions(target_modules=("out_proj",)))

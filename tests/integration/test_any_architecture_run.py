@@ -63,7 +63,8 @@ def test_engine_and_learner_compute_the_same(family: str, tmp_path: Path) -> Non
         models.AutoModelForCausalLM.from_config(FAMILIES[family]()).save_pretrained(folder)
     with LiveRun("sync.yaml", tmp_path, (f"model.path={folder}", *SHORT)) as run:
         summary = run.finish()
-        differences = [step.metrics[FRESH] for step in read_steps(run.folder) if FRESH in step.metrics]
+        steps = read_steps(run.folder)
+        differences = [value for step in steps if (value := step.metrics.get(FRESH)) is not None]
         report = audit_ledger(run.folder / LEDGER_FILE)
     assert summary.version == 4
     assert len(differences) == 4

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.batch.packing import PackedTokens
     from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.torch.layout import Layout
     from penstock.backends.learners.torch.loss_scale import LossScale
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.training.step import ValueTargets
@@ -92,7 +93,8 @@ class Critic:
         self.is_shared = objective.critic == "shared"
         self._options = options
         self._num_steps = num_steps
-        self._device, self._layout = policy.device, policy.layout
+        self._device = policy.device
+        self._layout: Layout = policy.layout
         self._value_clip = math.inf if objective.value_clip is None else objective.value_clip
         dtype = torch.promote_types(policy.dtype, torch.float32)
         self._head = nn.Linear(policy.hidden_size, 1, dtype=dtype, device=policy.device)

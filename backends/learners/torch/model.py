@@ -29,7 +29,8 @@ from penstock.backends.checkpoint.huggingface_classes import auto_class
 from penstock.backends.checkpoint.open_config import open_config
 from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.checkpoint.vision_config import find_vision_part
-from penstock.backends.learners.batch.packing import PackedTokens, pack
+from penstock.backends.learners.batch.packing import PackedTokens, divide_over_ranks, pack
+from penstock.backends.learners.batch.padded_division import divide_padded
 from penstock.backends.learners.batch.sequences import open_ended_sequence
 from penstock.backends.learners.checkpoints.record import CheckpointError as CheckpointError
 from penstock.backends.learners.objectives.logprobs import other_logprobs, token_entropy, token_logprobs
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
+    from penstock.backends.learners.batch.packing import Division
     from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.options import LearnerOptions, LoraOptions
     from penstock.backends.learners.torch.layout import Layout
@@ -145,6 +147,12 @@ class PackedModel:
     def hidden_size(self) -> int:
         """Width of what goes into the output head."""
         return int(self.model.config.get_text_config().hidden_size)
+
+    def divided(self, sequences: Sequence[TrainSequence], *, num_ranks: int, max_tokens: int) -> Division:
+        """The micro-batches of these sequences, as its layout has them; see :func:`.divide_over_ranks`."""
+        if self.layout == "padded":
+            return divide_padded(sequences, num_ranks=num_ranks, max_tokens=max_tokens)
+        return divide_over_ranks(sequences, num_ranks=num_ranks, max_tokens=max_tokens, hidden_size=self.hidden_size)
 
     def scores(
         self, packed: PackedTokens, *, temperature: float, entropy_gradient: bool, wants_hidden: bool = False

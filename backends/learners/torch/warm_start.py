@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.batch.packing import divide_over_ranks
 from penstock.backends.learners.batch.warm_batches import warm_steps
 from penstock.backends.learners.torch.loss_scale import LossScale
 from penstock.backends.learners.torch.optimizer import MasterAdamW
@@ -86,9 +85,7 @@ def accumulate(
     """Add the gradient of the mean loss over the batch to the weights' gradients; returns that loss in nats. Each rank
     adds its own share of the gradient."""
     num_trained = sum(len(sequence.trained) for sequence in batch)
-    division = divide_over_ranks(
-        batch, num_ranks=workers.num_ranks, max_tokens=max_tokens, hidden_size=model.hidden_size
-    )
+    division = model.divided(batch, num_ranks=workers.num_ranks, max_tokens=max_tokens)
     total = torch.zeros((), device=model.device)
     for micro_batch in laid_out(division.ranks[workers.rank], batch[0]):
         check_stop()

@@ -184,6 +184,8 @@ class EngineSpec:
     """With these options only these of them, by name and not by ``auto``; None: each."""
     longest_context: Callable[[Path], int | None] = lambda folder: None
     """Tokens that this model was made for; None: not looked at. Raises UserFault where it cannot be served."""
+    notice: Callable[[Path], str] = lambda folder: ""
+    """What people should know of how it serves this model; empty: nothing. Raises UserFault as above."""
     needs: str = ""
     """What :attr:`check_machine` looks at, in words; empty: there is nothing to look at."""
     check_machine: Callable[[EngineBlock], None] = lambda options: None

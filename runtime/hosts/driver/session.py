@@ -127,6 +127,8 @@ class Session:
                 prepared = preparation.finish(self._view.phase)
                 for text in prepared.notices:
                     self.on_notice("data", text)
+                for text in prepared.engine_notices:
+                    self.on_notice("engines", text, is_warning=True)
                 if scenario.run.only == "evaluate":
                     counts = zip(prepared.num_evaluation_prompts, sets_of(scenario), strict=True)
                     self._view.expect_answers(sum(count * each.samples_per_prompt for count, each in counts))

@@ -138,18 +138,24 @@ class SimulatedEngine:
         """Nothing to end: the clock is not ours."""
 
     def take_over(
-        self, version: int, fetched: Iterable[tuple[int, int]], begun: Sequence[tuple[Generate, float]]
+        self,
+        version: int,
+        fetched: Iterable[tuple[int, int]],
+        begun: Sequence[tuple[Generate, float]],
+        *,
+        is_asleep: bool = False,
     ) -> None:
         """Stand where another engine stood.
 
         Args:
             version: of the weights that it serves; −1: none.
             fetched: version and publish number of those that it has fetched.
+            is_asleep: it has given its memory up.
             begun: its requests in their order, each with what is reported of its response as its prefix, and with the
                 seconds since that report. What was made since is worked out from these by the model.
         """
         with self._lock:
-            self._version, self._fetched = version, set(fetched)
+            self._version, self._fetched, self._is_asleep = version, set(fetched), is_asleep
             self._advance()
             since: list[tuple[SimulatedRequest, float]] = []
             for command, since_s in begun:

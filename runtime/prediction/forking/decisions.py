@@ -1,9 +1,9 @@
 """The first decision in which two futures of one past differ.
 
-A decision is a command of an actor that both have, but for timers. Those of each actor are compared in their order, whatever the time.
-None is what only says what was asked for at the fork: the record of a policy, a notice for people, the slots with which
-an engine opens, a word to an engine that the other future has not. Of the actors whose decisions differ the one counts
-that decided first.
+A decision is a command of an actor that both have, but for timers. Those of each actor are compared in their order,
+whatever the time. None is what only says what was asked for at the fork: the record of a policy, a notice for people,
+the slots with which an engine opens, a word to an engine that the other future has not. Of the actors whose decisions
+differ the one counts that decided first.
 """
 
 from __future__ import annotations

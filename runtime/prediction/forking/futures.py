@@ -287,6 +287,11 @@ def _assumed(past: Past, change: Change, replaced: tuple[str, ...]) -> tuple[str
         f"from the fork on engines, learner and rewards are {whose}",
         "what was on its way arrives at the fork, and no fault comes after it",
         *change.doubts,
+        *(
+            ["the priority of rows is modelled: those that earn least come first"]
+            if past.plan.scenario.prompt_source.priority
+            else []
+        ),
     ]
     if replaced:
         texts.append(f"replaced at the fork, in both futures, to be built otherwise: {', '.join(replaced)}")

@@ -24,16 +24,22 @@ from penstock.messages.commands import (
     SaveCheckpoint,
     Score,
     ScoreGroup,
+    SleepEngine,
+    SleepLearner,
     Train,
+    WakeLearner,
 )
 from penstock.messages.local import (
     BatchFetched,
     BatchTrained,
     CheckpointWritten,
     EngineOpened,
+    EngineSlept,
     GroupJudged,
     GroupScored,
     LearnerOpened,
+    LearnerSlept,
+    LearnerWoken,
     LogprobsComputed,
     PromptsFetched,
     RowsDrawn,
@@ -77,6 +83,12 @@ def owed_by(command: AnyCommand) -> Hashable:
             return (EngineOpened,)
         case OpenLearner():
             return (LearnerOpened,)
+        case SleepEngine():
+            return (EngineSlept,)
+        case SleepLearner():
+            return (LearnerSlept,)
+        case WakeLearner():
+            return (LearnerWoken,)
         case Train():
             return BatchTrained, command.version
         case PublishWeights():
@@ -106,7 +118,7 @@ def answered_by(event: Event) -> Hashable:
             return type(event), event.key, event.attempt
         case GroupScored() | GroupJudged() | SamplesJudged():
             return type(event), event.group_id
-        case EngineOpened() | LearnerOpened():
+        case EngineOpened() | LearnerOpened() | EngineSlept() | LearnerSlept() | LearnerWoken():
             return (type(event),)
         case BatchTrained() | CheckpointWritten() | BatchFetched():
             return type(event), event.version

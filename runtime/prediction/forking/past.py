@@ -96,13 +96,8 @@ def _check(plan: RunPlan) -> None:
             f"run.only: {scenario.run.only} does not train what it generates, and only such runs are predicted",
         ),
         (
-            scenario.engines.placement == "colocate",
-            "engines.placement: colocate: whose turn it is on a device, and what lies in its memory, is not recorded",
-        ),
-        (
-            plan.chooses_rows,
-            "prompt_source.priority, replay or data.source: what chooses or makes the rows has a state of its own, "
-            "which is not recorded",
+            scenario.data.source is not None,
+            "data.source: what makes the rows has a state of its own, which is not recorded",
         ),
         (bool(recorded_engines(scenario)), "data: engines that answer from rows are not modelled"),
     )

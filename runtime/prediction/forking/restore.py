@@ -23,10 +23,12 @@ from penstock.actors.engine_worker.machine import EngineWorker
 from penstock.actors.engine_worker.phases import Phase
 from penstock.backends.ledger.memory import MemoryStore
 from penstock.backends.simulated.engine import SimulatedEngine
+from penstock.backends.simulated.learner import SimulatedLearner
+from penstock.backends.simulated.rewards import SimulatedPrompts
 from penstock.messages.base import Delivery
-from penstock.messages.commands import ApplyWeights, Generate, InterruptGenerations, Send
+from penstock.messages.commands import ApplyWeights, ChooseRows, Generate, InterruptGenerations, Send
 from penstock.messages.errors import UserFault
-from penstock.messages.local import GenerationAdvanced, WeightsStagedLocally
+from penstock.messages.local import GenerationAdvanced, LearnerSlept, LearnerWoken, WeightsStagedLocally
 from penstock.messages.membership import EnginesWanted
 from penstock.messages.names import SUPERVISOR, is_engine
 from penstock.messages.training import StepReported
@@ -100,6 +102,8 @@ class Restored:
         self.report: StepReported | None = None
         """What the Buffer said of the step."""
         self._engines: tuple[str, ...] = ()
+        self._learner_sleeps = False
+        self._chosen: list[ChooseRows] = []
         self._owed: dict[str, dict[Hashable, tuple[float, BackendCommand]]] = defaultdict(dict)
         self._fetched: dict[str, set[tuple[int, int]]] = defaultdict(set)
         self._reported_s: dict[str, dict[tuple[SampleKey, int], float]] = defaultdict(dict)
@@ -164,6 +168,8 @@ class Restored:
             self._newest[name][row.sender, row.sender_epoch, event.topic()] = row.body
         if isinstance(event, GenerationAdvanced):
             self._reported_s[name][event.key, event.attempt] = at_s
+        elif isinstance(event, LearnerSlept | LearnerWoken):
+            self._learner_sleeps = isinstance(event, LearnerSlept)
         elif isinstance(event, WeightsStagedLocally) and not event.error:
             self._fetched[name].add((event.version, event.publish))
         for command in commands:
@@ -172,6 +178,8 @@ class Restored:
             elif isinstance(command, Generate):
                 self._reported_s[name][command.key, command.attempt] = at_s
             elif (key := owed_by(command)) is not None:
+                if isinstance(command, ChooseRows):
+                    self._chosen.append(command)
                 owed[key] = at_s, cast("BackendCommand", command)
 
     def _note_said(self, name: str, send: Send, at_s: float) -> None:
@@ -193,6 +201,11 @@ class Restored:
         for name, process in living.items():
             if is_engine(name):
                 self._take_over(process)
+            elif isinstance(process.backend, SimulatedLearner):
+                process.backend.take_over(is_asleep=self._learner_sleeps)
+            elif isinstance(process.backend, SimulatedPrompts):
+                owed = [command for _, command in self._owed[name].values()]
+                process.backend.take_over(command for command in self._chosen if command not in owed)
         begun = [(at_s, name, command) for name in living for at_s, command in self._owed[name].values()]
         for at_s, name, command in sorted(begun, key=lambda each: each[0]):
             backend = living[name].backend
@@ -231,7 +244,8 @@ class Restored:
         ]
         now_s = clock.now_s
         begun = [(command, max(0.0, now_s - since_s)) for command, since_s in running]
-        backend.take_over(machine.weights.version, self._fetched[process.name], begun)
+        is_asleep = machine.phase is Phase.ASLEEP
+        backend.take_over(machine.weights.version, self._fetched[process.name], begun, is_asleep=is_asleep)
         if machine.phase in (Phase.INTERRUPTING, Phase.SPOILT) and begun:
             backend.execute(InterruptGenerations())
 

@@ -191,20 +191,27 @@ def _table(futures: Futures) -> Table:
     table.add_column("", style="dim")
     for column in columns:
         table.add_column(escape(column.label), justify="right")
-    for name, text in (
-        ("step time", lambda each: length_text(each.figures.step_s)),
-        ("tokens/s trained", lambda each: short_count(each.figures.tokens_per_s)),
-        ("engines busy", lambda each: percent(each.figures.engines_busy)),
-        ("slots in use while they are", lambda each: percent(each.figures.occupancy)),
-        ("learner busy", lambda each: percent(each.figures.learner_busy)),
-        ("goodput", lambda each: percent(each.figures.goodput)),
-        ("staleness, mean", lambda each: f"{sum(age * share for age, share in enumerate(each.figures.ages)):.2f}"),
-        ("largest", lambda each: f"{len(each.figures.ages) - 1}"),
-        ("wasted tokens", _waste_text),
-        ("to the end of the run", lambda each: "–" if each.rest_s is None else length_text(each.rest_s)),
-    ):
-        table.add_row(name, *(text(column) for column in columns))
+    for row in zip(*map(_figures, columns), strict=True):
+        (name, _), *_ = row
+        table.add_row(name, *(text for _, text in row))
     return table
+
+
+def _figures(future: Future) -> list[tuple[str, str]]:
+    """Name and value of each row."""
+    figures = future.figures
+    return [
+        ("step time", length_text(figures.step_s)),
+        ("tokens/s trained", short_count(figures.tokens_per_s)),
+        ("engines busy", percent(figures.engines_busy)),
+        ("slots in use while they are", percent(figures.occupancy)),
+        ("learner busy", percent(figures.learner_busy)),
+        ("goodput", percent(figures.goodput)),
+        ("staleness, mean", f"{sum(age * share for age, share in enumerate(figures.ages)):.2f}"),
+        ("staleness, largest", f"{len(figures.ages) - 1}"),
+        ("wasted tokens", _waste_text(future)),
+        ("to the end of the run", "–" if future.rest_s is None else length_text(future.rest_s)),
+    ]
 
 
 def _waste_text(future: Future) -> str:

@@ -14,6 +14,7 @@ import pytest
 from test_replay import NUM_TRIALS, recorded
 from typer.testing import CliRunner
 
+from penstock.actors.filter.machine import Filter
 from penstock.messages.errors import UserFault
 from penstock.messages.ledger import GroupsGranted, StepRecorded
 from penstock.messages.local import (
@@ -45,6 +46,8 @@ from penstock.runtime.run.replay import Incarnation, merged_rows, recorded_files
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
+    from penstock.messages.commands import AnyCommand
+    from penstock.messages.inboxes import FilterEvent
     from penstock.messages.ledger import LedgerEntry
     from penstock.runtime.prediction.forking.decisions import Decision, Difference
     from penstock.runtime.prediction.forking.futures import Futures
@@ -144,10 +147,12 @@ def test_the_future_as_it_was_is_the_one_that_was_recorded() -> None:
 
 
 def test_a_past_that_does_not_come_out_again_is_not_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.actors.filter.machine import Filter
-
     handle = Filter.handle
-    monkeypatch.setattr(Filter, "handle", lambda self, event: handle(self, event)[1:])
+
+    def silent(self: Filter, event: FilterEvent) -> list[AnyCommand]:
+        return handle(self, event)[1:]
+
+    monkeypatch.setattr(Filter, "handle", silent)
     with pytest.raises(
         UserFault, match=r"filter.*does not come out again at filter \d+ \(.*penstock replay says where"
     ):
@@ -199,7 +204,7 @@ def test_another_policy_shows_at_the_grant_that_it_does_not_give() -> None:
         ("engines.count=1", {BUFFER, PROMPT_SOURCE}, False),
         ("engines.slots=4", {BUFFER, PROMPT_SOURCE, "engine/0", "engine/1"}, False),
         ("staleness.target_outstanding=8", {BUFFER}, False),
-        ("engines.simulated_speed=0.5", set(), False),
+        ("engines.simulated_speed=0.5", set[str](), False),
     ],
 )
 def test_what_actors_are_built_with_replaces_them_in_both(key: str, replaced: set[str], *, is_quicker: bool) -> None:

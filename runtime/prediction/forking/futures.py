@@ -241,14 +241,15 @@ def _side_by_side(
 
 
 def _summed_up(past: Past, change: Change, plays: tuple[_Play, _Play], replaced: tuple[str, ...]) -> Futures:
-    """Figures of the steps that all columns have, without the last, for which nothing more is granted."""
+    """Figures of the steps that all columns have, without the last, for which nothing more is granted; but of half of
+    them at least."""
     rows = {row.version: row for row in read_steps(past.folder)}
     last = max((version for version in rows if all(each in rows for each in range(past.step, version))), default=0)
     ages = [each.staleness.max_staleness or 0 for each in (change.before, change.after)]
     num_left = min(len(play.steps) - 1 for play in plays)
     if num_left < 1:
         raise UserFault(f"--fork: step {past.step} is the last one, so nothing is left to be forked")
-    num_steps = max(1, num_left - 1 - max(ages))
+    num_steps = max((num_left + 1) // 2, num_left - 1 - max(ages))
     recorded = None
     if past.step in rows and last > past.step:
         num_steps = min(num_steps, last - past.step)

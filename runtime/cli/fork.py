@@ -60,7 +60,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     """Of the event."""
     command: str
     story: tuple[StoryLine, ...]
-    """The events before it since the fork: of the same actor, and at others about the same ids."""
+    """The events before it since the fork: about the same ids, and the last few of the same actor."""
 
 
 class Parting(msgspec.Struct, frozen=True, kw_only=True):

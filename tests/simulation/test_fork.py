@@ -218,11 +218,13 @@ def test_what_actors_are_built_with_replaces_them_in_both(key: str, replaced: se
     assert (other_s < was_s) == is_quicker
 
 
-def test_fewer_slots_show_at_the_smaller_grant() -> None:
+def test_fewer_slots_show_at_the_first_sample_that_finds_none() -> None:
     _, difference = forked("engines.slots=4")
     was, other = first_of(difference)
-    assert type(was.event) is type(other.event)
-    assert ("GroupsGranted" in repr(was.command), "GroupsGranted" in repr(other.command)) == (True, True)
+    assert was.incarnation == other.incarnation == "prompt_source-1"
+    assert "SampleIssued" in repr(was.command)
+    assert was.command != other.command
+    assert was.at_s < other.at_s, "with its slots it goes out at once"
 
 
 def test_a_run_whose_engines_may_join_is_asked_for_more_and_may_refuse() -> None:

@@ -1,9 +1,9 @@
 """The first decision in which two futures of one past differ.
 
 A decision is a command of an actor that both have, but for timers. Those of each actor are compared in their order,
-whatever the time. None is what only says what was asked for at the fork: the record of a policy, a notice for people,
-the slots with which an engine opens, a word to an engine that the other future has not. Of the actors whose decisions
-differ the one counts that decided first.
+whatever the time. None is what only says what was asked for at the fork (the record of a policy, a notice for people,
+the slots with which an engine opens, a word to an engine that the other future has not), or asks who holds what. Of the
+actors whose decisions differ the one counts that decided first.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from penstock.messages.commands import Record, Send, StartTimer, StopTimer
 from penstock.messages.ledger import EnginesRecorded, PolicyRecorded
+from penstock.messages.membership import LeasesAsked
 from penstock.messages.weights import EngineReady
 from penstock.runtime.observability.subjects import subject_text
 from penstock.runtime.run.replay import STORY_LINES, StoryLine
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
 
+_NO_DECISION: Final = (EngineReady, LeasesAsked)
+OWN_LINES: Final = 6
 LINES_KEPT: Final = 20_000
 """Events of one future that a story is looked for in."""
 
@@ -83,7 +86,7 @@ class Decisions:
     def _decided(self, command: AnyCommand) -> AnyCommand | None:
         if isinstance(command, StartTimer | StopTimer):
             return None
-        if isinstance(command, Send) and (command.to not in self._actors or isinstance(command.event, EngineReady)):
+        if isinstance(command, Send) and (command.to not in self._actors or isinstance(command.event, _NO_DECISION)):
             return None
         if isinstance(command, Record):
             entries = tuple(each for each in command.entries if not isinstance(each, PolicyRecorded | EnginesRecorded))
@@ -96,15 +99,17 @@ class Decisions:
     def lost(self, name: str, cause: str) -> None: ...
 
     def story_of(self, decision: Decision, subjects: frozenset[str]) -> tuple[StoryLine, ...]:
-        """The last events up to a decision that were about one of these subjects, or that its actor has handled."""
+        """The last events up to a decision that were about one of these subjects, and the last few of its actor."""
         about: deque[StoryLine] = deque(maxlen=STORY_LINES)
+        own: deque[StoryLine] = deque(maxlen=OWN_LINES)
         for line in self.story:
             if line.at_s > decision.at_s:
                 break
-            is_own = line.event_id.partition("+")[0] == decision.incarnation
-            if is_own or line.subject in subjects or line.subject.partition("/")[0] in subjects:
+            if line.subject in subjects or line.subject.partition("/")[0] in subjects:
                 about.append(line)
-        return tuple(about)
+            elif line.event_id.partition("+")[0] == decision.incarnation:
+                own.append(line)
+        return tuple(sorted((*about, *own), key=lambda line: int(line.event_id.partition("+")[2])))
 
     def stop(self) -> None:
         """Nothing is compared any more, and nothing is kept."""

@@ -84,9 +84,16 @@ class _Play:
     """One future under way; implements :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
 
     def __init__(
-        self, past: Past, scenario: Scenario, successors: RunPlan, actors: Collection[str], *, validate: bool
+        self,
+        past: Past,
+        scenario: Scenario,
+        successors: RunPlan,
+        actors: Collection[str],
+        *,
+        replaced: Collection[str],
+        validate: bool,
     ) -> None:
-        self.restored = Restored(past, scenario, successors, validate=validate)
+        self.restored = Restored(past, scenario, successors, replaced=replaced, validate=validate)
         self.host = self.restored.host
         self.decisions = Decisions(actors)
         self.steps: list[StepSeen] = []
@@ -188,8 +195,8 @@ def play_futures(
     actors = [name for name in past.began if not is_engine(name) or name in change.engines]
     with rare_collections():
         plays = (
-            _Play(past, change.before, past.plan, actors, validate=validate),
-            _Play(past, change.after, plan, actors, validate=validate),
+            _Play(past, change.before, past.plan, actors, replaced=replaced, validate=validate),
+            _Play(past, change.after, plan, actors, replaced=replaced, validate=validate),
         )
         for play in plays:
             for name in replaced:
@@ -295,5 +302,6 @@ def _assumed(past: Past, change: Change, replaced: tuple[str, ...]) -> tuple[str
         ),
     ]
     if replaced:
-        texts.append(f"replaced at the fork, in both futures, to be built otherwise: {', '.join(replaced)}")
+        named = ", ".join(replaced)
+        texts.append(f"replaced at the fork, at once and in both futures, as they are built otherwise: {named}")
     return tuple(texts)

@@ -43,7 +43,7 @@ from penstock.runtime.run.replay import Incarnation, merged_rows
 from penstock.runtime.run.wiring import build_machine, hears, inbox_union, open_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Collection, Hashable
 
     from penstock.actors.machine import Machine
     from penstock.backends.ledger.protocol import LedgerStore
@@ -66,12 +66,21 @@ LOSSY_KEPT: Final = 4096
 class Restored:
     """The run as it stood, ready to go on."""
 
-    def __init__(self, past: Past, scenario: Scenario, successors: RunPlan, *, validate: bool = False) -> None:
+    def __init__(
+        self,
+        past: Past,
+        scenario: Scenario,
+        successors: RunPlan,
+        *,
+        replaced: Collection[str] = (),
+        validate: bool = False,
+    ) -> None:
         """
         Args:
             past: of the recorded run.
             scenario: modelled: how its backends behave from here on.
             successors: what whoever takes an actor's place from here on is built from.
+            replaced: actors that are replaced at once; their engines open without the time that it takes otherwise.
             validate: assert the invariants of every actor after each event from here on.
 
         Raises:
@@ -83,6 +92,9 @@ class Restored:
         count = max(scenario.engines.count, past.plan.scenario.engines.count)  # those that are to leave, too
         modelled = replace(scenario, run=run, engines=replace(scenario.engines, count=count))
         self._backends = replace(past.plan, scenario=modelled, model_folder="", run_folder="")
+        at_once = replace(modelled.engines, simulated=replace(modelled.engines.simulated, start_s=0.0))
+        self._reopened = replace(self._backends, scenario=replace(modelled, engines=at_once))
+        self._replaced = replaced
         self._incarnations = {name: Incarnation(past.files[name].stem, began) for name, began in past.began.items()}
         runtime = scenario.runtime
         self.host = VirtualHost(
@@ -91,7 +103,10 @@ class Restored:
             HostSettings(
                 seed=scenario.run.seed,
                 supervision=SupervisionModel(
-                    heartbeat_timeout_s=runtime.heartbeat_timeout_s, max_restarts=runtime.max_restarts
+                    heartbeat_timeout_s=runtime.heartbeat_timeout_s,
+                    max_restarts=runtime.max_restarts,
+                    start_s=0.0,  # what takes time is in the models; chance would part futures that are the same
+                    announce_s=0.0,
                 ),
                 heartbeat_s=runtime.heartbeat_s,
                 resend_after_s=runtime.resend_after_s,
@@ -126,7 +141,9 @@ class Restored:
         else:
             records = () if store is None else store.entries()
             machine = build_machine(name, self._successors, epoch=epoch, records=records)
-        backend = open_backend(name, self._backends, epoch=epoch, timers=timers, store=store)
+        is_reopened = name in self._replaced and began is not None and epoch == began.epoch + 1
+        plan = self._reopened if is_reopened else self._backends
+        backend = open_backend(name, plan, epoch=epoch, timers=timers, store=store)
         return Player(machine=machine, hears=hears(name), inbox=inbox_union(name), backend=backend)
 
     def _fill_ledger(self) -> None:

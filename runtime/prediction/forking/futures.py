@@ -107,7 +107,7 @@ class _Play:
         self.host.watch(self._accounts, events=False)
         self.host.watch(self.decisions)
         self.host.watch(self, events=False)
-        report = self.restored.report
+        report = self.restored.noted.report
         if report is None or report.version != past.step:
             raise UserFault(f"--fork: the Buffer reported nothing of step {past.step} then: it was trained again")
         self.restored.go_on()

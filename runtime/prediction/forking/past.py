@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from penstock.actors.engine_worker.machine import EngineWorker
 from penstock.messages.errors import UserFault
+from penstock.messages.ledger import EPOCHS_PER_DRIVE
 from penstock.messages.names import BUFFER, is_engine, is_reward_model
 from penstock.messages.training import UpdateMode
 from penstock.runtime.observability.recording import Began, LedgerRead
@@ -24,7 +25,7 @@ from penstock.runtime.run.replay import (
     time_of_step,
     unpacked,
 )
-from penstock.runtime.run.wiring import build_machine, recorded_engines
+from penstock.runtime.run.wiring import actor_names, build_machine, recorded_engines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +47,8 @@ class Past(NamedTuple):
     """How the last incarnation of each actor up to then was built."""
     files: dict[str, Path]
     """Its recording."""
+    absent: dict[str, int]
+    """Epochs below which an actor of the run that had not begun will be: it is about to."""
     plan: RunPlan
     """Of the Buffer's incarnation."""
     ledger: LedgerRead
@@ -80,7 +83,11 @@ def read_past(folder: Path, step: int, *, anyway: bool) -> Past:
     plan: RunPlan = unpacked(buffer.plan, RunPlan, f"{files[BUFFER]}: the plan of the run")
     ledger = unpacked(buffer.ledger, LedgerRead, f"{files[BUFFER]}: the ledger") if buffer.ledger else LedgerRead()
     _check(plan)
-    return Past(folder, step, at_s, began, files, plan, ledger, tuple(notes))
+    first_epoch = buffer.epoch // EPOCHS_PER_DRIVE * EPOCHS_PER_DRIVE  # what is below died with the last drive
+    here = {name: each for name, each in began.items() if each.epoch >= first_epoch}
+    names = [name for name in (*actor_names(plan.scenario), *began) if not is_reward_model(name)]
+    absent = {name: first_epoch - 1 for name in names if name not in here}
+    return Past(folder, step, at_s, here, files, absent, plan, ledger, tuple(notes))
 
 
 def _check(plan: RunPlan) -> None:

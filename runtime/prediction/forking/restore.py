@@ -13,10 +13,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any, Final, cast
+import itertools
+from typing import TYPE_CHECKING, Any, Final
 
-from msgspec import msgpack
 from msgspec.structs import replace
 
 from penstock.actors.engine_worker.machine import EngineWorker
@@ -26,41 +25,32 @@ from penstock.backends.simulated.engine import SimulatedEngine
 from penstock.backends.simulated.learner import SimulatedLearner
 from penstock.backends.simulated.rewards import SimulatedPrompts
 from penstock.messages.base import Delivery
-from penstock.messages.commands import ApplyWeights, ChooseRows, Generate, InterruptGenerations, Send
+from penstock.messages.commands import ApplyWeights, InterruptGenerations
 from penstock.messages.errors import UserFault
-from penstock.messages.local import GenerationAdvanced, LearnerSlept, LearnerWoken, WeightsStagedLocally
-from penstock.messages.membership import EnginesWanted
-from penstock.messages.names import SUPERVISOR, is_engine
-from penstock.messages.training import StepReported
+from penstock.messages.names import is_engine
 from penstock.messages.wire import Envelope, Header
 from penstock.runtime.hosts.virtual.host import HostSettings, VirtualHost
 from penstock.runtime.hosts.virtual.process import Player, deliver
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
 from penstock.runtime.observability.recording import Began
-from penstock.runtime.prediction.forking.owed import answered_by, owed_by
+from penstock.runtime.prediction.forking.noted import Noted
 from penstock.runtime.prediction.forking.past import REPLAY_FIRST
 from penstock.runtime.run.replay import Incarnation, merged_rows
 from penstock.runtime.run.wiring import build_machine, hears, inbox_union, open_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable
+    from collections.abc import Collection
 
     from penstock.actors.machine import Machine
     from penstock.backends.ledger.protocol import LedgerStore
     from penstock.backends.protocol import Timers
-    from penstock.messages.base import Event
-    from penstock.messages.commands import AnyCommand, BackendCommand
-    from penstock.messages.samples import SampleKey
     from penstock.runtime.hosts.virtual.process import Process
-    from penstock.runtime.observability.recording import Handled
     from penstock.runtime.prediction.forking.past import Past
     from penstock.runtime.run.plan import RunPlan
     from penstock.runtime.scenario import Scenario
 
 ABOVE_ALL: Final = 1 << 40
 """No process of a run has said so many messages: whatever is said after a fork has a higher id."""
-LOSSY_KEPT: Final = 4096
-"""Of a line: the last of what is not repeated, among which is what was on its way."""
 
 
 class Restored:
@@ -96,38 +86,9 @@ class Restored:
         self._reopened = replace(self._backends, scenario=replace(modelled, engines=at_once))
         self._replaced = replaced
         self._incarnations = {name: Incarnation(past.files[name].stem, began) for name, began in past.began.items()}
-        runtime = scenario.runtime
-        self.host = VirtualHost(
-            (),
-            self._cast,
-            HostSettings(
-                seed=scenario.run.seed,
-                supervision=SupervisionModel(
-                    heartbeat_timeout_s=runtime.heartbeat_timeout_s,
-                    max_restarts=runtime.max_restarts,
-                    start_s=0.0,  # what takes time is in the models; chance would part futures that are the same
-                    announce_s=0.0,
-                ),
-                heartbeat_s=runtime.heartbeat_s,
-                resend_after_s=runtime.resend_after_s,
-                validate=validate,
-            ),
-        )
+        self.host = VirtualHost((), self._cast, _settings(scenario, validate=validate))
         self.processes: dict[str, Process] = {}
-        self.report: StepReported | None = None
-        """What the Buffer said of the step."""
-        self._engines: tuple[str, ...] = ()
-        self._learner_sleeps = False
-        self._chosen: list[ChooseRows] = []
-        self._owed: dict[str, dict[Hashable, tuple[float, BackendCommand]]] = defaultdict(dict)
-        self._fetched: dict[str, set[tuple[int, int]]] = defaultdict(set)
-        self._reported_s: dict[str, dict[tuple[SampleKey, int], float]] = defaultdict(dict)
-        self._said: dict[tuple[str, str], deque[tuple[float, bytes, Event]]] = defaultdict(
-            lambda: deque(maxlen=LOSSY_KEPT)
-        )
-        self._heard: dict[tuple[str, int, str], set[bytes]] = defaultdict(set)
-        self._newest: dict[str, dict[tuple[str, int, str], bytes]] = defaultdict(dict)
-        """Of control events: what each has heard last, by sender, epoch and topic."""
+        self.noted = Noted()
         self._fill_ledger()
         for name in past.began:
             self._retrace(name)
@@ -173,57 +134,23 @@ class Restored:
                     f"{past.files[name]}: the past does not come out again at {name} {row.number} ({row.event}), so "
                     f"nothing can follow from it: {REPLAY_FIRST}"
                 )
-            self._note(process, row, event, commands, at_s)
-
-    def _note(self, process: Process, row: Handled, event: Event, commands: list[AnyCommand], at_s: float) -> None:
-        """What its backend owes, and what it said that nobody repeats."""
-        name, owed = process.name, self._owed[process.name]
-        owed.pop(answered_by(event), None)
-        if row.sender and event.delivery is Delivery.LOSSY:
-            self._heard[row.sender, row.sender_epoch, name].add(row.body)
-        elif row.sender and event.delivery is Delivery.CONTROL:
-            self._newest[name][row.sender, row.sender_epoch, event.topic()] = row.body
-        if isinstance(event, GenerationAdvanced):
-            self._reported_s[name][event.key, event.attempt] = at_s
-        elif isinstance(event, LearnerSlept | LearnerWoken):
-            self._learner_sleeps = isinstance(event, LearnerSlept)
-        elif isinstance(event, WeightsStagedLocally) and not event.error:
-            self._fetched[name].add((event.version, event.publish))
-        for command in commands:
-            if isinstance(command, Send):
-                self._note_said(name, command, at_s)
-            elif isinstance(command, Generate):
-                self._reported_s[name][command.key, command.attempt] = at_s
-            elif (key := owed_by(command)) is not None:
-                if isinstance(command, ChooseRows):
-                    self._chosen.append(command)
-                owed[key] = at_s, cast("BackendCommand", command)
-
-    def _note_said(self, name: str, send: Send, at_s: float) -> None:
-        event = send.event
-        if isinstance(event, StepReported):
-            self.report = event
-        elif isinstance(event, EnginesWanted):
-            self._engines = event.engines
-        if event.delivery is Delivery.LOSSY and send.to != SUPERVISOR:
-            self._said[name, send.to].append((at_s, msgpack.encode(event), event))
+            self.noted.handled(name, row, event, commands, at_s)
 
     # --- from here on -------------------------------------------------------------------------------------------------
 
     def go_on(self) -> None:
         """Everyone hears what was on its way, and every backend goes on with what it owes."""
         past, host = self._past, self.host
-        given_up = self._given_up()
+        given_up = past.absent | self._given_up()
         living = {name: process for name, process in self.processes.items() if name not in given_up}
         for name, process in living.items():
             if is_engine(name):
                 self._take_over(process)
             elif isinstance(process.backend, SimulatedLearner):
-                process.backend.take_over(is_asleep=self._learner_sleeps)
+                process.backend.take_over(is_asleep=self.noted.learner_sleeps)
             elif isinstance(process.backend, SimulatedPrompts):
-                owed = [command for _, command in self._owed[name].values()]
-                process.backend.take_over(command for command in self._chosen if command not in owed)
-        begun = [(at_s, name, command) for name in living for at_s, command in self._owed[name].values()]
+                process.backend.take_over(self.noted.chosen(name))
+        begun = [(at_s, name, command) for name in living for at_s, command in self.noted.owed[name].values()]
         for at_s, name, command in sorted(begun, key=lambda each: each[0]):
             backend = living[name].backend
             assert backend is not None, f"{name} has asked for {command}"
@@ -235,8 +162,8 @@ class Restored:
         self._deliver(living)
         for process in living.values():
             process.finish_turn()
-        if self._engines:
-            host.supervisor.want_engines(self._engines)
+        if self.noted.engines:
+            host.supervisor.want_engines(self.noted.engines)
 
     def _given_up(self) -> dict[str, int]:
         """Epochs of those that somebody knows to be lost, and whose successors had not begun."""
@@ -251,10 +178,10 @@ class Restored:
         machine, backend, clock = process.shell.machine, process.backend, self.host.clock
         assert isinstance(machine, EngineWorker), f"{process.name} is an engine"
         assert isinstance(backend, SimulatedEngine), "engines of a fork are modelled"
-        owed = self._owed[process.name]
+        owed = self.noted.owed[process.name]
         applying = [at_s for at_s, command in owed.values() if isinstance(command, ApplyWeights)]
         clock.begin_at(max(applying, default=self._past.at_s))  # in a swap nothing is generated
-        reported_s = self._reported_s[process.name]
+        reported_s = self.noted.reported_s[process.name]
         running = [
             (replace(request.generate(), prefix=request.response()), reported_s[request.key, request.issued.attempt])
             for request in machine.requests.running()
@@ -262,7 +189,7 @@ class Restored:
         now_s = clock.now_s
         begun = [(command, max(0.0, now_s - since_s)) for command, since_s in running]
         is_asleep = machine.phase is Phase.ASLEEP
-        backend.take_over(machine.weights.version, self._fetched[process.name], begun, is_asleep=is_asleep)
+        backend.take_over(machine.weights.version, self.noted.fetched[process.name], begun, is_asleep=is_asleep)
         if machine.phase in (Phase.INTERRUPTING, Phase.SPOILT) and begun:
             backend.execute(InterruptGenerations())
 
@@ -270,21 +197,31 @@ class Restored:
         """Control events that their receivers have heard are kept by their senders, and are no news when they come."""
         for name, process in living.items():
             for outgoing in process.shell.delivery.kept():
-                event, receiver = outgoing.event, living.get(outgoing.to)
-                if receiver is None or event.delivery is not Delivery.CONTROL:
+                receiver = living.get(outgoing.to)
+                if receiver is None or outgoing.event.delivery is not Delivery.CONTROL:
                     continue
-                if self._newest[outgoing.to].get((name, process.epoch, event.topic())) == msgpack.encode(event):
+                if self.noted.was_heard(name, process.epoch, outgoing):
                     receiver.shell.delivery.knows(name, process.epoch, outgoing)
 
     def _deliver(self, living: dict[str, Process]) -> None:
-        """What was on its way of what nobody repeats: what was said on a line after the last that was heard there."""
-        for (name, to), said in self._said.items():
-            if name not in living or to not in living:
-                continue
-            sender, receiver = living[name], living[to]
-            heard = self._heard[name, sender.epoch, to]
-            last = max((place for place, (_, body, _) in enumerate(said) if body in heard), default=-1)
-            for at_s, _, event in list(said)[last + 1 :]:
-                if at_s >= self._past.began[to].at_s:
-                    header = Header(name, sender.epoch, 0, ABOVE_ALL, 0)
-                    self.host.links.send(name, to, receiver, [Envelope(header, event)], deliver)
+        """What was on its way of what nobody repeats."""
+        for (name, sender), (to, receiver) in itertools.permutations(living.items(), 2):
+            header = Header(name, sender.epoch, 0, ABOVE_ALL, 0)
+            for event in self.noted.under_way(name, sender.epoch, to, self._past.began[to].at_s):
+                self.host.links.send(name, to, receiver, [Envelope(header, event)], deliver)
+
+
+def _settings(scenario: Scenario, *, validate: bool) -> HostSettings:
+    runtime = scenario.runtime
+    return HostSettings(
+        seed=scenario.run.seed,
+        supervision=SupervisionModel(
+            heartbeat_timeout_s=runtime.heartbeat_timeout_s,
+            max_restarts=runtime.max_restarts,
+            start_s=0.0,  # what takes time is in the models; chance would part futures that are the same
+            announce_s=0.0,
+        ),
+        heartbeat_s=runtime.heartbeat_s,
+        resend_after_s=runtime.resend_after_s,
+        validate=validate,
+    )

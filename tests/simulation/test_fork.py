@@ -42,6 +42,7 @@ from penstock.runtime.prediction.forking.futures import play_futures
 from penstock.runtime.prediction.forking.owed import answered_by, owed_by
 from penstock.runtime.prediction.forking.past import read_past
 from penstock.runtime.prediction.forking.restore import Restored
+from penstock.runtime.prediction.models import Models
 from penstock.runtime.run.replay import Incarnation, merged_rows, recorded_files
 from penstock.runtime.scenario import load_scenario
 
@@ -216,6 +217,37 @@ def test_what_actors_are_built_with_replaces_them_in_both(key: str, replaced: se
     assert was_s is not None
     assert other_s is not None
     assert (other_s < was_s) == is_quicker
+
+
+def test_models_that_are_given_take_the_place_of_the_runs_own_and_keys_stand_above_them() -> None:
+    scenario = load_scenario(MODELLED)
+    models = Models(
+        penstock_version="",
+        made_at="",
+        model="",
+        max_response_tokens=128,
+        truncated_share=0.0,
+        most_running=8,
+        engines=scenario.engines.simulated,
+        learner=msgspec.structs.replace(scenario.learner.simulated, step_s=0.8),
+        reward=scenario.reward.simulated,
+        fits=(),
+    )
+    past = read_past(run_folder(), STEP, anyway=False)
+    change = read_change(run_folder(), ["learner.simulated.step_s=0.2"], models)
+    futures, difference, _ = play_futures(past, change)
+    assert futures.recorded is not None
+    assert difference is not None
+    assert futures.was.figures.step_s > 1.5 * futures.recorded.figures.step_s
+    assert futures.other.figures.step_s == pytest.approx(futures.recorded.figures.step_s, rel=0.2)
+    assert any("at most 8 requests ran side by side" in text for text in futures.assumed)
+
+
+def test_a_real_run_without_traces_asks_for_models(tmp_path: Path) -> None:
+    text = (run_folder() / "scenario.yaml").read_text()
+    (tmp_path / "scenario.yaml").write_text(text.replace("backend: simulated", "backend: torch"))
+    with pytest.raises(UserFault, match=r"no models can be fitted to this run: .*; name others with --models FILE"):
+        read_change(tmp_path, ["staleness.policy=sync"], None)
 
 
 def test_fewer_slots_show_at_the_first_sample_that_finds_none() -> None:

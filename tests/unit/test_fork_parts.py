@@ -12,13 +12,14 @@ from penstock.backends.simulated.engine import SimulatedEngine
 from penstock.backends.simulated.lengths import num_tokens_of
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.base import Event
-from penstock.messages.commands import Generate, Record, Send, StartTimer
+from penstock.messages.commands import ApplyWeights, Generate, Record, Send, StartTimer
 from penstock.messages.flow import DemandGranted, SamplesSettled, SettledState
 from penstock.messages.ledger import PolicyRecorded, VersionRecorded
-from penstock.messages.local import GenerationEnded, TimerFired
+from penstock.messages.local import GenerationEnded, TimerFired, WeightsSwapped
 from penstock.messages.membership import ActorReturned
 from penstock.messages.samples import Part, Prompt, Purpose, SampleKey, VersionSpan
 from penstock.messages.training import OnStale, UpdateMode
+from penstock.messages.weights import Canary, WeightManifest
 from penstock.messages.wire import Header
 from penstock.runtime.prediction.forking.decisions import Decisions, first_difference
 from penstock.runtime.shell.shell import Shell, ShellSettings
@@ -127,6 +128,32 @@ def test_a_response_that_is_longer_than_what_was_drawn_gets_a_longer_one() -> No
     assert num_tokens_of(OPTIONS.simulated, 64, generate(0, num_made=64), run_seed=0) == 64
     quick = LatencyOptions(response_tokens_median=4, response_tokens_sigma=0.0)
     assert num_tokens_of(quick, 1000, generate(0, num_made=900), run_seed=0) == 900, "longer than all of the model"
+
+
+def test_what_the_learner_of_the_run_has_said_of_its_weights_is_taken_as_right() -> None:
+    clock, swapped = Clock(50.0), list[WeightsSwapped]()
+
+    def emit(event: Any) -> None:  # noqa: ANN401 - any event
+        if isinstance(event, WeightsSwapped):
+            swapped.append(event)
+
+    engine = SimulatedEngine(OPTIONS, max_response_tokens=1000, timers=clock)
+    engine.start(emit, lambda error: pytest.fail(str(error)))
+    canary = Canary(tokens=pack_tokens(range(3)), logprobs=pack_floats(map(float, range(6))))
+    manifest = WeightManifest(
+        version=4,
+        publish=5,
+        learner_epoch=0,
+        transport="shared_memory",
+        location="",
+        size_bytes=1,
+        digest="d",
+        canary=canary,
+    )
+    engine.take_over(3, [(4, 5)], [(generate(0, num_made=8), 0.0)])
+    engine.execute(ApplyWeights(manifest, UpdateMode.IN_FLIGHT))
+    clock.run(1000.0)
+    assert [(each.version, each.canary_logprobs) for each in swapped] == [(4, canary.logprobs)]
 
 
 # --- the shell --------------------------------------------------------------------------------------------------------

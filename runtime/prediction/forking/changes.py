@@ -100,7 +100,12 @@ def read_change(folder: Path, overrides: Sequence[str], models: Models | None) -
     scenario = read_scenario(folder)
     own_models = models is None and are_modelled(scenario.engines) and is_modelled(scenario.learner)
     if models is None and not own_models:
-        models = calibrate([read_recording(folder)])
+        try:
+            models = calibrate([read_recording(folder)])
+        except UserFault as error:
+            raise UserFault(
+                f"--fork: no models can be fitted to this run: {error}; name others with --models FILE"
+            ) from None
     source = read_source(file)
     if models is not None:
         _set_models(source, models.applied(load_modelled(file)[0]))

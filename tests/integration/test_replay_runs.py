@@ -64,15 +64,19 @@ def test_a_run_with_kills_that_was_resumed_replays_without_a_difference(tmp_path
 
 def check_forks(folder: Path) -> None:
     """The same run, gone on with from a step before and one after it was resumed."""
-    for step in (2, 6):
+    for step in (4, 8):
         words = ["replay", str(folder), "--fork", str(step), "staleness.policy=sync", "--json"]
         result = CliRunner().invoke(app, words)
-        assert result.exit_code == 0, result.output
+        assert result.exit_code == 0, (step, result.output, result.exception)
         forked = msgspec.json.decode(result.output, type=fork.Answer)
         futures = forked.futures
         assert forked.parting is not None
         assert forked.parting.was is not None
         assert forked.parting.was.incarnation.startswith("buffer-")
         assert futures.recorded is not None
-        assert (futures.other.rest_s or 0.0) > (futures.was.rest_s or 0.0) > 0.0
+        assert futures.was.rest_s is not None
+        assert futures.other.rest_s is not None
+        assert futures.was.rest_s > 0.0
+        if step == 4:  # near the end nothing more is granted, and policies are alike
+            assert futures.other.rest_s > futures.was.rest_s
         assert len(futures.was.step_ends_s) == len(futures.other.step_ends_s) == 10 - step

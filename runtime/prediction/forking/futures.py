@@ -109,7 +109,10 @@ class _Play:
         self.host.watch(self, events=False)
         report = self.restored.noted.report
         if report is None or report.version != past.step:
-            raise UserFault(f"--fork: the Buffer reported nothing of step {past.step} then: it was trained again")
+            raise UserFault(
+                f"--fork: when the Buffer heard first of step {past.step} is not in the recording, as its process was "
+                "killed then, and what is has it trained again; fork at another step"
+            )
         self.restored.go_on()
         for process in self.restored.processes.values():
             self._accounts.turned(process)

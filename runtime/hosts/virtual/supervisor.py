@@ -25,7 +25,7 @@ from penstock.runtime.shell.engine_membership import EngineMembership
 from penstock.runtime.shell.restarts import Restarts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from penstock.runtime.hosts.virtual.clock import VirtualClock
 
@@ -98,6 +98,26 @@ class Supervisor:
         process.start(self._introduce)
         if process.status is not Status.DEAD:
             self._announce(name, epoch, process)
+
+    def adopt(self, processes: Iterable[Process], given_up: Mapping[str, int]) -> None:
+        """These run already. Each is told where the others are, and so says again what it keeps for them.
+
+        Args:
+            processes: that stand in for recorded ones.
+            given_up: epochs of actors that were lost and have not come back; their successors are started.
+        """
+        self._fences.update(given_up)
+        for process in processes:
+            name, epoch = process.name, process.epoch
+            self.processes[name] = process
+            if not is_engine(name):
+                self._singles[name] = process
+            self._members[name] = epoch
+            self._fences[name] = epoch - 1
+        for process in self.processes.values():
+            self._introduce(process)
+        for name, epoch in given_up.items():
+            self.start(name, epoch + 1)
 
     def _introduce(self, process: Process) -> None:
         for name, epoch in self._fences.items():

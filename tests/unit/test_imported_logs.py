@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.imported_run import (
+from imported_run import (
     ENGINES,
     PUBLISH_S,
     TOKEN_LOAD_S,

@@ -185,6 +185,7 @@ class ActorLoop:
         self._backend: Backend[Any] | None = wiring.open_backend(
             boot.name, plan, epoch=boot.epoch, timers=self._timers, store=self._store, host=links.host,
             remote_ranks=remote_ranks if is_engine(boot.name) or boot.name == LEARNER else None,
+            takes_over=boot.takes_over,
         )  # fmt: skip
         is_accounted = has_lane(boot.name)
         self._accounted = cast("Accounted", self._machine) if is_accounted else None

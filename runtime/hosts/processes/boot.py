@@ -101,6 +101,9 @@ class Boot(Value, frozen=True, kw_only=True):
     takes_over: bool = False
     """The incarnation before it was lost by its process alone, which ended, stood still or was not heard: what that has
     left running is not suspect, and may be taken over. Not so where somebody asked for its replacement."""
+    notice_s: float | None = None
+    """Of an engine: it has so long from word that its machine is taken. None: there is no such word."""
+    notice_file: str | None = None
     validate: bool
     trace_salt: bytes
     """What the ids of traces are made from; empty when nothing is traced."""

@@ -44,6 +44,7 @@ from penstock.runtime.hosts.processes.control import (
     DISMISSED,
     DirectoryChanged,
     EndAsked,
+    MachineNoticed,
     ProcessBeat,
     ProcessStarted,
     ReplacementAsked,
@@ -289,9 +290,9 @@ class Supervisor:
                 self._sink.on_notice(event.name, event.text, is_warning=event.is_warning)
             case WaitsReported():
                 self._sink.on_waits(event)
-            case EnginesWanted() | EngineEmptied():
+            case EnginesWanted() | EngineEmptied() | MachineNoticed():
                 if self._outcome is None:
-                    self._engines.hear(event, now_s)
+                    self._engines.hear(event, incarnation, now_s)
             case OperatorAnswered():
                 if self._door is not None:
                     self._door.answered(event)

@@ -83,6 +83,8 @@ class EngineContext:
     """It takes turns on its GPUs with the learner."""
     remote_ranks: RemoteRanks | None = None
     """The other nodes of an engine over several."""
+    takes_over: bool = False
+    """The incarnation before it was lost by its process alone: a server that it has left may be taken over."""
     timers: Timers | None = None
     """The clock; given to engines with ``MODELLED``."""
 

@@ -149,7 +149,8 @@ class Shell:
         self._next_beat_s = 0.0
         self._watchdog = Watchdog(settings.overdue_after_s)
         self._next_watch_s = NEVER
-        self._is_leaving = False
+        self.is_leaving = False
+        """Of an engine: it has heard that it is to leave the run."""
 
     # --- what comes in ----------------------------------------------------------------------------------------
 
@@ -203,8 +204,8 @@ class Shell:
         if name != self.settings.name:
             for event in self.membership.leaves(name, epoch):
                 self._handle_if_heard(event)
-        elif epoch == self.settings.epoch and not self._is_leaving:
-            self._is_leaving = True
+        elif epoch == self.settings.epoch and not self.is_leaving:
+            self.is_leaving = True
             self._handle_if_heard(EngineLeaving(name=name, epoch=epoch))
 
     def next_timer_s(self) -> float:

@@ -212,15 +212,30 @@ class Supervisor:
         del self.processes[process.name]
         self._match_engines()
 
+    def noticed(self, process: Process, notice_s: float) -> None:
+        """The machine of this engine is taken after so long, whether it has left by then or not."""
+        name = process.name
+        if self.processes.get(name) is not process or self.is_given_up(process):
+            return
+        if self._engines.noticed(name, self._clock.now_s, notice_s):
+            self._tell_to_leave(process)
+        self._clock.at(self._clock.now_s + notice_s, _take_machine, self, process)
+
+    def _tell_to_leave(self, process: Process) -> None:
+        for listener in (*self._those_concerned_by(process.name), process):
+            self._inform(listener, _hear_leaving, (process.name, process.epoch))
+
     def _match_engines(self) -> None:
+        for name, at_s in self._engines.returns():
+            epoch = self._coming[name] = max(self._fences.get(name, -1) + 1, self.first_epoch)
+            self._clock.at(max(at_s, self._clock.now_s), _restart, self, (name, epoch, self._drive))
         present = {name for name in self._members if is_engine(name)}
         for name in self._engines.missing(present | self._coming.keys()):
             self.start(name, max(self._fences.get(name, -1) + 1, self.first_epoch))
         for name in self._engines.surplus(present):
             process = self.processes[name]
             self._engines.leaves(name, self._clock.now_s)
-            for listener in (*self._those_concerned_by(name), process):
-                self._inform(listener, _hear_leaving, (name, process.epoch))
+            self._tell_to_leave(process)
             self._clock.at(self._clock.now_s + self.model.leave_timeout_s, _leave, self, process)
 
     def time_is_up(self, process: Process) -> None:
@@ -283,6 +298,13 @@ def _check_silence(supervisor: Supervisor, what: tuple[Process, int]) -> None:
 
 
 def _leave(supervisor: Supervisor, process: Process) -> None:
+    supervisor.time_is_up(process)
+
+
+def _take_machine(supervisor: Supervisor, process: Process) -> None:
+    if process.status is not Status.DEAD:
+        process.survives_sigkill = False
+        process.kill()
     supervisor.time_is_up(process)
 
 

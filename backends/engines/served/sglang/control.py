@@ -66,6 +66,7 @@ class NoOpenSession(Refused):
 _REFUSALS: Final[tuple[tuple[str, type[Refused]], ...]] = (
     ("cache was not flushed", CacheNotFlushed),
     ("Flush cache failed", CacheNotFlushed),
+    ("Timed out waiting for idle state", CacheNotFlushed),
     ("session is already open", SessionAlreadyOpen),
     ("no weight-update session is open", NoOpenSession),
     ("must run between begin_weight_update", NoOpenSession),

@@ -251,7 +251,7 @@ class Shell:
             self.membership.returned(header.sender, header.epoch)
             if event.delivery is not Kind.LOSSY:
                 self.delivery.accepts(event, header.sender, header.epoch, header.message_id)
-        self._is_leaving |= self.membership.note(event, own_name=self.settings.name)
+        self.is_leaving |= self.membership.note(event, own_name=self.settings.name)
         if isinstance(event, TimerFired):
             self._timers.pop(event.key, None)
         commands = self.machine.handle(event)

@@ -390,10 +390,13 @@ def _newest(outgoing: list[Outgoing]) -> list[Outgoing]:
     """Without the control events that a later one in the same pack replaces."""
     if len(outgoing) == 1:
         return outgoing
-    last: dict[str, int] = {}
+    last: dict[str, Outgoing] = {}
+    num_control = 0
     for item in outgoing:
         if item.event.delivery is Kind.CONTROL:
-            last[item.event.topic()] = item.message_id
-    if not last:
+            num_control += 1
+            last[item.event.topic()] = item
+    if num_control == len(last):  # each of its own topic
         return outgoing
-    return [item for item in outgoing if last.get(item.event.topic(), item.message_id) == item.message_id]
+    control = Kind.CONTROL
+    return [item for item in outgoing if item.event.delivery is not control or last[item.event.topic()] is item]

@@ -1,8 +1,8 @@
 """The wire: what one turn of an actor sends to one peer, as one frame.
 
 A frame is msgpack: ``[format, [[header, body], …]]``. It is decoded whole against the union of the inbox; where that
-fails, bodies are decoded one by one, so that one bad event costs itself and not its neighbours. Encoders and decoders are
-built once. Nothing here ever unpickles.
+fails, bodies are decoded one by one, so that one bad event costs itself and not its neighbours. Encoders and decoders
+are built once. Nothing here ever unpickles.
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ class EnginePools:
 
     def load(self, name: str, change: int) -> None:
         """It has so many samples more, or fewer."""
-        self._of(name).load(name, change)
+        router = self._recorded if name in self._recorded_names else self._generating  # as _of, twice for each sample
+        router.load(name, change)
 
     def progressed(self, name: str, sweep: int) -> None:
         """Something has come of what this engine does."""

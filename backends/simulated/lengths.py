@@ -25,6 +25,8 @@ _NORMAL: Final = NormalDist()
 
 def num_tokens_of(model: LatencyOptions, max_tokens: int, command: Generate, *, run_seed: int) -> int:
     """Tokens of the response, at least 1 and at most ``max_tokens``."""
+    if not model.response_tokens_sigma and not model.response_tokens_quantiles:
+        return max(1, min(max_tokens, int(model.response_tokens_median)))  # all alike: nothing to draw
     drawn = normal(command.seed, LENGTH)
     together = model.response_tokens_correlation
     if together:

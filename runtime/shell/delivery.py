@@ -122,11 +122,16 @@ class Delivery:
         """What is to be repeated now; each repeat doubles the pause to the next."""
         if now_s < self.next_due_s:
             return []
-        again = [kept for kept in self._all() if kept.due_s <= now_s]
-        for kept in again:
-            kept.pause_s = min(2 * kept.pause_s, MAX_BACKOFF * self._resend_after_s)
-            kept.due_s = now_s + kept.pause_s
-        self.next_due_s = min((kept.due_s for kept in self._all()), default=math.inf)
+        again: list[_Kept] = []
+        next_due_s = math.inf
+        for kept in self._all():
+            if kept.due_s <= now_s:
+                again.append(kept)
+                kept.pause_s = min(2 * kept.pause_s, MAX_BACKOFF * self._resend_after_s)
+                kept.due_s = now_s + kept.pause_s
+            if kept.due_s < next_due_s:
+                next_due_s = kept.due_s
+        self.next_due_s = next_due_s
         return sorted((kept.outgoing for kept in again), key=lambda outgoing: outgoing.message_id)
 
     def _all(self) -> Iterator[_Kept]:

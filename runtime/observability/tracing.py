@@ -7,7 +7,8 @@ Invariants:
 * The span of an event stands in the trace of what the event is about. An event about nothing in particular (a timer,
   a settlement) has its span in a trace of its actor.
 * A group that is not traced costs look-ups for each event that is handled or sent, a hash at PromptSource, which
-  decides, and one at the Learner, whom a batch does not tell; the others hear it from whoever sends.
+  decides, and one at Scorer and Learner, whom nobody tells; the others hear it from whoever sends. What Scorer and
+  Filter do for one of its samples is about the same group, so nobody looks at it.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ How it is measured:
 * Lengths are forced (no end token, a limit per request), so both sides make the same number of useful tokens.
 * ``generate`` decodes a batch until its longest response has ended. It may take the requests all at once or in chunks
   of the engine's slots, in the order of their arrival; the faster of the two is compared with.
+* The engine's generic path (:mod:`penstock.backends.engines.torch.generic`) makes the same tokens of the same model.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.data.lines import LinesRow, lines_row
 from penstock.backends.engines.torch.engine import TorchEngine
 from penstock.backends.engines.torch.engine_settings import EngineSettings
+from penstock.backends.engines.torch.generic import GenericEngine
+from penstock.backends.engines.torch.generic_config import GenericConfig
 from penstock.backends.engines.torch.requests import GenerationRequest
 from penstock.benchmarks._harness import Benchmark, Measured, claim, figures, interleaved, pairs, plain_figure
 from penstock.messages.arrays import pack_tokens
@@ -162,10 +165,13 @@ def _measure(workload: Workload, folder: Path, generator: _Generator, repetition
         for size in workload.chunk_sizes
     }
     arms["engine"] = partial(rate, lambda: _decode_all(engine, workload, next(numbers)))
+    generic = _open_generic_engine(folder, workload.num_slots)
+    arms["engine by transformers' layers"] = partial(rate, lambda: _decode_all(generic, workload, next(numbers)))
     turns = interleaved(arms, repetitions)
-    *others, ours = figures(turns, "useful tokens/CPU-s", float, f"{workload.name}: {{}}")
+    *others, ours, slower = figures(turns, "useful tokens/CPU-s", float, f"{workload.name}: {{}}")
     fastest = max(others, key=lambda figure: figure.estimate.median)
-    measured.figures.extend([*others, ours])
+    measured.figures.extend([*others, ours, slower])
+    measured.figures.append(plain_figure(f"engine ÷ {slower.name}", "×", pairs(ours, slower)))
     ratios, text = pairs(ours, fastest), f"engine ÷ {fastest.name}"
     if workload.required_ratio is None:
         measured.figures.append(plain_figure(text, "×", ratios))
@@ -181,7 +187,18 @@ def _open_engine(folder: Path, num_slots: int) -> TorchEngine:
     return engine
 
 
-def _decode_all(engine: TorchEngine, workload: Workload, repetition: int) -> None:
+def _open_generic_engine(folder: Path, num_slots: int) -> GenericEngine:
+    read = read_model_config(folder)
+    config = GenericConfig(
+        folder=folder, vocab_size=read.vocab_size, max_positions=read.max_positions, reason="it is compared"
+    )
+    engine = GenericEngine(config, EngineSettings(num_slots=num_slots, max_context=MAX_CONTEXT))
+    with CheckpointTensors(folder) as tensors:
+        engine.load(tensors, version=0)
+    return engine
+
+
+def _decode_all(engine: TorchEngine | GenericEngine, workload: Workload, repetition: int) -> None:
     first_seed = (repetition + 1) * len(workload.prompts)
     for index, (prompt, length) in enumerate(zip(workload.prompts, workload.lengths, strict=True)):
         engine.submit(

@@ -59,6 +59,7 @@ from penstock.messages.membership import (
     EngineJoined,
     EngineLeaving,
     EngineLost,
+    EngineNoticed,
     EnginesWanted,
     LeasesAsked,
     LeasesHeld,
@@ -195,6 +196,7 @@ BufferWire = (
     | GrantsPaused
     | SaveAsked
     | EnginesAsked
+    | EngineNoticed
     | StopAsked
     | LeasesAsked
 )
@@ -211,6 +213,7 @@ BufferEvent = (
     | GrantsPaused
     | SaveAsked
     | EnginesAsked
+    | EngineNoticed
     | StopAsked
     | Started
     | TimerFired

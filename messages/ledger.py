@@ -208,6 +208,15 @@ class EnginesRecorded(Entry, frozen=True, kw_only=True):
     """By their index."""
 
 
+class EngineNoted(Entry, frozen=True, kw_only=True):
+    """How an incarnation of an engine came up: that it has taken over the server of the one before, or why that was
+    started anew. It changes nothing."""
+
+    engine: str
+    engine_epoch: int
+    text: str
+
+
 class BatchesFixed(Entry, frozen=True, kw_only=True):
     """The batches of this run are known beforehand, and so are their groups: it trains what another run has recorded.
     No other batch is formed, and nothing more is granted."""
@@ -233,6 +242,7 @@ LedgerEntry = (
     | PolicyRecorded
     | PauseRecorded
     | EnginesRecorded
+    | EngineNoted
     | BatchesFixed
     | EvaluationOpened
     | GroupEvaluated

@@ -55,6 +55,8 @@ class EngineOpened(LocalEvent, frozen=True, kw_only=True):
     """Answer to ``OpenEngine``: the engine is up (it has no weights of the run yet)."""
 
     num_slots: int
+    notices: tuple[str, ...] = ()
+    """What people should know of how it came up: sentences for the terminal, the ledger and the log."""
 
 
 class GenerationAdvanced(LocalEvent, frozen=True, kw_only=True):

@@ -66,6 +66,16 @@ class EngineEmptied(Event, frozen=True, kw_only=True):
     engine_epoch: int
 
 
+class EngineNoticed(Event, frozen=True, kw_only=True):
+    """EngineWorker → Buffer: how this incarnation came up, where that is worth a line in the ledger: that it has taken
+    over a server, or why it has not. If this is lost, the line is missing."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOSSY
+    engine: str
+    engine_epoch: int
+    text: str
+
+
 class EnginesWanted(Event, frozen=True, kw_only=True):
     """Buffer → supervisor: the engines that the run is to have, as recorded. Who is missing is started, any other
     leaves."""

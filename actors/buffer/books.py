@@ -28,6 +28,7 @@ from penstock.messages.ledger import (
     BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
+    EngineNoted,
     EnginesRecorded,
     FailuresNoted,
     GroupClosed,
@@ -176,6 +177,8 @@ class Books:
                 self.used.released(entry)
             case PauseRecorded() | EnginesRecorded() | PolicyRecorded():
                 self.operate(entry)
+            case EngineNoted():
+                pass  # for people
             case RunRecorded():
                 self.identify(entry)
             case BatchesFixed():

@@ -67,8 +67,8 @@ from penstock.messages.local import (
     WeightsStagedLocally,
     WeightsSwapped,
 )
-from penstock.messages.membership import EngineLeaving
-from penstock.messages.names import LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR, WEIGHT_PUBLISHER
+from penstock.messages.membership import EngineLeaving, EngineNoticed
+from penstock.messages.names import BUFFER, LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR, WEIGHT_PUBLISHER
 from penstock.messages.parts import cut
 from penstock.messages.samples import Cancelled, InfraError, Part
 from penstock.messages.training import Activity, DeviceTurned, DeviceYielded, Holder, NoticeGiven, UpdateMode
@@ -187,7 +187,7 @@ class EngineWorker:
             case WeightsSwapped():
                 self._on_swapped(event)
             case EngineOpened():
-                self._on_opened(event.num_slots)
+                self._on_opened(event)
             case DeviceTurned():
                 self._turned, self._has_yielded = event, False
             case EngineLeaving():
@@ -218,12 +218,16 @@ class EngineWorker:
         self._steps.take(self.phase, phase)
         self.phase = phase
 
-    def _on_opened(self, num_slots: int) -> None:
+    def _on_opened(self, event: EngineOpened) -> None:
         if self.phase is not Phase.STARTING:
             return
-        self.num_slots = num_slots
+        self.num_slots = event.num_slots
         self._turn(Phase.SERVING)
-        ready = EngineReady(engine=self.settings.name, engine_epoch=self.settings.epoch, num_slots=num_slots)
+        name, epoch = self.settings.name, self.settings.epoch
+        for text in event.notices:
+            self._send(SUPERVISOR, NoticeGiven(name=name, text=text))
+            self._send(BUFFER, EngineNoticed(engine=name, engine_epoch=epoch, text=text))
+        ready = EngineReady(engine=name, engine_epoch=epoch, num_slots=event.num_slots)
         self._send(PROMPT_SOURCE, ready)
         self._send(WEIGHT_PUBLISHER, ready)
 

@@ -16,7 +16,9 @@ class WeightsOptions(Options, frozen=True, kw_only=True):
     transport: str = "auto"
     """``shared_memory``: embedded engines on the learner's machine. ``disk``: any engine; SGLang servers load it in the
     background. ``distributed``: sent to SGLang servers by a process group each. ``tensor``: to SGLang servers on the
-    learner's machine, as handles of GPU memory. ``auto``: one of the first two."""
+    learner's machine, as handles of GPU memory. ``network``: any engine takes what has changed from the learner, over
+    links that may be slow. ``auto``: one of the first two, and ``disk`` on a Ray
+    cluster that is there already (``runtime.ray_address``)."""
     options: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
     """Of a transport that another package brings, as that says (docs/extending.md)."""
     bucket_size_bytes: Annotated[int, Meta(ge=1 << 20)] = 256 << 20

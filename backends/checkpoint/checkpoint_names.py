@@ -22,7 +22,7 @@ import torch
 from transformers.core_model_loading import revert_weight_conversion
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -78,6 +78,13 @@ def _split_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _as_saved(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     with torch.no_grad():
         return cast("dict[str, Tensor]", revert_weight_conversion(model, dict(tensors)))
+
+
+def kept_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter and persistent buffer by its name in memory; one that has several names comes under the first."""
+    yield from model.named_parameters()
+    persistent = model.state_dict(keep_vars=True)
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
 
 
 def bare_name(name: str) -> str:

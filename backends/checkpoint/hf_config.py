@@ -124,6 +124,8 @@ class DecoderConfig(HfConfig, frozen=True, kw_only=True):
     """``dense`` or ``sparse``, of each layer."""
     moe_layer_freq: int | tuple[int, ...] = 1
     n_shared_experts: int | None = None
+    num_nextn_predict_layers: int | None = None
+    """Layers beyond those of the model, that predict further tokens."""
     n_group: int | None = None
     topk_group: int | None = None
     routed_scaling_factor: float | None = None

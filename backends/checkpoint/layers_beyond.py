@@ -1,5 +1,5 @@
 """The layers that a checkpoint has beyond those of its model, to predict several tokens at once (``model.layers.61`` of
-DeepSeek-V3, ``model.layers.46`` of GLM-4.5-Air): nothing here trains them, and what is saved keeps them as they were.
+DeepSeek-V3, ``model.layers.46`` of GLM-4.5-Air). Where nothing trains them, what is saved keeps them as they were.
 
 Invariants:
 
@@ -23,19 +23,26 @@ from penstock.backends.checkpoint.weight_files import DEFAULT_MAX_FILE_BYTES, We
 from penstock.backends.durable import publish
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Collection, Generator, Iterable
     from pathlib import Path
 
     from penstock.backends.checkpoint.model_format import OpenModel
 
 FOLDER: Final = "layers_beyond"
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
+_PREDICTS: Final = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")
+"""No other layer joins two vectors."""
 
 
 def layers_beyond(names: Iterable[str], num_layers: int) -> dict[str, int]:
     """Of the tensors of a checkpoint those of layers that its ``config.json`` does not count, with their layer."""
     found = {name: int(match[1]) for name in names if (match := _LAYER.match(name))}
     return {name: layer for name, layer in found.items() if layer >= num_layers}
+
+
+def predicting_layers(names: Collection[str]) -> set[int]:
+    """The layers among the tensors of a checkpoint that predict further tokens."""
+    return {int(match[1]) for name in names if (match := _PREDICTS.fullmatch(name))}
 
 
 def keep_layers_beyond(model_folder: Path, target: Path) -> None:

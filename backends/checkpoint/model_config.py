@@ -46,6 +46,10 @@ EXPERT_SIZE_STEP: Final = 8
 """The grouped matrix product takes rows of a multiple of 16 bytes; so it does with every dtype."""
 
 
+class OtherArchitectureFault(UserFault):
+    """A model that is sound, for all that ``config.json`` says, and that this forward pass does not compute."""
+
+
 class Llama3Scaling(NamedTuple):
     """Llama 3's stretching of the rotary embedding: low frequencies are divided by ``factor``, high ones kept."""
 
@@ -108,7 +112,8 @@ def read_model_config(folder: Path) -> ModelConfig:
     """The configuration of the model in ``folder``.
 
     Raises:
-        UserFault: no such folder, no ``config.json``, or a model that this engine does not compute.
+        OtherArchitectureFault: a model that this forward pass does not compute.
+        UserFault: no such folder, no ``config.json``, or one that is malformed.
     """
     path = folder / CONFIG_FILE
     raw = read_config(folder, DecoderConfig)
@@ -190,7 +195,7 @@ def _family(path: Path, raw: DecoderConfig) -> str:
     if not raw.architectures and raw.model_type in ARCHITECTURES.values():
         return raw.model_type
     found = ", ".join(raw.architectures) or raw.model_type or "none"
-    raise UserFault(
+    raise OtherArchitectureFault(
         f"{path}: the torch engine serves {', '.join(ARCHITECTURES)}, found {found}; use an engine that supports it"
     )
 
@@ -199,12 +204,14 @@ def _refuse_unsupported(path: Path, raw: DecoderConfig) -> None:
     if raw.quantization_config is not None:
         raise UserFault(f"{path}: its weights are quantized, {UNQUANTIZED}")
     if raw.hidden_act != "silu":
-        raise UserFault(f"{path}: hidden_act must be silu, found {raw.hidden_act}")
+        raise OtherArchitectureFault(f"{path}: hidden_act must be silu, found {raw.hidden_act}")
     if raw.use_sliding_window:
-        raise UserFault(f"{path}: sliding-window attention is not supported; set use_sliding_window to false")
+        raise OtherArchitectureFault(
+            f"{path}: sliding-window attention is not supported; set use_sliding_window to false"
+        )
     for rope in (raw.rope_parameters, raw.rope_scaling):
         if rope is not None and rope.partial_rotary_factor not in (None, 1.0):
-            raise UserFault(f"{path}: partial_rotary_factor must be 1, found {rope.partial_rotary_factor}")
+            raise OtherArchitectureFault(f"{path}: partial_rotary_factor must be 1, found {rope.partial_rotary_factor}")
 
 
 def _experts(path: Path, raw: DecoderConfig) -> ExpertsConfig | None:
@@ -255,4 +262,4 @@ def _rope_scaling(path: Path, raw: DecoderConfig) -> tuple[float, Llama3Scaling 
                 " original_max_position_embeddings"
             )
         return 1.0, Llama3Scaling(rope.factor, low, high, original)
-    raise UserFault(f"{path}: rope type must be default, linear (with a factor) or llama3, found {kind}")
+    raise OtherArchitectureFault(f"{path}: rope type must be default, linear (with a factor) or llama3, found {kind}")

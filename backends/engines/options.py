@@ -137,6 +137,13 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     """Engines that there are at most when some join during the run. null: `count`."""
     leave_timeout_s: Annotated[float, Meta(gt=0)] = 30.0
     """An engine that is to leave hands back what it has, and goes; after so long it is taken anyway."""
+    notice_s: Annotated[float, Meta(gt=0)] | None = None
+    """Seconds between word that an engine's machine will be taken, and that moment. Such word is SIGTERM to the
+    engine's process, or `notice_file`. The engine then hands back what it has, with every token, and another takes its
+    place when the notice has run out. null: SIGTERM ends the process."""
+    notice_file: str | None = None
+    """A file on the machines of engines that appears, or is touched, when the machine will be taken; it is looked for
+    every `runtime.heartbeat_s`. Needs `notice_s`."""
     more: tuple[EngineGroupOptions, ...] = ()
     """Engines of other kinds beside these, in the same run."""
     placement: Literal["auto", "pack", "spread", "colocate"] = "auto"

@@ -83,6 +83,8 @@ class EngineContext:
     """It takes turns on its GPUs with the learner."""
     remote_ranks: RemoteRanks | None = None
     """The other nodes of an engine over several."""
+    takes_over: bool = False
+    """The incarnation before it was lost by its process alone: a server that it has left may be taken over."""
     timers: Timers | None = None
     """The clock; given to engines with ``MODELLED``."""
 
@@ -184,6 +186,8 @@ class EngineSpec:
     """With these options only these of them, by name and not by ``auto``; None: each."""
     longest_context: Callable[[Path], int | None] = lambda folder: None
     """Tokens that this model was made for; None: not looked at. Raises UserFault where it cannot be served."""
+    notice: Callable[[Path], str] = lambda folder: ""
+    """What people should know of how it serves this model; empty: nothing. Raises UserFault as above."""
     needs: str = ""
     """What :attr:`check_machine` looks at, in words; empty: there is nothing to look at."""
     check_machine: Callable[[EngineBlock], None] = lambda options: None

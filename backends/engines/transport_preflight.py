@@ -7,8 +7,9 @@ What fits where:
 * ``distributed`` and ``tensor`` need memory in the learner's process for the snapshots. Embedded engines beside SGLang
   servers pull the bytes. ``tensor`` needs every server on the loopback of the learner's machine.
 * ``none`` is what a run gets whose engines hold no weights, whatever it asks for.
-* ``auto`` takes ``shared_memory`` or ``disk``. It never takes a transport that pushes: what a learner pushed ends with
-  it, so an engine that starts while there is no learner would have nothing to load.
+* ``auto`` takes ``shared_memory`` or ``disk``, and ``disk`` on a Ray cluster that is there already, as nobody knows on
+  which of its nodes an engine will be. It never takes a transport that pushes: what a learner pushed ends with it, so
+  an engine that starts while there is no learner would have nothing to load.
 """
 
 from __future__ import annotations
@@ -53,15 +54,17 @@ class EngineSites(NamedTuple):
     """Whether any of them holds any."""
     addresses: tuple[str, ...] = ()
     """Addresses of servers that run already."""
+    are_placed_by_ray: bool = False
+    """On a cluster that is there already, so on whichever of its nodes."""
 
 
 EMBEDDED: Final = EngineSites()
 
 
-def sites_of(options: EnginesOptions) -> EngineSites:
-    """The engines of a scenario."""
+def sites_of(options: EnginesOptions, ray_address: str | None = None) -> EngineSites:
+    """The engines of a scenario, and the ``runtime.ray_address`` of the run."""
     addresses = tuple(address for group in engine_groups(options) for address in group.addresses)
-    return EngineSites(some_can(options, Capability.HOLDS_WEIGHTS), addresses)
+    return EngineSites(some_can(options, Capability.HOLDS_WEIGHTS), addresses, ray_address is not None)
 
 
 class _Tensor(msgspec.Struct):
@@ -80,7 +83,7 @@ def check_transport(
 ) -> TransportChoice:
     """Decide how weights of ``size_bytes`` travel; ``folder`` is where ``disk`` would write.
 
-    ``auto`` takes shared memory where there is room for ``num_copies`` and no server on another machine, and disk
+    ``auto`` takes shared memory where there is room for ``num_copies`` and no engine on another machine, and disk
     otherwise; ``reason`` says which and why, and is worth a line in the log.
 
     Raises:
@@ -94,6 +97,7 @@ def check_transport(
         folder=folder,
         addresses=engines.addresses,
         is_asked=wanted != AUTO,
+        may_be_elsewhere=engines.are_placed_by_ray,
         shared_folder=shared_folder,
     )
     if site.is_asked:

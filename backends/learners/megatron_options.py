@@ -13,6 +13,18 @@ ConfigValue = bool | int | float | str | list[bool | int | float | str] | None
 """What a field of megatron-core's configuration may be set to."""
 
 
+class MtpOptions(Options, frozen=True, kw_only=True):
+    """Train the checkpoint's layers that predict further tokens (multi-token prediction, arXiv:2412.19437, §2.2) beside
+    the policy, so that an engine which drafts with them keeps up with it. Their loss is the cross-entropy of the
+    trained tokens, whatever their rewards."""
+
+    loss_coef: Annotated[float, Meta(gt=0.0)] = 0.1
+    """What the mean of their losses is multiplied by."""
+    trains_trunk: bool = False
+    """Let the gradient of their loss go on into the model's layers, embedding and output head, which then learn from it
+    as well; otherwise it ends at these layers, and the policy is trained by its objective alone."""
+
+
 class MegatronOptions(Options, frozen=True, kw_only=True):
     """How megatron-core divides the model over the learner's ranks, and every other option that it has. Data-parallel
     ranks are what is left: the number of ranks, divided by tensor × pipeline × context."""
@@ -49,6 +61,9 @@ class MegatronOptions(Options, frozen=True, kw_only=True):
     router_replay: bool = False
     """Send each token to the experts that the engine had sent it to when it generated (`engines.record_experts`);
     where there is no record the learner's own router chooses. Weights are its own probabilities in any case."""
+    mtp: MtpOptions | None = None
+    """Train the layers that predict further tokens (`num_nextn_predict_layers` of the model's config.json); null leaves
+    them as the checkpoint has them."""
     transformer: dict[str, ConfigValue] = field(default_factory=dict[str, ConfigValue])
     """Any other field of megatron-core's TransformerConfig."""
     ddp: dict[str, ConfigValue] = field(default_factory=dict[str, ConfigValue])

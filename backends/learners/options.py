@@ -292,6 +292,10 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     parallel: Literal["fsdp", "ddp"] = "fsdp"
     """How several ranks divide the model: each has a share of every weight and of what the optimizer keeps of it
     (`fsdp`), or all of them (`ddp`)."""
+    shard_size: Annotated[int, Meta(ge=2)] | None = None
+    """With `fsdp`, ranks that share out one copy of the weights among them; a divisor of `num_ranks`. The others have
+    copies of the same shares, so that weights are gathered within a node, say, and gradients alone cross it, once a
+    step. null: all ranks share one copy."""
     compile: bool | None = None
     """Compile the blocks of the model and its log-probs with torch.compile, which takes some seconds at the start and
     makes steps faster and smaller. null: on GPUs, in 16 bits, for dense models of 100 million weights or more."""

@@ -5,8 +5,7 @@ Invariants:
 * Nothing here trusts an earlier entry to be right. What contradicts the books is a finding, and does not enter them.
 * ``issued`` grows when groups are granted and when a replacement of a failed sample turns up, ends and samples in the
   system are counted on their own: so a sample that was lost or counted twice shows as an imbalance.
-* A group that has ended keeps a few numbers and a hash of what the tables must say about it, so that the books of a
-  long run stay small.
+* A group that has ended keeps a few numbers and a hash of what the tables must say of it: the books stay small.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from penstock.messages.ledger import (
     BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
+    EngineNoted,
     EnginesRecorded,
     FailuresNoted,
     GroupClosed,
@@ -119,8 +119,8 @@ class AuditBooks:
                 self._close(entry)
             case RowsRecorded():
                 self._draw(entry)
-            case FailuresNoted():
-                pass  # the end of each of them is in the entry of its group
+            case FailuresNoted() | EngineNoted():
+                pass  # the latter changes nothing; of the former, the end of each of them is in the entry of its group
             case BatchLeased():
                 self._lease(entry)
             case StepRecorded():

@@ -13,7 +13,7 @@ from penstock.messages.books import KeptBooks
 from penstock.messages.ledger import GroupClosed, GroupRecorded, PayloadsReleased, StepRecorded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from penstock.messages.books import BooksSnapshot
     from penstock.messages.ledger import LedgerEntry
@@ -78,6 +78,10 @@ class MemoryStore:
         if snapshot is not None and is_due and (books := snapshot()) is not None:
             ledger.snapshot = (number, encoded(books))
 
+    def fill(self, entries: Iterable[LedgerEntry]) -> None:
+        """Take what was read from another ledger; the payload of a group that has come to its end may be missing."""
+        self._ledger.entries += map(self._keep, entries)
+
     def entries(self) -> Iterator[LedgerEntry]:
         """See :class:`~penstock.backends.ledger.protocol.LedgerReader`."""
         for entry in tuple(self._ledger.entries):
@@ -105,8 +109,8 @@ class MemoryStore:
         ledger = self._ledger
         match entry:
             case GroupRecorded():
-                assert entry.payload is not None
-                ledger.open[entry.group_id] = entry.payload
+                if entry.payload is not None:
+                    ledger.open[entry.group_id] = entry.payload
                 return entry.without_payload()
             case GroupClosed():
                 ledger.open.pop(entry.group_id, None)

@@ -18,6 +18,7 @@ from penstock.messages.ledger import (
     BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
+    EngineNoted,
     EnginesRecorded,
     FailuresNoted,
     GroupClosed,
@@ -140,6 +141,8 @@ class Projection:
                 execute("INSERT INTO pauses VALUES (?, ?, ?)", (sequence, entry.is_paused, now_s))
             case EnginesRecorded():
                 execute("INSERT INTO engines VALUES (?, ?, ?)", (sequence, json.dumps(entry.engines), now_s))
+            case EngineNoted():
+                pass  # it stands in the log
             case BatchesFixed():
                 pass  # each batch stands in the tables when it is leased
             case EvaluationOpened():

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.simulated.decode_clock import DecodeClock
 from penstock.backends.simulated.engine_request import SLACK, SimulatedRequest
-from penstock.backends.simulated.learner import canary_logprobs
+from penstock.backends.simulated.learner import TRANSPORT, canary_logprobs
 from penstock.backends.simulated.lengths import num_tokens_of
 from penstock.messages.base import Metric
 from penstock.messages.commands import (
@@ -53,7 +53,7 @@ from penstock.messages.samples import Cancelled, Completed, InfraError, Truncate
 from penstock.messages.training import UpdateMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from penstock.backends.engines.options import EnginesOptions, LatencyOptions
     from penstock.backends.protocol import Emit, Fail, Timers
@@ -137,18 +137,65 @@ class SimulatedEngine:
     def close(self, timeout_s: float) -> None:
         """Nothing to end: the clock is not ours."""
 
+    def take_over(
+        self,
+        version: int,
+        fetched: Iterable[tuple[int, int]],
+        begun: Sequence[tuple[Generate, float]],
+        *,
+        is_asleep: bool = False,
+    ) -> None:
+        """Stand where another engine stood.
+
+        Args:
+            version: of the weights that it serves; −1: none.
+            fetched: version and publish number of those that it has fetched.
+            is_asleep: it has given its memory up.
+            begun: its requests in their order, each with what is reported of its response as its prefix, and with the
+                seconds since that report. What was made since is worked out from these by the model.
+        """
+        with self._lock:
+            self._version, self._fetched, self._is_asleep = version, set(fetched), is_asleep
+            self._advance()
+            since: list[tuple[SimulatedRequest, float]] = []
+            for command, since_s in begun:
+                request = self._added(command)
+                if len(self._running) < self._num_slots and self._fits(request):
+                    self._unread_prompt(request)  # it was read there
+                    self._admit(request, num_unread=0)
+                    since.append((request, since_s))
+                else:
+                    self._queued.append(request)
+            for request, since_s in since:
+                most = min(self._progress_tokens, request.last - request.num_prefix)
+                request.start -= min(since_s / self._clock.step_s, most)
+                self._plan(request)
+            self._arm()
+
     # --- requests ---------------------------------------------------------------------------------------------
+
+    def _added(self, command: Generate) -> SimulatedRequest:
+        num_tokens = num_tokens_of(self._model, self._max_tokens, command, run_seed=self._seed)
+        request = SimulatedRequest(command, num_tokens, self._model.failure_rate)
+        self._requests[command.key, command.attempt] = request
+        return request
+
+    def _admit(self, request: SimulatedRequest, *, num_unread: int) -> None:
+        """It runs from now on, after so many tokens have been read."""
+        request.version = self._version
+        self._running[request] = None
+        self._clock.admit(request.context_tokens, num_unread)
+        request.start = self._clock.count
+        request.admitted = self._clock.count - request.context_tokens
 
     def _generate(self, command: Generate) -> None:
         if self._version < 0 or self._is_asleep:
             why = "while it sleeps" if self._is_asleep else "before any weights were loaded"
             raise RuntimeError(f"sample {command.key} was to be generated {why}")
-        num_tokens = num_tokens_of(self._model, self._max_tokens, command, run_seed=self._seed)
-        request = SimulatedRequest(command, num_tokens, self._model.failure_rate)
+        request = self._added(command)
         if self.num_hangs:
             self.num_hangs -= 1
             request.hangs = True
-        self._requests[command.key, command.attempt] = request
         self._queued.append(request)
         self._fill_slots()
 
@@ -158,12 +205,9 @@ class SimulatedEngine:
         self._advance()
         while self._queued and len(self._running) < self._num_slots and self._fits(self._queued[0]):
             request = self._queued.popleft()
-            request.version = self._version
-            self._running[request] = None
-            self._clock.admit(request.context_tokens, request.made + self._unread_prompt(request))
-            request.start = self._clock.count + self._model.prefill_s / self._clock.step_s
+            self._admit(request, num_unread=request.made + self._unread_prompt(request))
+            request.start += self._model.prefill_s / self._clock.step_s
             request.start -= request.made - request.num_prefix  # more than the prefix, of one that was sent back
-            request.admitted = self._clock.count - request.context_tokens
             self._plan(request)
         self._arm()
 
@@ -326,6 +370,8 @@ class SimulatedEngine:
             self.corrupt_swaps -= 1
             digest = f"not {digest}"
         canary = b"" if manifest.canary is None else canary_logprobs(manifest.canary.tokens, digest)
+        if manifest.canary is not None and manifest.transport != TRANSPORT:
+            canary = manifest.canary.logprobs  # of a recorded run's learner: what it has said of them is taken as right
         self._fetched = {(v, p) for v, p in self._fetched if (v, p) > (manifest.version, manifest.publish)}
         self._emit(
             WeightsSwapped(

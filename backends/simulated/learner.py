@@ -99,6 +99,10 @@ class SimulatedLearner:
             case ReleaseWeights() | DeleteCheckpoints():
                 pass  # nothing was kept
 
+    def take_over(self, *, is_asleep: bool) -> None:
+        """Stand where another learner stood, which holds its device memory or has given it up."""
+        self._is_asleep = is_asleep
+
     def gauges(self) -> tuple[Metric, ...]:
         """Commands under way or waiting."""
         return (Metric("learner/commands", self._num_waiting),)

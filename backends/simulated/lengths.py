@@ -3,6 +3,8 @@
 Invariants:
 
 * It depends on the seed of its sample, and, where lengths go together within a group, on the run's seed and the group.
+* A response that is longer already than what was drawn for it, as one that a real engine has begun may be, gets the
+  next draw that is longer: so its length is that of a response of which this much is known.
 """
 
 from __future__ import annotations
@@ -21,13 +23,23 @@ if TYPE_CHECKING:
     from penstock.messages.commands import Generate
 
 _NORMAL: Final = NormalDist()
+MAX_DRAWS: Final = 256
 
 
 def num_tokens_of(model: LatencyOptions, max_tokens: int, command: Generate, *, run_seed: int) -> int:
-    """Tokens of the response, at least 1 and at most ``max_tokens``."""
-    if not model.response_tokens_sigma and not model.response_tokens_quantiles:
-        return max(1, min(max_tokens, int(model.response_tokens_median)))  # all alike: nothing to draw
-    drawn = normal(command.seed, LENGTH)
+    """Tokens of the response, at least 1 and at most ``max_tokens``; not less than there are already."""
+    num_made = 0 if command.prefix is None else command.prefix.num_tokens
+    if not model.response_tokens_sigma and not model.response_tokens_quantiles:  # all alike: nothing to draw
+        return max(num_made, 1, min(max_tokens, int(model.response_tokens_median)))
+    length = _drawn(model, max_tokens, command, normal(command.seed, LENGTH), run_seed)
+    for again in range(1, MAX_DRAWS):
+        if length >= num_made:
+            return length
+        length = _drawn(model, max_tokens, command, normal(command.seed, LENGTH, again), run_seed)
+    return num_made  # longer than whatever the model gives
+
+
+def _drawn(model: LatencyOptions, max_tokens: int, command: Generate, drawn: float, run_seed: int) -> int:
     together = model.response_tokens_correlation
     if together:
         group = normal(run_seed, command.key.group_id, GROUP_LENGTH)

@@ -31,7 +31,7 @@ from penstock.messages.local import (
 from penstock.messages.samples import Prompt, Reward
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from penstock.backends.data.row_chooser import ChoosingSettings, RowRecord
     from penstock.backends.protocol import Emit, Fail, Timers
@@ -118,6 +118,12 @@ class SimulatedPrompts(_Answering):
         self._chooser = None if choosing is None else RowChooser(choosing, _least_earned)
         self._prompt_tokens = prompt_tokens
         self._latency_s = latency_s
+
+    def take_over(self, chosen: Iterable[ChooseRows]) -> None:
+        """Stand where another backend stood, which has answered these: the history of each row follows from them."""
+        for command in chosen:
+            assert self._chooser is not None, "the scenario says how rows are chosen"
+            self._chooser.choose(command)
 
     def execute(self, command: PromptCommand, /) -> None:
         """See :class:`penstock.backends.protocol.Backend`."""

@@ -94,6 +94,8 @@ def _shared_problem(site: TransportSite) -> tuple[str, str]:
     folder, (need_bytes, need) = site.shared_folder, _need(site)
     if elsewhere := _elsewhere(site):
         return f"the server at {elsewhere} is on another machine and cannot read shared memory", ""
+    if site.may_be_elsewhere and not site.is_asked:
+        return "Ray may put engines on another machine than the learner, where its shared memory cannot be read", ""
     if not folder.is_dir():
         return f"there is no {folder} on this machine, and {need}", ""
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
@@ -153,7 +155,7 @@ def _fetch_disk(manifest: WeightManifest) -> FetchedWeights:
     return fetch_disk(manifest)
 
 
-def _push(transport: Literal["distributed", "tensor"], context: ExportContext) -> WeightExporter:
+def _push(transport: Literal["distributed", "tensor", "network"], context: ExportContext) -> WeightExporter:
     from penstock.backends.weights.pushing import PushExporter
 
     return PushExporter(transport, context.learner_epoch, context.host)
@@ -163,6 +165,12 @@ def _pull(manifest: WeightManifest) -> FetchedWeights:
     from penstock.backends.weights.pulled import fetch_pushed
 
     return fetch_pushed(manifest)
+
+
+def _land(manifest: WeightManifest) -> FetchedWeights:
+    from penstock.backends.weights.network import LANDING
+
+    return LANDING.fetch(manifest)
 
 
 def _fetch_nothing(manifest: WeightManifest) -> FetchedWeights:
@@ -179,6 +187,12 @@ DISTRIBUTED: Final = TransportSpec(
 )
 TENSOR: Final = TransportSpec(
     open_exporter=partial(_push, spec.TENSOR), fetch=_pull, check=partial(_check_memory, spec.TENSOR)
+)
+NETWORK: Final = TransportSpec(
+    open_exporter=partial(_push, spec.NETWORK),
+    fetch=_land,
+    check=partial(_check_memory, spec.NETWORK),
+    shares_gpus=False,
 )
 NONE: Final = TransportSpec(
     open_exporter=lambda context: NoWeightsExporter(context.learner_epoch), fetch=_fetch_nothing, is_chosen=False

@@ -15,14 +15,17 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from penstock.backends.processes.curve import KeyPair, show_keys
+from penstock.backends.weights.changes import apply_changes
 from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.service_messages import (
     MAX_READ_BYTES,
     MAX_REPLY_BYTES,
     AnyReply,
+    Changed,
     Piece,
     Read,
+    ReadChanges,
     Refused,
     address_in,
     publish_of,
@@ -30,15 +33,16 @@ from penstock.backends.weights.service_messages import (
 from penstock.backends.weights.tensor_file import parse_layout, tensor_views
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from penstock.backends.weights.service_messages import ServiceAddress
+    from penstock.backends.weights.service_messages import PublishId, ServiceAddress
     from penstock.messages.weights import WeightManifest
 
 SILENCE_S: Final = 30.0
 READ_BYTES: Final = 8 << 20
 READS_UNDER_WAY: Final = 4
 """Enough that the service has the next one at hand, and few enough that its answers do not pile up."""
+
+MAX_LINES: Final = 3
+"""For one publish, one after the other."""
 
 BROKEN: Final = (
     zmq.EVENT_DISCONNECTED
@@ -55,29 +59,72 @@ _replies: Final = msgspec.msgpack.Decoder(AnyReply)
 assert READ_BYTES <= MAX_READ_BYTES
 
 
+class LineBrokeError(WeightFetchError):
+    """The connection ended while an answer was awaited."""
+
+
+class Pulled(NamedTuple):
+    """How the bytes of a publish have come."""
+
+    size_bytes: int
+    """That came over the line."""
+    num_changed: int
+    """Pieces that were made of those before and what has changed."""
+
+
 def fetch_pushed(manifest: WeightManifest) -> MappedWeights:
     """Read the snapshot of the manifest into memory and check it.
 
     Raises:
         WeightFetchError: the service does not answer, has it no longer, or sent what the manifest does not describe.
     """
-    address = address_in(manifest)
-    named = msgspec.structs.replace(manifest, location=address.endpoint)  # errors quote it, and the key is no reading
-    buffer = torch.empty(manifest.size_bytes, dtype=torch.uint8)
-    data = buffer.numpy().data
+    data = torch.empty(manifest.size_bytes, dtype=torch.uint8).numpy().data
+    pull(manifest, data)
+    digest = checked_digest(described(manifest), data)
+    return MappedWeights(tensor_views(parse_layout(data), data), digest)
+
+
+def described(manifest: WeightManifest) -> WeightManifest:
+    """The manifest for errors, which quote its location: with the address alone, as the key is no reading."""
+    return msgspec.structs.replace(manifest, location=address_in(manifest).endpoint)
+
+
+def pull(manifest: WeightManifest, data: memoryview[int], since: PublishId | None = None) -> Pulled:
+    """Fill ``data`` with the bytes of the manifest; nothing of them is checked.
+
+    A line that breaks is made anew, and what has come by then is not asked for again.
+
+    Args:
+        manifest: of the publish.
+        data: of its size; with ``since`` it holds the bytes of that publish.
+        since: only what has changed since is asked for.
+
+    Raises:
+        WeightFetchError: the service does not answer, has it no longer, or sent something else.
+    """
+    check_size(described(manifest), len(data))
+    pulling = _Pulling(described(manifest), data, since)
+    for left in reversed(range(MAX_LINES)):
+        try:
+            _pull_by_one_line(pulling, address_in(manifest))
+            break
+        except LineBrokeError:
+            if not left:
+                raise
+    return Pulled(pulling.size_bytes, pulling.num_changed)
+
+
+def _pull_by_one_line(pulling: _Pulling, address: ServiceAddress) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         line = context.socket(zmq.DEALER)
         configure(line, address)
         monitor = line.get_monitor_socket(BROKEN)
         line.connect(address.endpoint)
-        _pull(_Line(line, monitor), named, data)
+        pulling.go_on(_Line(line, monitor))
         line.disable_monitor()
     finally:
         context.destroy(linger=0)
-    check_size(named, len(data))
-    digest = checked_digest(named, data)
-    return MappedWeights(tensor_views(parse_layout(data), data), digest)
 
 
 def configure(line: zmq.Socket[bytes], address: ServiceAddress) -> None:
@@ -101,38 +148,64 @@ class _Line(NamedTuple):
     monitor: zmq.Socket[bytes]
 
 
-def _pull(line: _Line, manifest: WeightManifest, data: memoryview[int]) -> None:
-    waiting = 0
-    for _ in _send_reads(line, manifest, len(data)):
-        waiting += 1
-        if waiting == READS_UNDER_WAY:
-            _take(line, manifest, data)
-            waiting -= 1
-    for _ in range(waiting):
-        _take(line, manifest, data)
+class _Pulling:
+    """The pieces of one publish that are still missing."""
 
+    def __init__(self, manifest: WeightManifest, data: memoryview[int], since: PublishId | None) -> None:
+        self.size_bytes = 0
+        self.num_changed = 0
+        self._manifest = manifest
+        self._data = data
+        self._since = since
+        self._missing = dict.fromkeys(range(0, len(data), READ_BYTES))
 
-def _send_reads(line: _Line, manifest: WeightManifest, size_bytes: int) -> Generator[int]:
-    for start in range(0, size_bytes, READ_BYTES):
-        read = Read(publish=publish_of(manifest), start=start, size_bytes=min(READ_BYTES, size_bytes - start))
-        line.socket.send_multipart([start.to_bytes(8, "little"), _requests.encode(read)])
-        yield start
+    def go_on(self, line: _Line) -> None:
+        """Until nothing is missing."""
+        waiting = 0
+        for start in list(self._missing):
+            line.socket.send_multipart([start.to_bytes(8, "little"), _requests.encode(self._request(start))])
+            waiting += 1
+            if waiting == READS_UNDER_WAY:
+                self._take(line)
+                waiting -= 1
+        for _ in range(waiting):
+            self._take(line)
 
+    def _request(self, start: int) -> Read | ReadChanges:
+        publish, size_bytes = publish_of(self._manifest), self._size_at(start)
+        if self._since is None:
+            return Read(publish=publish, start=start, size_bytes=size_bytes)
+        return ReadChanges(publish=publish, since=self._since, start=start, size_bytes=size_bytes)
 
-def _take(line: _Line, manifest: WeightManifest, data: memoryview[int]) -> None:
-    """One answer; the id of a request is where its bytes belong."""
-    frames = _receive(line, manifest)
-    try:
-        reply = _replies.decode(frames[1])
-    except (IndexError, msgspec.MsgspecError) as error:
-        raise WeightFetchError(f"{manifest.location}: an answer that nobody knows: {error}") from None
-    if isinstance(reply, Refused):
-        raise WeightFetchError(f"{manifest.location}: {reply.story}")
-    start = int.from_bytes(frames[0], "little")
-    expected_bytes = min(READ_BYTES, len(data) - start)
-    if not isinstance(reply, Piece) or len(frames) != 3 or len(frames[2]) != expected_bytes:
-        raise WeightFetchError(f"{manifest.location}: asked for bytes {start} on, got something else")
-    data[start : start + expected_bytes] = frames[2]
+    def _size_at(self, start: int) -> int:
+        return min(READ_BYTES, len(self._data) - start)
+
+    def _take(self, line: _Line) -> None:
+        """One answer; the id of a request is where its bytes belong."""
+        frames = _receive(line, self._manifest)
+        try:
+            reply = _replies.decode(frames[1])
+        except (IndexError, msgspec.MsgspecError) as error:
+            raise WeightFetchError(f"{self._manifest.location}: an answer that nobody knows: {error}") from None
+        if isinstance(reply, Refused):
+            raise WeightFetchError(f"{self._manifest.location}: {reply.story}")
+        start = int.from_bytes(frames[0], "little")
+        if start not in self._missing or len(frames) != 3:
+            raise WeightFetchError(f"{self._manifest.location}: bytes {start} on came, which nobody has asked for")
+        place = self._data[start : start + self._size_at(start)]
+        match reply:
+            case Piece() if len(frames[2]) == len(place):
+                place[:] = frames[2]
+            case Changed() if self._since is not None:
+                try:
+                    apply_changes(place, frames[2], reply.num_words)
+                except ValueError as error:
+                    raise WeightFetchError(f"{self._manifest.location}: bytes {start} on: {error}") from None
+                self.num_changed += 1
+            case _:
+                raise WeightFetchError(f"{self._manifest.location}: asked for bytes {start} on, got something else")
+        self.size_bytes += len(frames[2])
+        del self._missing[start]
 
 
 def _receive(line: _Line, manifest: WeightManifest) -> list[bytes]:
@@ -143,6 +216,7 @@ def _receive(line: _Line, manifest: WeightManifest) -> list[bytes]:
     if line.socket in ready:
         return line.socket.recv_multipart()
     if line.monitor in ready:
-        event = parse_monitor_message(line.monitor.recv_multipart())["event"]
-        raise WeightFetchError(f"{manifest.location}: {story_of_the_break(int(event))}")
+        event = int(parse_monitor_message(line.monitor.recv_multipart())["event"])
+        kind = LineBrokeError if event == zmq.EVENT_DISCONNECTED else WeightFetchError
+        raise kind(f"{manifest.location}: {story_of_the_break(event)}")
     raise WeightFetchError(f"{manifest.location}: the learner's weight service has not answered for {SILENCE_S:g} s")

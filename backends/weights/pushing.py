@@ -1,8 +1,9 @@
-"""The learner's end of the transports that push: ``distributed`` and ``tensor``.
+"""The learner's end of the transports that keep snapshots in its process: ``distributed``, ``tensor`` and ``network``.
 
 Nothing is staged on a server, so the exporter keeps whole snapshots in the learner's process and serves them: a server
 is sent its weights when its EngineWorker asks, by broadcast or in the body of a call. Embedded engines pull the bytes
-from the same service. Both transports keep and serve alike; which of them is meant decides how an SGLang engine asks.
+from the same service, and with ``network`` so do SGLang's. All keep and serve alike; which of them is meant decides
+how an engine asks.
 
 Invariants, besides those of :mod:`~penstock.backends.weights.protocol`:
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 class PushExporter:
     """Keeps the snapshots, and the service that engines call."""
 
-    def __init__(self, transport: Literal["distributed", "tensor"], learner_epoch: int, host: str) -> None:
+    def __init__(self, transport: Literal["distributed", "tensor", "network"], learner_epoch: int, host: str) -> None:
         """Serves from here on.
 
         Args:

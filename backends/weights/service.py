@@ -30,6 +30,7 @@ import zmq
 from torch.cuda import nccl as torch_nccl
 
 from penstock.backends.processes.curve import ZapHandler, bind_at, make_keys
+from penstock.backends.weights.changes_kept import ChangesKept
 from penstock.backends.weights.payloads import pack_bucket
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
 from penstock.backends.weights.service_messages import (
@@ -37,6 +38,7 @@ from penstock.backends.weights.service_messages import (
     MAX_REQUEST_BYTES,
     AnyRequest,
     Broadcast,
+    Changed,
     Describe,
     Described,
     Join,
@@ -47,6 +49,7 @@ from penstock.backends.weights.service_messages import (
     Packed,
     Piece,
     Read,
+    ReadChanges,
     Refused,
     ServiceAddress,
 )
@@ -90,6 +93,7 @@ class WeightService:
         self._shelf = shelf
         self._host = host
         self._groups: dict[str, UpdateGroup] = {}
+        self._changes = ChangesKept(shelf)
         self._outbox: deque[_Outgoing] = deque()
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
@@ -206,12 +210,13 @@ class WeightService:
                     )
                 )
             case Read():
-                if request.size_bytes > MAX_READ_BYTES:
-                    raise WeightFetchError(
-                        f"at most {MAX_READ_BYTES} bytes at once, {request.size_bytes} were asked for"
-                    )
-                piece = self._shelf.find(request.publish).slice(request.start, request.size_bytes)
-                send(Piece(), piece.cpu().numpy().data)
+                send(Piece(), self._slice(request).cpu().numpy().data)
+            case ReadChanges():
+                changes = self._changes.of(request, self._slice(request))
+                if changes is None:
+                    send(Piece(), self._slice(request).cpu().numpy().data)
+                else:
+                    send(Changed(num_words=changes.num_words), changes.data)
             case Pack():
                 send(Packed(), *self._pack(request))
             case Join():
@@ -223,6 +228,11 @@ class WeightService:
                 if group is not None:
                     group.close()
                 send(Left())
+
+    def _slice(self, request: Read | ReadChanges) -> torch.Tensor:
+        if request.size_bytes > MAX_READ_BYTES:
+            raise WeightFetchError(f"at most {MAX_READ_BYTES} bytes at once, {request.size_bytes} were asked for")
+        return self._shelf.find(request.publish).slice(request.start, request.size_bytes)
 
     def _pack(self, request: Pack) -> list[bytes]:
         size_bytes = sum(tensor.size_bytes for tensor in request.tensors)

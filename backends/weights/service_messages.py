@@ -80,6 +80,17 @@ class Read(Request, frozen=True, kw_only=True):
     size_bytes: int
 
 
+class ReadChanges(Request, frozen=True, kw_only=True):
+    """Bytes of the tensor file for who has those of another publish; answered by ``Changed`` and one frame, or by
+    ``Piece`` where that publish is not held any more, has another size, or nearly everything has changed."""
+
+    publish: PublishId
+    since: PublishId
+    start: int
+    """Even."""
+    size_bytes: int
+
+
 class Join(Request, frozen=True, kw_only=True):
     """Begin a process group with the ranks of one server; answered by ``Joining`` as soon as its store listens.
 
@@ -132,7 +143,7 @@ class Pack(Request, frozen=True, kw_only=True):
     """Handles of device memory (CUDA IPC) instead of the values."""
 
 
-AnyRequest = Describe | Read | Join | Broadcast | Leave | Pack
+AnyRequest = Describe | Read | ReadChanges | Join | Broadcast | Leave | Pack
 
 # --- replies ------------------------------------------------------------------------------------------------------
 
@@ -155,6 +166,12 @@ class Described(Reply, frozen=True, kw_only=True):
 
 class Piece(Reply, frozen=True, kw_only=True):
     """The bytes are in the next frame."""
+
+
+class Changed(Reply, frozen=True, kw_only=True):
+    """What has changed is in the next frame, as :mod:`~penstock.backends.weights.changes` writes it."""
+
+    num_words: int
 
 
 class Joining(Reply, frozen=True, kw_only=True):
@@ -182,7 +199,7 @@ class Refused(Reply, frozen=True, kw_only=True):
     story: str
 
 
-AnyReply = Described | Piece | Joining | Sent | Left | Packed | Refused
+AnyReply = Described | Piece | Changed | Joining | Sent | Left | Packed | Refused
 
 
 def location_of(address: ServiceAddress) -> str:

@@ -20,6 +20,7 @@ SHARED_MEMORY: Final = "shared_memory"
 DISK: Final = "disk"
 DISTRIBUTED: Final = "distributed"
 TENSOR: Final = "tensor"
+NETWORK: Final = "network"
 NONE: Final = "none"
 """For runs in which no engine holds weights; nobody chooses it."""
 AUTO: Final = "auto"
@@ -53,6 +54,8 @@ class TransportSite:
     """The run's, or where that will be made."""
     addresses: tuple[str, ...] = ()
     """URLs of engines that run already."""
+    may_be_elsewhere: bool = False
+    """Engines may come to lie on other machines than the learner."""
     is_asked: bool = True
     """The scenario names this transport; else it is tried for ``auto``."""
     shared_folder: Path = SHARED_FOLDER
@@ -85,6 +88,6 @@ TRANSPORTS: Final = Registry(
     TransportSpec,
     {
         name: f"penstock.backends.weights.builtin:{name.upper()}"
-        for name in (SHARED_MEMORY, DISK, DISTRIBUTED, TENSOR, NONE)
+        for name in (SHARED_MEMORY, DISK, DISTRIBUTED, TENSOR, NETWORK, NONE)
     },
 )

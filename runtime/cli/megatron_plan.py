@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock.backends.learners.megatron.bridge.weight_map import num_weights, padded_vocab_size
 from penstock.backends.learners.megatron.layout.layout import layout_of
 from penstock.backends.learners.megatron.layout.memory import pieces_of
+from penstock.backends.learners.megatron.layout.model_config import with_options
 from penstock.backends.learners.megatron.layout.stages import layers_of_stages
 from penstock.runtime.cli.engine_memory import engine_lines
 from penstock.runtime.cli.megatron_memory import memory_lines
@@ -78,6 +79,12 @@ def _model_lines(scenario: Scenario, found: Found) -> Iterator[str]:
     if experts is not None:
         text += f"; of {experts.count} experts a token goes through {experts.per_token}"
     yield text
+    options = scenario.learner.megatron
+    if options.mtp is not None:
+        both = with_options(architecture, options)
+        beside = "with the model" if options.mtp.trains_trunk else "apart"
+        more = count_text(num_weights(both) - total)
+        yield f"and {both.num_mtp_layers} to predict further tokens, {more} parameters, trained {beside}"
     if found.key == MODEL_PATH:
         yield f"as {model.path} says"
     if found.key == MODEL_CONFIG:

@@ -42,6 +42,11 @@ def calibrate_and_show(
         with console.status("playing the runs again"):
             models = checked(models, recordings)
     write_models(models, out)
+    show_models(models, out, console, as_json=as_json)
+
+
+def show_models(models: Models, out: Path, console: Console, *, as_json: bool) -> None:
+    """Print what was fitted, how far it is off and what could not be learnt."""
     if as_json:
         print_json(models, console)
         return

@@ -234,10 +234,13 @@ def bench(
     epilog="[bold]Examples[/]\n\n"
     "penstock calibrate runs/sync-20260801-120000 -o models.yaml\n\n"
     "penstock calibrate runs/sync-20260801-120000 runs/fully_async-20260801-130000 -o models.yaml\n\n"
+    "penstock calibrate --from logs/verl.jsonl --about engines=8 --about learner_ranks=8 --scenario mine.yaml\n\n"
     "penstock simulate scenarios/fully_async.yaml --models models.yaml --seeds 5"
 )
 def calibrate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of recorded runs of one model.")],
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN...", help="Folders of recorded runs of one model.")
+    ] = None,
     out: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where the models go.")] = Path(
         "models.yaml"
     ),
@@ -245,10 +248,47 @@ def calibrate(
         bool,
         typer.Option("--check/--no-check", help="Play each run again with the models: how far are they off?"),
     ] = True,
+    logs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from", metavar="LOG", help="Metrics that another system logged, instead; parts may be several."
+        ),
+    ] = None,
+    log_format: Annotated[
+        str | None,
+        typer.Option(
+            "--from-format", metavar="SYSTEM", help="verl, trl, slime, nemo-rl, prime-rl; without it told by the names."
+        ),
+    ] = None,
+    about: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="What the log does not say: engines, samples, … (docs/prediction.md)."),
+    ] = None,
+    rollouts: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Single responses that verl or NeMo-RL wrote beside the log.")
+    ] = None,
+    described: Annotated[
+        Path | None,
+        typer.Option("--scenario", metavar="FILE", help="Write a scenario of what the log describes."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
-    """Fit the models of the simulation to recorded runs: how long engines, learner and rewards take, and how long
-    responses get; with the error of each fit on steps that it has not seen, and what the runs could not say."""
+    """Fit the models of the simulation to recorded runs, or to the log of another system: how long engines, learner and
+    rewards take, and how long responses get; with the error of each fit on steps that it has not seen, and what the
+    runs could not say."""
+    if logs:
+        if runs:
+            raise UserFault(f"{runs[0]}: runs of Penstock and --from say different things: calibrate them apart")
+        from penstock.runtime.cli.imported import Asked, import_and_show
+
+        asked = Asked(logs, log_format, about or [], rollouts, described, out)
+        return import_and_show(asked, console, has_checks=check, as_json=as_json)
+    if not runs:
+        raise UserFault("give the folders of one run or more, or --from and the log of another system")
+    if any((log_format, about, rollouts, described)):
+        raise UserFault(
+            "--from-format, --about, --rollouts and --scenario go with --from: a run of Penstock says these"
+        )
     from penstock.runtime.cli.prediction import calibrate_and_show
 
     calibrate_and_show(runs, out, console, has_checks=check, as_json=as_json)

@@ -109,7 +109,7 @@ def _shown(folder: Path, moment: Moment) -> Shown:
         event=handled.event,
         subject=handled.subject,
         sender=f"{handled.sender} {handled.sender_epoch}" if handled.sender else "",
-        content=_text(plain(handled.body)),
+        content=value_text(plain(handled.body)),
         state=moment.state,
         waits=moment.waits,
         commands=sides,
@@ -129,7 +129,7 @@ def _command_text(command: AskedCommand | None) -> str:
     if command is None:
         return ""
     if command.body:
-        return _text(plain(command.body))
+        return value_text(plain(command.body))
     return f"{command.label}, {command.size_bytes:,} bytes, CRC-32 {command.checksum:08x}"
 
 
@@ -146,19 +146,19 @@ def first_difference(recorded: Plain, derived: Plain, place: str = "") -> str:
             return f"{place.lstrip('.')}: {len(recorded)} items → {len(derived)}"
         pairs = [(f"{place}[{at}]", *both) for at, both in enumerate(zip(recorded, derived, strict=True))]
     else:
-        return f"{place.lstrip('.')}: {_text(recorded)} → {_text(derived)}"
+        return f"{place.lstrip('.')}: {value_text(recorded)} → {value_text(derived)}"
     return next(filter(None, (first_difference(one, other, path) for path, one, other in pairs)), "")
 
 
-def _text(value: Plain) -> str:
-    """On one line, without what is long."""
+def value_text(value: Plain) -> str:
+    """What msgpack holds, on one line, without what is long."""
     if isinstance(value, dict):
         tag = value.get("type")
-        fields = (f"{key}={_text(each)}" for key, each in value.items() if key != "type")
+        fields = (f"{key}={value_text(each)}" for key, each in value.items() if key != "type")
         return f"{tag if isinstance(tag, str) else ''}({', '.join(fields)})"
     if isinstance(value, list):
         more = [f"… {len(value) - MAX_ITEMS} more"] if len(value) > MAX_ITEMS else []
-        return f"[{', '.join([*map(_text, value[:MAX_ITEMS]), *more])}]"
+        return f"[{', '.join([*map(value_text, value[:MAX_ITEMS]), *more])}]"
     if isinstance(value, bytes):
         return f"<{len(value):,} bytes>"
     if isinstance(value, str):
@@ -212,14 +212,15 @@ def _ids(moment: Moment) -> frozenset[str]:
     """The subjects that an event, or the commands that differ, are about."""
     differing = [side for each in moment.commands if not each.is_same for side in (each.recorded, each.derived)]
     bodies = [plain(side.body) for side in differing if side is not None and side.body]
-    groups = sorted({group for body in bodies for group in _groups(body)})
+    groups = sorted({group for body in bodies for group in groups_in(body)})
     if not groups:
-        groups = sorted(set(_groups(plain(moment.handled.body))))
+        groups = sorted(set(groups_in(plain(moment.handled.body))))
     subject = moment.handled.subject.partition("/")[0]
     return frozenset([*map(group_name, groups[:MAX_IDS]), *([subject] if subject else [])])
 
 
-def _groups(value: Plain) -> Iterator[int]:
+def groups_in(value: Plain) -> Iterator[int]:
+    """The groups that an event or a command names, as often as it does."""
     if isinstance(value, dict):
         for key, each in value.items():
             if key == "group_id" and isinstance(each, int):
@@ -227,10 +228,10 @@ def _groups(value: Plain) -> Iterator[int]:
             elif key in ("group_ids", "key") and isinstance(each, list):  # a key is a group's id and an index
                 yield from (one for one in (each if key == "group_ids" else each[:1]) if isinstance(one, int))
             else:
-                yield from _groups(each)
+                yield from groups_in(each)
     elif isinstance(value, list):
         for each in value:
-            yield from _groups(each)
+            yield from groups_in(each)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from penstock.messages.errors import UserFault
 from penstock.runtime.cli.program import OWN_PROCESS, RunFolder, app, console, give_way, run_folder
 
 
@@ -233,10 +234,18 @@ def trace(
 
 @app.command(
     epilog="[bold]Examples[/]\n\npenstock replay\n\npenstock replay runs/math-20260801-120000 --actor buffer --until 12"
-    "\n\npenstock replay --break-on 12/3\n\npenstock replay --break-on ReplaceActor --json"
+    "\n\npenstock replay --break-on 12/3\n\npenstock replay --break-on ReplaceActor --json\n\n"
+    "penstock replay runs/math-20260801-120000 --fork 12 staleness.policy=fully_async staleness.max_staleness=2\n\n"
+    "penstock replay --fork 12 engines.count=4 --models models.yaml --plot futures.svg"
 )
 def replay(
-    run: RunFolder = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN] [KEY=VALUE]...",
+            help="A run's folder, the newest one under ./runs without it; with --fork, what is otherwise from there.",
+        ),
+    ] = None,
     actor: Annotated[str, typer.Option(metavar="NAME", help="Replay this one alone, such as buffer.")] = "",
     until: Annotated[
         str, typer.Option(metavar="STEP|EVENT", help="Stop behind this step, or behind an event such as buffer-1:123.")
@@ -246,13 +255,41 @@ def replay(
         typer.Option(metavar="KIND|ID", help="Stop at the first event or command of this class, or about this id."),
     ] = "",
     anyway: Annotated[bool, typer.Option("--anyway", help="Also where other rules recorded the run.")] = False,
+    fork: Annotated[
+        int | None,
+        typer.Option(metavar="STEP", min=1, help="Go on from this step by simulation, as it was and with KEY=VALUE."),
+    ] = None,
+    models: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --fork: how long things take, of penstock calibrate; else fitted to this run."
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --fork: write a picture of both futures (SVG).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Take a recorded run (observability.record) through the same state machines: every command must come out again.
 
-    It stops at the first that does not, with both sides and what went before. The exit code is 1 then."""
+    It stops at the first that does not, with both sides and what went before. The exit code is 1 then.
+
+    With [bold]--fork STEP KEY=VALUE[/] the past of the run is gone on with from that step by simulation, twice: as it
+    was and with the overrides; it prints both futures, and the first decision in which they differ."""
+    from penstock.runtime.cli.fork import Asked, show_fork
     from penstock.runtime.cli.replay import show_replay
     from penstock.runtime.run.replay import Choice
 
-    choice = Choice(actor, until, break_on, anyway)
-    raise typer.Exit(show_replay(run_folder(run), console, choice, as_json=as_json))
+    folders = [word for word in arguments or () if "=" not in word or Path(word).is_dir()]
+    overrides = [word for word in arguments or () if word not in folders]
+    if len(folders) > 1:
+        raise UserFault(f"expected one run's folder and KEY=VALUE; found {' and '.join(folders)}")
+    folder = run_folder(Path(folders[0]) if folders else None)
+    if fork is None:
+        if overrides or models is not None or plot is not None:
+            raise UserFault("KEY=VALUE, --models and --plot are for futures: say from which step, with --fork STEP")
+        choice = Choice(actor, until, break_on, anyway)
+        raise typer.Exit(show_replay(folder, console, choice, as_json=as_json))
+    if actor or until or break_on:
+        raise UserFault("--fork goes on with all actors behind its step: leave out --actor, --until and --break-on")
+    show_fork(folder, console, Asked(fork, tuple(overrides), models, plot, anyway), as_json=as_json)

@@ -47,6 +47,7 @@ FREE_KEYS: Final = (
     "episode.max_images_gb",
     "learner.num_ranks",
     "learner.parallel",
+    "learner.shard_size",
     "learner.backend",
     "learner.optimizer",
     "learner.megatron.distributed_optimizer",

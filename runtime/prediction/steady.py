@@ -120,10 +120,11 @@ def recorded_steady(
         return None
     rows = steps[stretch[0] : stretch[1] + 1]
     seen = [StepSeen(row.at_s, row.staleness_counts, row.response_lengths, row.balance) for row in rows]
-    return steady_of(seen, _lanes(activity, seen[0].at_s), _lanes(activity, seen[-1].at_s))
+    return steady_of(seen, lanes_at(activity, seen[0].at_s), lanes_at(activity, seen[-1].at_s))
 
 
-def _lanes(activity: Mapping[str, Sequence[ActivityRow]], until_s: float) -> Lanes:
+def lanes_at(activity: Mapping[str, Sequence[ActivityRow]], until_s: float) -> Lanes:
+    """Time of engines and learner by state up to this time, from the lanes of a run's folder."""
     engines, learner = Shares(), Shares()
     for name, rows in activity.items():
         if is_engine(name) or name == LEARNER:

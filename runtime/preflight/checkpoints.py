@@ -155,7 +155,7 @@ def check_weights(scenario: Scenario, run_parent: Path) -> None:
         assert model.make is not None, "a scenario's rules ask for one of them"
         width = FLOAT32_BYTES if model.dtype == "float32" else BFLOAT16_BYTES
         size_bytes = MADE_MODEL_BYTES[model.make] * width // FLOAT32_BYTES
-    sites = sites_of(scenario.engines)
+    sites = sites_of(scenario.engines, scenario.runtime.ray_address)
     check_transport(scenario.weights.transport, size_bytes=size_bytes, folder=there, engines=sites)
 
 

@@ -178,11 +178,12 @@ def sleeping_bytes(scenario: Scenario, architecture: Architecture) -> float:
 def _torch_own(scenario: Scenario, architecture: Architecture, weight_bytes: int) -> float:
     learner, dtype = scenario.learner, scenario.model.dtype
     is_shared = learner.num_ranks > 1 and learner.parallel == "fsdp"
+    num_shares = learner.shard_size or learner.num_ranks
     copy = WEIGHT_BYTES[dtype] if dtype != "float32" and not is_shared else 0
     trained = WEIGHT_BYTES[dtype] if learner.lora else weight_bytes + copy
     critic = weight_bytes + copy if learner.objective.critic == "own" else 0
     reference = WEIGHT_BYTES[dtype] if needs_reference(learner.objective) and not learner.lora else 0
-    return num_weights(architecture) * (trained + critic + reference) / (learner.num_ranks if is_shared else 1)
+    return num_weights(architecture) * (trained + critic + reference) / (num_shares if is_shared else 1)
 
 
 def _torch_rank(scenario: Scenario, architecture: Architecture) -> float:

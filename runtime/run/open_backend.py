@@ -67,12 +67,14 @@ def open_backend(
     store: LedgerStore | None = None,
     host: str = "127.0.0.1",
     remote_ranks: RemoteRanks | None = None,
+    takes_over: bool = False,
 ) -> Backend[Any] | None:
     """What carries out the commands of this actor, not started yet; None for an actor that has no such commands.
 
     ``timers`` is the clock of simulated backends; a scenario without such needs none. ``store`` is the ledger, for the
     Buffer; ``host`` this machine's address as other processes of the run see it; ``remote_ranks`` the other nodes of an
-    engine or a learner that lies over several.
+    engine or a learner that lies over several; ``takes_over`` says that an engine may go on with a server that the
+    incarnation before it has left.
     """
     scenario = plan.scenario
     pass_variables(scenario.runtime.pass_env)
@@ -82,7 +84,7 @@ def open_backend(
         archive = Path(plan.run_folder) / "samples" if keeps else None
         return LedgerBackend(store, archive, _answers(plan))
     if is_engine(name):
-        return _engine(name, plan, epoch, timers, host, remote_ranks)
+        return _engine(name, plan, epoch, timers, host, remote_ranks, takes_over=takes_over)
     if is_teacher(name):
         return _teacher(name, plan, epoch, timers)
     if is_reward_model(name):
@@ -180,7 +182,14 @@ def _reward_model(name: str, plan: RunPlan, host: str) -> Backend[Any]:
 
 
 def _engine(
-    name: str, plan: RunPlan, epoch: int, timers: Timers | None, host: str, remote_ranks: RemoteRanks | None
+    name: str,
+    plan: RunPlan,
+    epoch: int,
+    timers: Timers | None,
+    host: str,
+    remote_ranks: RemoteRanks | None,
+    *,
+    takes_over: bool,
 ) -> Backend[Any]:
     """The engine; behind the episodes that the scenario wants, where it generates text."""
     scenario, index = plan.scenario, engine_index(name)
@@ -213,6 +222,7 @@ def _engine(
             bucket_size_bytes=scenario.weights.bucket_size_bytes,
             sleeps=name in colocated(scenario),
             remote_ranks=remote_ranks,
+            takes_over=takes_over,
             timers=timers,
         )
     )

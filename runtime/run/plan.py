@@ -30,6 +30,8 @@ class RunPlan(Value, frozen=True, kw_only=True):
     """Of rows that are read when they are wanted, and of what is made of them; empty where all are in memory."""
     notices: tuple[str, ...] = ()
     """What people should know of the rows before the run starts."""
+    engine_notices: tuple[str, ...] = ()
+    """Likewise, of how engines serve the model."""
     num_evaluation_prompts: tuple[int, ...] = ()
     """Of each dataset of the evaluation, in the order of the scenario."""
     has_recorded_rows: bool = False

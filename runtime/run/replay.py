@@ -144,32 +144,41 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
         return self.moment is None or self.moment.is_same
 
 
-class _Incarnation:
+class Incarnation:
     """One actor as it was built then, built again."""
 
     def __init__(self, name: str, began: Began) -> None:
         self.name = name
-        plan = _unpacked(began.plan, RunPlan, f"{name}: the plan of the run")
-        read = _unpacked(began.ledger, LedgerRead, f"{name}: the ledger") if began.ledger else LedgerRead()
+        plan = unpacked(began.plan, RunPlan, f"{name}: the plan of the run")
+        read = unpacked(began.ledger, LedgerRead, f"{name}: the ledger") if began.ledger else LedgerRead()
         kept = KeptBooks(read.snapshot, read.later, read.problem) if began.actor == BUFFER else None
         self.machine: Machine[Any] = build_machine(
             began.actor, plan, epoch=began.epoch, records=read.records, kept=kept
         )
         self._decoder: InboxDecoder[Event] = InboxDecoder(event_union(began.actor))
 
-    def handle(self, handled: Handled) -> Moment:
-        """The same event once more."""
+    def decoded(self, handled: Handled) -> Event:
+        """The event as it was handled.
+
+        Raises:
+            UserFault: this version cannot read it.
+        """
         try:
-            event = self._decoder.decode_event(handled.body)
+            return self._decoder.decode_event(handled.body)
         except WireError as error:
             raise UserFault(f"{self.name}:{handled.number}: this version cannot read the event: {error}") from error
+
+    def handle(self, handled: Handled) -> Moment:
+        """The same event once more."""
+        event = self.decoded(handled)
         try:
             commands: list[AnyCommand] = self.machine.handle(event)
         except Exception as error:  # whatever a machine raises is what its user is looking for
-            return self._moment(handled, [], error=error_text(error))
-        return self._moment(handled, commands)
+            return self.moment(handled, [], error=error_text(error))
+        return self.moment(handled, commands)
 
-    def _moment(self, handled: Handled, commands: list[AnyCommand], *, error: str = "") -> Moment:
+    def moment(self, handled: Handled, commands: list[AnyCommand], *, error: str = "") -> Moment:
+        """What was recorded beside what came of it now."""
         pairs = zip_longest(handled.commands, map(asked_command, commands))
         sides = tuple(Command(recorded, derived) for recorded, derived in pairs)
         return Moment(incarnation=self.name, handled=handled, state="", waits=(), commands=sides, error=error)
@@ -195,14 +204,14 @@ def replay_run(folder: Path, choice: Choice, *, on_event: Callable[[float], None
             other rules.
     """
     files, notes, until_s = chosen_files(folder, choice), _notes(folder), _time_of_step(folder, choice.until)
-    live: dict[Path, _Incarnation] = {}
+    live: dict[Path, Incarnation] = {}
     num_events, num_commands, end_s, last = 0, 0, 0.0, None
-    for at_s, path, row in _merged(files):
+    for at_s, path, row in merged_rows(files):
         if last is not None or (until_s is not None and at_s > until_s):
             break
         if isinstance(row, Began):
-            notes.update(_checked(path, row, choice))
-            live[path] = _Incarnation(path.stem, row)
+            notes.update(checked_rules(path, row, anyway=choice.anyway))
+            live[path] = Incarnation(path.stem, row)
             continue
         if (incarnation := live.get(path)) is None:
             raise UserFault(f"{path}: damaged: its first line does not say what {path.stem} was built with")
@@ -235,7 +244,7 @@ def story_of(folder: Path, moment: Moment, ids: frozenset[str]) -> tuple[StoryLi
     about: deque[StoryLine] = deque(maxlen=STORY_LINES)
     own: deque[StoryLine] = deque(maxlen=STORY_LINES)
     here = moment.incarnation, moment.handled.number
-    for at_s, path, row in _merged(_files(folder)):
+    for at_s, path, row in merged_rows(recorded_files(folder)):
         if isinstance(row, Began):
             continue
         if at_s > moment.handled.at_s or (path.stem, row.number) == here:
@@ -251,7 +260,12 @@ def story_of(folder: Path, moment: Moment, ids: frozenset[str]) -> tuple[StoryLi
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _files(folder: Path) -> list[Path]:
+def recorded_files(folder: Path) -> list[Path]:
+    """Every recording of a run.
+
+    Raises:
+        UserFault: there is none.
+    """
     found = files_in(folder / RECORDING_FOLDER)
     if not found:
         why = "run it with observability.record=true" if folder.exists() else "no such folder"
@@ -265,14 +279,14 @@ def chosen_files(folder: Path, choice: Choice) -> list[Path]:
     Raises:
         UserFault: there are none.
     """
-    files, stem = _files(folder), choice.actor.replace("/", "-")
+    files, stem = recorded_files(folder), choice.actor.replace("/", "-")
     names = sorted({path.stem.rpartition("-")[0] for path in files})
     if choice.actor and stem not in names:
         raise UserFault(f"--actor: {choice.actor} is not in the recording, which has {', '.join(names)}")
     return [path for path in files if not stem or path.stem.rpartition("-")[0] == stem]
 
 
-def _merged(files: list[Path]) -> Iterator[tuple[float, Path, Began | Handled]]:
+def merged_rows(files: list[Path]) -> Iterator[tuple[float, Path, Began | Handled]]:
     """The lines of all files by time; those of a file keep their order."""
 
     def rows(path: Path) -> Iterator[tuple[float, Path, Began | Handled]]:
@@ -290,11 +304,22 @@ def _time_of_step(folder: Path, until: str) -> float | None:
         if until and not _EVENT_ID.fullmatch(until):
             raise UserFault(f"--until: {until!r} is neither the number of a step nor an event, such as buffer-1:123")
         return None
-    buffers = [path for path in _files(folder) if path.stem.rpartition("-")[0] == BUFFER]
-    for at_s, _, row in _merged(buffers):
-        if isinstance(row, Handled) and row.event == _STEP and row.subject == f"step {until}":
+    if (at_s := time_of_step(folder, int(until))) is None:
+        raise UserFault(f"--until: step {until} is not in the recording")
+    return at_s
+
+
+def time_of_step(folder: Path, version: int) -> float | None:
+    """When the Buffer heard that this step was trained, in seconds since the start of the run; None: it did not.
+
+    Raises:
+        UserFault: nothing was recorded.
+    """
+    buffers = [path for path in recorded_files(folder) if path.stem.rpartition("-")[0] == BUFFER]
+    for at_s, _, row in merged_rows(buffers):
+        if isinstance(row, Handled) and row.event == _STEP and row.subject == f"step {version}":
             return at_s
-    raise UserFault(f"--until: step {until} is not in the recording")
+    return None
 
 
 def _notes(folder: Path) -> dict[str, None]:
@@ -304,18 +329,28 @@ def _notes(folder: Path) -> dict[str, None]:
     return {}
 
 
-def _checked(path: Path, began: Began, choice: Choice) -> dict[str, None]:
+def checked_rules(path: Path, began: Began, *, anyway: bool) -> dict[str, None]:
+    """What is to be known of the rules that made a recording.
+
+    Raises:
+        UserFault: they are other ones than those here, and ``anyway`` is not said.
+    """
     if began.form != FORM:
         raise UserFault(f"{path}: the recording has form {began.form}, this version reads form {FORM}")
     if began.rules == rules_digest():
         return {}
     what = f"recorded by Penstock {began.version} with rules {began.rules}; this is {__version__} with {rules_digest()}"
-    if not choice.anyway:
+    if not anyway:
         raise UserFault(f"{path}: {what}. Replay it with the version that recorded it, or all the same with --anyway")
     return {what: None}
 
 
-def _unpacked(data: bytes, form: type[Any], what: str) -> Any:  # noqa: ANN401 - of that form
+def unpacked(data: bytes, form: type[Any], what: str) -> Any:  # noqa: ANN401 - of that form
+    """What these bytes of a recording hold.
+
+    Raises:
+        UserFault: this version cannot read it.
+    """
     try:
         return msgspec.msgpack.decode(data, type=form)
     except msgspec.DecodeError as error:

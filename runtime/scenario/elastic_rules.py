@@ -1,4 +1,5 @@
-"""What engines that join and leave (``engines.min``, ``engines.max``) need of the rest of a scenario."""
+"""What engines that join and leave (``engines.min``, ``engines.max``), or whose machines may be taken
+(``engines.notice_s``), need of the rest of a scenario."""
 
 from __future__ import annotations
 
@@ -13,6 +14,24 @@ if TYPE_CHECKING:
 
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
+
+
+def notice_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """Of engines whose machines may be taken."""
+    engines = s.engines
+    if engines.notice_s is None:
+        if engines.notice_file is not None:
+            yield ("engines", "notice_file"), "how long before says engines.notice_s; set it as well"
+        return
+    key = ("engines", "notice_s")
+    if engines.placement == "colocate":
+        yield key, "the machine of a colocated engine is the learner's, which cannot leave; remove it"
+    if s.episode.kind == "gateway":
+        yield (
+            key,
+            "an agent outside talks to one engine for a whole session, which an engine that leaves would break off; "
+            "take another episode.kind, or remove engines.notice_s",
+        )
 
 
 def elastic_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:

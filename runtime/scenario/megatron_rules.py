@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.learners.megatron.bridge.architecture import NoMtpLayersError
 from penstock.backends.learners.megatron.layout.config_fields import ConfigFieldError, check_config_fields
 from penstock.backends.learners.megatron.layout.fp8_options import check_fp8
 from penstock.backends.learners.megatron.layout.layout import LayoutError, check_layout, layout_of
+from penstock.backends.learners.megatron.layout.model_config import with_options
 from penstock.backends.learners.megatron.layout.moe_options import check_experts, given_losses
 from penstock.backends.learners.megatron.layout.offload_options import check_cpu_offload, check_sleep
 from penstock.backends.learners.megatron_options import MegatronOptions
@@ -129,10 +131,13 @@ def _model(s: Scenario) -> Iterator[Broken]:
         found = find_architecture(s)
         if found is None:
             return
+        architecture = with_options(found.architecture, learner.megatron)
         layout = layout_of(learner.megatron, learner.num_ranks)
-        check_layout(layout, found.architecture, learner.megatron.transformer)
+        check_layout(layout, architecture, learner.megatron.transformer)
     except UnreadableModelError as error:
         yield error.key, error.text
+    except NoMtpLayersError as error:
+        yield (*KEY, "mtp"), error.text
     except LayoutError as error:
         yield KEY, str(error)
     except UserFault as error:

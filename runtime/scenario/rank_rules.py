@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.engines.options import engine_groups
 from penstock.backends.engines.spec import ENGINES, EngineSize
-from penstock.backends.learners.spec import is_modelled
+from penstock.backends.learners.spec import LEARNERS, is_modelled
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def rank_rules(s: Scenario) -> Iterator[Broken]:
     """See :mod:`penstock.runtime.scenario.rules`."""
     learner, key = s.learner, ("learner", "num_ranks")
+    yield from _shards(s)
     if learner.num_ranks == 1:
         return
     if is_modelled(learner):
@@ -43,6 +44,23 @@ def rank_rules(s: Scenario) -> Iterator[Broken]:
         )
     if s.engines.placement == "colocate" and "cuda" in (s.engines.device, learner.device):
         yield from _colocated(s)
+
+
+def _shards(s: Scenario) -> Iterator[Broken]:
+    """Copies of the weights that are shared out, each over as many ranks."""
+    learner, size = s.learner, s.learner.shard_size
+    if size is None:
+        return
+    key = ("learner", "shard_size")
+    if LEARNERS.spec(learner.backend).has_layout or learner.parallel != "fsdp":
+        found = f"learner.backend: {learner.backend} with learner.parallel: {learner.parallel}"
+        yield key, f"says over how many ranks fsdp shares weights out, found {found}; remove it"
+    elif learner.num_ranks % size:
+        yield (
+            key,
+            f"{size} ranks share a copy of the weights, and learner.num_ranks, {learner.num_ranks}, is no multiple of "
+            "it; set it to a divisor of that, or to null",
+        )
 
 
 def _colocated(s: Scenario) -> Iterator[Broken]:

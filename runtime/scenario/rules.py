@@ -26,7 +26,7 @@ from penstock.messages.training import UpdateMode
 from penstock.runtime.scenario.capabilities import lacking
 from penstock.runtime.scenario.data_rules import data_rules
 from penstock.runtime.scenario.disk_rules import disk_rules
-from penstock.runtime.scenario.elastic_rules import elastic_rules
+from penstock.runtime.scenario.elastic_rules import elastic_rules, notice_rules
 from penstock.runtime.scenario.episode_rules import episode_rules
 from penstock.runtime.scenario.evaluation_rules import evaluation_rules
 from penstock.runtime.scenario.exact_rules import exact_rules
@@ -333,6 +333,7 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     rank_rules,
     _engines,
     elastic_rules,
+    notice_rules,
     part_rules_of,
     _transport,
     _placement,

@@ -134,6 +134,10 @@ class Delivery:
         self.next_due_s = next_due_s
         return sorted((kept.outgoing for kept in again), key=lambda outgoing: outgoing.message_id)
 
+    def kept(self) -> Iterator[Outgoing]:
+        """What would be said again."""
+        return (kept.outgoing for kept in self._all())
+
     def _all(self) -> Iterator[_Kept]:
         yield from self._control.values()
         for group in self._data.values():
@@ -169,6 +173,10 @@ class Delivery:
             self.num_duplicates += 1
             self.num_duplicate_tokens += sum(lease.num_tokens for lease in _leases_of(event))
         return False
+
+    def knows(self, sender: str, epoch: int, outgoing: Outgoing) -> None:
+        """This control event of a peer was heard: neither it nor an earlier one is handed on again."""
+        self._heard[sender, outgoing.event.topic()] = (epoch, outgoing.message_id)
 
     # --- settlement and census --------------------------------------------------------------------------------
 

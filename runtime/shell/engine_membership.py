@@ -5,6 +5,8 @@ Invariants:
 * Engines are those of the start until the Buffer has said which are recorded; from then on exactly these.
 * A leaver leaves once, within ``leave_timeout_s``. One that is wanted again first goes, and comes back as another
   incarnation.
+* One whose machine is about to be taken leaves within the notice. Its place is filled again when that has run out, and
+  not before: on that machine nothing lasts.
 * Only engines that are wanted, and are not on their way out, are replaced when they are lost.
 
 Pure: time comes in as an argument.
@@ -32,6 +34,8 @@ class EngineMembership:
         self._wanted: frozenset[str] | None = None
         self._leavers: dict[str, float] = {}
         """By name: when its time is up."""
+        self._taken: dict[str, float] = {}
+        """Those whose machine is taken: when it is."""
 
     def want(self, engines: Iterable[str]) -> None:
         """The run is to have these."""
@@ -60,6 +64,24 @@ class EngineMembership:
     def leaves(self, name: str, now_s: float) -> None:
         """It has been told to."""
         self._leavers[name] = now_s + self.leave_timeout_s
+
+    def noticed(self, name: str, now_s: float, notice_s: float) -> bool:
+        """Its machine is taken after so long; whether it has to be told to leave."""
+        is_news = name not in self._leavers
+        self._taken[name] = now_s + notice_s
+        self._leavers[name] = min(now_s + notice_s, self._leavers.get(name, now_s + notice_s))
+        return is_news
+
+    def is_taken(self, name: str) -> bool:
+        """Whether it is on its way out because its machine is taken."""
+        return name in self._taken
+
+    def returns(self) -> list[tuple[str, float]]:
+        """Those that are gone with their machines, and wanted: when their places are to be filled again. Said once."""
+        gone = {name: at_s for name, at_s in self._taken.items() if name not in self._leavers}
+        for name in gone:
+            del self._taken[name]
+        return [(name, at_s) for name, at_s in gone.items() if self.is_wanted(name)]
 
     def gone(self, name: str) -> None:
         """It has left, or was lost."""

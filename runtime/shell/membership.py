@@ -71,6 +71,25 @@ class Membership:
             EngineJoined(name=name, epoch=epoch) if is_engine(name) else ActorReturned(name=name, epoch=epoch),
         ]
 
+    def note(self, event: Event, *, own_name: str) -> bool:
+        """Know what a recorded event of :meth:`lost`, :meth:`leaves` or :meth:`returned` says, without its events.
+
+        Returns:
+            Whether it says that the actor of ``own_name`` is to leave.
+        """
+        match event:
+            case ActorLost() | EngineLost():
+                self.lost(event.name, event.epoch)
+            case ActorReturned() | EngineJoined():
+                self.returned(event.name, event.epoch)
+            case EngineLeaving(name=name) if name == own_name:
+                return True
+            case EngineLeaving():
+                self.leaves(event.name, event.epoch)
+            case _:
+                pass
+        return False
+
     def validate(self) -> None:
         """Assert the invariants."""
         for name, epoch in self._members.items():

@@ -47,6 +47,13 @@ class Restarts:
         self._totals[name] = self._totals.get(name, 0) + 1
         return pause_s
 
+    def limit_story(self, name: str, cause: str) -> str:
+        """Why the run ends when this actor was lost too often, the last time for this cause."""
+        return (
+            f"{name} was lost {self.max_restarts + 1} times within {self.window_s / 60:.0f} minutes, the last time "
+            f"because of this: {cause}. The limit is runtime.max_restarts = {self.max_restarts}"
+        )
+
     @property
     def totals(self) -> Mapping[str, int]:
         """Restarts of each actor since the start of the run."""

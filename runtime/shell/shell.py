@@ -152,7 +152,8 @@ class Shell:
         self._next_beat_s = 0.0
         self._watchdog = Watchdog(settings.overdue_after_s)
         self._next_watch_s = NEVER
-        self._is_leaving = False
+        self.is_leaving = False
+        """Of an engine: it has heard that it is to leave the run."""
 
     # --- what comes in ----------------------------------------------------------------------------------------
 
@@ -206,8 +207,8 @@ class Shell:
         if name != self.settings.name:
             for event in self.membership.leaves(name, epoch):
                 self._handle_if_heard(event)
-        elif epoch == self.settings.epoch and not self._is_leaving:
-            self._is_leaving = True
+        elif epoch == self.settings.epoch and not self.is_leaving:
+            self.is_leaving = True
             self._handle_if_heard(EngineLeaving(name=name, epoch=epoch))
 
     def next_timer_s(self) -> float:
@@ -244,6 +245,33 @@ class Shell:
         """The line to a peer carries again after it was cut: what was said meanwhile need not wait for its turn."""
         self._queue(self.delivery.returned(name, self._host.now_s()))
         self._handle_if_heard(LineRestored(name=name))
+
+    def retrace(self, event: Event, header: Header | None) -> list[AnyCommand]:
+        """Take an event that a recorded incarnation has handled, at the time that the host's clock shows: actor,
+        delivery, membership and timers come to stand as they did. Nothing is sent, recorded or executed.
+
+        Returns:
+            What the actor asked for. Whoever goes on from here says with ``on_returned`` who can be reached, and so has
+            everything said again that is kept.
+        """
+        if header is not None:
+            self.membership.returned(header.sender, header.epoch)
+            if event.delivery is not Kind.LOSSY:
+                self.delivery.accepts(event, header.sender, header.epoch, header.message_id)
+        self.is_leaving |= self.membership.note(event, own_name=self.settings.name)
+        if isinstance(event, TimerFired):
+            self._timers.pop(event.key, None)
+        commands = self.machine.handle(event)
+        for command in commands:
+            if isinstance(command, StartTimer | StopTimer):
+                self._set_timer(command)
+            elif isinstance(command, Send):
+                self.delivery.sent(Outgoing(command.to, command.event, next(self._ids)), self._host.now_s())
+        return commands
+
+    def say_above(self, message_id: int) -> None:
+        """Whatever is said from now on has a higher id than this one, which peers have heard."""
+        self._ids = itertools.count(message_id + 1)
 
     # --- what goes out ----------------------------------------------------------------------------------------
 

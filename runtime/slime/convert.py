@@ -19,7 +19,7 @@ import yaml
 from penstock.backends.engines.options import OptionValue
 from penstock.backends.engines.served.sglang.server_options import ServerOptionError, check_server_options
 from penstock.backends.learners.megatron.layout.config_fields import Section, check_config_fields, fields_of
-from penstock.backends.learners.megatron_options import MegatronOptions
+from penstock.backends.learners.megatron_options import MegatronOptions, MtpOptions
 from penstock.messages.errors import UserFault
 from penstock.runtime.safe_text import terminal_text
 from penstock.runtime.slime.effective import apply_config_file, leave_without_effect
@@ -99,6 +99,7 @@ def to_scenario(script: LaunchScript, name: str) -> Converted:
     write_learner(writer)
     write_engines(writer)
     _expert_dispatch(writer)
+    _further_tokens(writer)
     write_precision(writer)
     write_policy(writer)
     _filter(writer)
@@ -263,6 +264,17 @@ def _expert_dispatch(writer: Writer) -> None:
         del transformer["moe_enable_deepep"]
         reason = "megatron-core takes it with --moe-token-dispatcher-type flex only"
         writer.leave_named("moe-enable-deepep", reason, "same")
+
+
+def _further_tokens(writer: Writer) -> None:
+    """Layers that predict further tokens are trained where slime trains them, apart from the policy as there."""
+    if "enable-mtp-training" in writer.flags:
+        writer.set("learner.megatron.mtp.loss_coef", writer.number("mtp-loss-scaling-factor", MtpOptions().loss_coef))
+        writer.leave_named("mtp-num-layers", "not needed: config.json says how many there are", "same")
+    else:
+        reason = "such layers are not trained without --enable-mtp-training; what is saved keeps them as they are"
+        for name in ("mtp-num-layers", "mtp-loss-scaling-factor"):
+            writer.leave_named(name, reason, "same")
 
 
 def _filter(writer: Writer) -> None:

@@ -144,7 +144,8 @@ READ_TOGETHER: Final = frozenset((
     "num-epoch", "attention-dropout", "hidden-dropout", "lr-warmup-iters", "lr-decay-iters", "load", "partial-rollout",
     "apply-chat-template-kwargs",
     "freeze-params-name-list", "disable-rewards-normalization", "only-train-params-name-list",
-    "distributed-timeout-minutes", "sglang-server-concurrency", "custom-config-path",
+    "distributed-timeout-minutes", "sglang-server-concurrency", "custom-config-path", "enable-mtp-training",
+    "mtp-num-layers", "mtp-loss-scaling-factor",
 ))  # fmt: skip
 """Flags that mean something with others only; :mod:`.convert` reads them."""
 
@@ -211,8 +212,6 @@ NO_COUNTERPART: Final[Mapping[str, str]] = {
     "disable-compute-advantages-and-returns": "what an objective does not need is not computed",
     "use-wandb": "metrics lie in the run's folder and at /metrics; observability.trackers names others "
     "(docs/observability.md)",
-    "enable-mtp-training": "multi-token prediction is not trained",
-    "mtp-num-layers": "multi-token prediction is not trained",
     "use-stateless-adam": "the optimizer is AdamW",
 }
 """Flag → why the scenario has nothing for it."""

@@ -77,7 +77,6 @@ REASONS: Final[Mapping[str, tuple[Effect, str]]] = {
     "record-memory-history": _PROFILED,
     "profile-target": _PROFILED,
     "save-debug-train-data": ("same", "learner.dump writes single steps down (docs/profiling.md)"),
-    "mtp-loss-scaling-factor": ("but_for", "multi-token prediction is not trained"),
     "padded-vocab-size": ("same", "the vocabulary is filled up by learner.megatron.vocab_multiple"),
     "ref-ckpt-step": ("other", "the reference is the model as it was before the first step"),
     "reset-optimizer-states": ("other", "what the optimizer has seen lasts for the whole run"),

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.messages.commands import LearnerCommand
 
 VERSION = 2
+CRITIC = objective("ppo", kl_coef=0.1)
 
 
 class Division(NamedTuple):
@@ -48,6 +49,10 @@ class Division(NamedTuple):
 
     num_ranks: int
     parallel: Literal["fsdp", "ddp"] = "fsdp"
+    shard_size: int | None = None
+
+    def options(self) -> LearnerOptions:
+        return LearnerOptions(learning_rate=1e-2, parallel=self.parallel, shard_size=self.shard_size, objective=CRITIC)
 
 
 DIVISIONS = {
@@ -55,8 +60,8 @@ DIVISIONS = {
     "2 fsdp": Division(2),
     "3 fsdp": Division(3),
     "2 ddp": Division(2, "ddp"),
+    "2 copies over 2": Division(4, shard_size=2),
 }
-CRITIC = objective("ppo", kl_coef=0.1)
 
 
 @dataclass
@@ -95,7 +100,7 @@ class Learner:
 def open_rank(
     workers: WorkerGroup, folder: Path, division: Division, dtype: str, *, reference_folder: Path | None = None
 ) -> Learner:
-    options = LearnerOptions(learning_rate=1e-2, parallel=division.parallel, objective=CRITIC)
+    options = division.options()
     model = load_divided(folder, workers, options, dtype=dtype)
     reference = replica(model, workers, options)
     if reference_folder is not None:
@@ -207,7 +212,7 @@ def carry_out(
     workers: WorkerGroup, source: Path, folder: Path, division: Division, epoch: int, commands: Sequence[LearnerCommand]
 ) -> tuple[list[float], list[str]]:
     """The losses of what was trained, and the paths of what was saved."""
-    options = LearnerOptions(learning_rate=1e-2, parallel=division.parallel, objective=CRITIC)
+    options = division.options()
     host = Host()
     plan = learner_plan(source, folder, options, seed=3, num_steps=9, epoch=epoch)
     worker = TorchWorker(plan, workers, host, None)

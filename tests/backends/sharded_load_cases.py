@@ -98,10 +98,13 @@ class Step(NamedTuple):
     gradient: Tensor
 
 
-def first_step(workers: WorkerGroup, folder: Path) -> Step:
+def first_step(workers: WorkerGroup, folder: Path, shard_size: int | None = None) -> Step:
     """Of a model that was loaded in shares, with a reference and a critic of its own."""
     options = LearnerOptions(
-        parallel="fsdp", objective=objective(name="ppo", kl_coef=0.1), max_tokens_per_micro_batch=16
+        parallel="fsdp",
+        shard_size=shard_size,
+        objective=objective(name="ppo", kl_coef=0.1),
+        max_tokens_per_micro_batch=16,
     )
     model = load_divided(folder, workers, options, dtype="float32")
     reference = frozen(replica(model, workers, options))

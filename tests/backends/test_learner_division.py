@@ -12,6 +12,7 @@ from penstock.backends.learners.batch.packing import (
     sequence_cost,
     split_into_micro_batches,
 )
+from penstock.backends.learners.batch.padded_division import divide_padded
 from penstock.backends.learners.batch.sequences import TrainSequence, demonstration_sequence
 
 HIDDEN = 64
@@ -40,6 +41,35 @@ def test_every_sequence_is_on_one_rank_and_every_rank_has_as_many_micro_batches(
     fewest = len(split_into_micro_batches(sequences, 256))
     assert len(division.ranks[0]) <= -(-fewest // num_ranks) + 1
     assert division == divide_over_ranks(sequences, num_ranks=num_ranks, max_tokens=256, hidden_size=HIDDEN)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("seed", range(20))
+def test_padded_rows_stand_beside_others_of_like_length(seed: int, num_ranks: int) -> None:
+    sequences = make_sequences(seed, random.Random(seed).randint(1, 60))
+    division = divide_padded(sequences, num_ranks=num_ranks, max_tokens=256)
+    assert len(division.ranks) == num_ranks
+    assert len({len(parts) for parts in division.ranks}) == 1
+    parts = division.in_order
+    assert sorted(s.first for part in parts for s in part) == list(range(len(sequences)))
+    lengths = [[len(s.tokens) - 1 for s in part] for part in parts]
+    assert all(len(part) * max(part) <= 256 or len(part) == 1 for part in lengths)
+    in_order = [length for part in lengths for length in part]
+    assert in_order == sorted(in_order, reverse=True)
+    # Fewer rounds would take fuller micro-batches than are allowed.
+    greedy = [[10_000]]
+    for length in in_order:
+        if (len(greedy[-1]) + 1) * greedy[-1][0] > 256:
+            greedy.append([])
+        greedy[-1].append(length)
+    assert len(division.ranks[0]) == -(-(len(greedy) - 1) // num_ranks)
+    assert len(parts) <= len(division.ranks[0]) * num_ranks
+
+
+def test_few_padded_rows_are_shared_by_the_ranks() -> None:
+    sequences = make_sequences(3, 8, longest=20)
+    assert len(divide_padded(sequences, num_ranks=1, max_tokens=1000).ranks[0]) == 1
+    assert all(parts[0] for parts in divide_padded(sequences, num_ranks=2, max_tokens=1000).ranks)
 
 
 def test_one_rank_has_the_micro_batches_that_it_always_had() -> None:

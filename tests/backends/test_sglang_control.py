@@ -11,6 +11,7 @@ from sglang_replay import ReplayServer, replay
 
 from penstock.backends.engines.served.base.health import Check
 from penstock.backends.engines.served.base.http import BadReply, CallError, Refused, ServerBusy, ServerError, ServerHttp
+from penstock.backends.engines.served.sglang.bucket_push import ServerRanks, reaches_draft
 from penstock.backends.engines.served.sglang.control import (
     CacheNotFlushed,
     GroupMember,
@@ -250,6 +251,44 @@ def test_what_the_server_says_of_itself_is_as_its_scheduler_resolved_it() -> Non
     assert info.max_running_requests == 32
     assert not info.deterministic
     assert "secret" not in repr(info)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "/m"}, True),
+        ({"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "/draft"}, False),
+        ({}, False),
+    ],
+)
+def test_a_server_says_whether_it_drafts_with_layers_of_its_model(said: dict[str, str], expected: bool) -> None:
+    state = {"weight_version": "v", "effective_max_running_requests_per_dp": 1, **said}
+    body = {
+        "version": "0.5.23", "model_path": "/m", "max_total_num_tokens": 1, "max_req_input_len": 1,
+        "internal_states": [state],
+    }  # fmt: skip
+    info, _ = ask(lambda c: c.server_info(), {"/server_info": (200, msgspec.json.encode(body))})
+    assert info.drafts_from_model is expected
+
+
+def test_an_update_reaches_the_draft_where_its_session_was_opened_for_it() -> None:
+    async def update(control: SglangControl) -> None:
+        for with_draft in (True, False):
+            await control.begin_update(with_draft=with_draft)
+            await control.update_from_tensor(TENSORS, load_format=None, flush=False)
+            await control.update_from_distributed([], [], [], group="g", flush=False)
+
+    paths = ("/begin_weight_update", "/update_weights_from_tensor", "/update_weights_from_distributed")
+    _, told = ask(update, dict.fromkeys(paths, (200, SUCCESS)))
+    assert [body["selector"] for _, body, _ in told] == ["all"] * 3 + ["target"] * 3
+
+
+def test_layers_that_predict_reach_the_draft_that_is_made_of_them_and_no_other() -> None:
+    own, other = (ServerRanks("engine-0", tp_size=1, drafts_from_model=is_own) for is_own in (True, False))
+    model = ["model.layers.3.mlp.down_proj.weight", "lm_head.weight"]
+    assert reaches_draft(own, [*model, "model.layers.4.eh_proj.weight"])
+    assert not reaches_draft(own, model)
+    assert not reaches_draft(other, [*model, "model.layers.4.eh_proj.weight"])
 
 
 def test_an_answer_that_is_none_is_a_bad_reply() -> None:

@@ -215,11 +215,16 @@ def test_weights_of_another_model_change_nothing(qwen: Case) -> None:
     for wrong, message in (
         (missing, r"lack lm_head\.weight"),
         (weights | {"model.layers.0.self_attn.sinks": torch.zeros(3)}, "unknown .*sinks"),
+        (weights | {"model.layers.9.enorm.weight": torch.zeros(3)}, "unknown .*enorm"),  # and no layer that predicts
         (misshaped, r"model\.norm\.weight: expected shape \[40\] .* found \[3\]"),
     ):
         with pytest.raises(UserFault, match=message):
             engine.load(wrong, version=1)
     assert engine.version == 0
+    assert torch.equal(engine.score(tokens), before)
+    further = {f"model.layers.9.{name}.weight": torch.zeros(3, 3) for name in ("eh_proj", "enorm", "mlp.up_proj")}
+    engine.load(weights | further, version=1)  # of layers that predict further tokens, which it does not draft with
+    assert engine.version == 1
     assert torch.equal(engine.score(tokens), before)
 
 

@@ -39,6 +39,9 @@ def make_packed(seed: int) -> PackedTokens:
     return pack(sequences)
 
 
+SINKS = torch.linspace(-1.0, 2.0, HEADS)
+
+
 def one_by_one(
     query: Tensor,
     key: Tensor,
@@ -97,6 +100,34 @@ def test_rows_end_to_end_are_padded_rows(seed: int, window: int | None, monkeypa
     torch.testing.assert_close(uneven, padded)
     for found, expected in zip(slopes, padded_slopes, strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_that_are_bent_or_have_a_sink_are_computed_in_either_layout(seed: int, window: int | None) -> None:
+    packed = make_packed(seed)
+    states = states_of(packed, seed, CPU, torch.float32)
+    q, k, v = states
+    padded, end_to_end = PackedRows.of(packed, CPU), PackedRows.end_to_end(packed, CPU)
+    found = {
+        rows is padded: packed_attention(
+            torch.nn.Identity(), q, k, v, None, sliding_window=window, packed_rows=rows, softcap=1.5, s_aux=SINKS
+        )[0]
+        for rows in (padded, end_to_end)
+    }
+    assert torch.equal(found[True], found[False])
+    query, key, value = (padded.spread(tokens) for tokens in states)
+    keys, values = (tokens.repeat_interleave(HEADS // KEY_HEADS, 1) for tokens in (key, value))
+    wanted = torch.zeros_like(query)
+    for head in range(HEADS):  # the plain formula, token by token
+        for place in range(query.shape[2]):
+            first = 0 if window is None else max(0, place - window + 1)
+            seen = slice(first, place + 1)
+            scores = (query[:, head, place, None] * keys[:, head, seen]).sum(-1) / SIZE**0.5
+            weights = (1.5 * torch.tanh(scores / 1.5)).exp()
+            shares = weights / (weights.sum(-1, keepdim=True) + SINKS[head].exp())
+            wanted[:, head, place] = (shares[..., None] * values[:, head, seen]).sum(1)
+    torch.testing.assert_close(found[True], padded.gather(wanted))
 
 
 def test_what_responses_begin_with_is_among_the_inputs_once() -> None:

@@ -130,6 +130,7 @@ def some_of(cases: list[Case], every: int) -> list[Case]:
     return [case for case in fewer if case.seeds]
 
 
+COPIES: dict[str, Any] = {"parallel": "fsdp", "shard_size": 2}
 SOME = some_of(CASES, 2)
 """Half of them, of every objective; the others at night."""
 
@@ -145,7 +146,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    with open_ranks(3) as opened:
+    with open_ranks(4) as opened:
         yield opened
 
 
@@ -319,13 +320,19 @@ def test_packed_or_padded_many_micro_batches_or_one(max_tokens: int, folder: Pat
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "parallel", "every"),
-    [(2, "ddp", 2), (2, "fsdp", 2), pytest.param(3, "fsdp", 3, marks=pytest.mark.slow)],
+    ("num_ranks", "division", "every"),
+    [
+        (2, {"parallel": "ddp"}, 2),
+        (2, {"parallel": "fsdp"}, 2),
+        (4, COPIES, 2),
+        pytest.param(3, {"parallel": "fsdp"}, 3, marks=pytest.mark.slow),
+    ],
+    ids=["2 ddp", "2 fsdp", "2 copies over 2", "3 fsdp"],
 )
 def test_one_rank_or_several(
-    num_ranks: int, parallel: str, every: int, folder: Path, ranks: Ranks, expected: dict[Key, Found]
+    num_ranks: int, division: dict[str, Any], every: int, folder: Path, ranks: Ranks, expected: dict[Key, Found]
 ) -> None:
-    keys = {"max_tokens_per_micro_batch": 64, "parallel": parallel}
+    keys = {"max_tokens_per_micro_batch": 64, **division}
     for found in ranks.run(num_ranks, gradients_of, folder, some_of(SOME, every), keys):
         assert_same(found, expected)
 
@@ -464,6 +471,13 @@ def test_three_steps_on_two_ranks_leave_the_weights_of_one(
         assert_trained_alike(found, alone)
 
 
+def test_three_steps_on_two_copies_over_two_ranks_leave_the_weights_of_one(folder: Path, ranks: Ranks) -> None:
+    for architecture in ("untied", "experts"):
+        alone = train(SOLO, folder / architecture, "ppo", SEVERAL)
+        for found in ranks.run(4, train, folder / architecture, "ppo", {**SEVERAL, **COPIES}):
+            assert_trained_alike(found, alone)
+
+
 LIMITED: dict[str, Any] = {**SEVERAL, "max_tokens_per_micro_batch": 256}
 COUPLED, LONGEST = "ppo, shared and coupled", 25
 
@@ -493,6 +507,16 @@ def test_a_step_that_ran_out_of_memory_is_that_of_smaller_micro_batches(
     assert not any(found.log for found in (free, *results[1:]))
 
 
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_one_copy_that_runs_out_of_memory_leaves_no_other_waiting(place: str, folder: Path, ranks: Ranks) -> None:
+    keys: dict[str, Any] = {"max_tokens_per_micro_batch": 256}
+    expected = train(SOLO, folder / "untied", COUPLED, keys, LONGEST)
+    limit = Limit(45, rank=1, place=place)
+    for found in ranks.run(4, train, folder / "untied", COUPLED, {**keys, **COPIES}, LONGEST, limit):
+        assert_trained_alike(found, expected)
+        assert found.max_tokens < 256
+
+
 def test_a_sequence_that_does_not_fit_alone_ends_the_run_with_advice(folder: Path) -> None:
     with pytest.raises(MemoryError, match="activation_checkpointing"):
         train(SOLO, folder / "tied", "dapo", {}, limit=Limit(4, rank=0, place="forward"))
@@ -501,11 +525,14 @@ def test_a_sequence_that_does_not_fit_alone_ends_the_run_with_advice(folder: Pat
 # --- what is divided ----------------------------------------------------------------------------------------------
 
 
-def weights_of(workers: WorkerGroup, folder: Path, dtype: str, *, is_replica: bool) -> dict[str, NDArray[np.float32]]:
+def weights_of(
+    workers: WorkerGroup, folder: Path, dtype: str, *, is_replica: bool, shard_size: int | None = None
+) -> dict[str, NDArray[np.float32]]:
     """By their names in a checkpoint, as published; in bfloat16 they must be so."""
-    model = load_divided(folder, workers, LearnerOptions(), dtype=dtype)
+    options = LearnerOptions(shard_size=shard_size)
+    model = load_divided(folder, workers, options, dtype=dtype)
     for _ in range(int(is_replica)):
-        model = replica(model, workers, LearnerOptions())
+        model = replica(model, workers, options)
     found = dict(GatheredWeights(model, workers, max_bucket_bytes=1000).tensors())
     assert {str(tensor.dtype) for tensor in found.values()} <= {f"torch.{dtype}"}
     return {name: tensor.float().numpy() for name, tensor in found.items()}
@@ -516,10 +543,13 @@ def test_weights_that_are_divided_are_published_whole(architecture: str, folder:
     for dtype in ("float32", "bfloat16"):
         (expected,) = ranks.run(1, weights_of, folder / architecture, dtype, is_replica=False)
         for is_replica in (False, True):
-            first, other = ranks.run(2, weights_of, folder / architecture, dtype, is_replica=is_replica)
-            assert first.keys() == expected.keys()
-            assert all(np.array_equal(first[name], expected[name]) for name in expected)
-            assert not other
+            for num_ranks, shard_size in ((2, None), (4, 2)):
+                first, *others = ranks.run(
+                    num_ranks, weights_of, folder / architecture, dtype, is_replica=is_replica, shard_size=shard_size
+                )
+                assert first.keys() == expected.keys()
+                assert all(np.array_equal(first[name], expected[name]) for name in expected)
+                assert not any(others)
 
 
 class Precision(NamedTuple):

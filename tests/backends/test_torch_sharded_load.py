@@ -14,8 +14,10 @@ from safetensors.torch import load_file, save_file
 from sharded_load_cases import Loaded, first_step, load_both
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     Gemma3TextConfig,
     Glm4MoeConfig,
+    Lfm2Config,
     LlamaConfig,
     MixtralConfig,
     Qwen3Config,
@@ -101,10 +103,22 @@ def test_shares_have_the_bits_of_the_whole(case: str, dtype: str, tmp_path: Path
     assert max(loaded.num_read for loaded in found) < 0.45 * num_stored
 
 
-def test_loss_and_gradient_on_four_ranks_are_those_of_one(tmp_path: Path, ranks: Ranks) -> None:
-    folder = saved(tmp_path, CASES["tied"])
+STEPPED: dict[str, Any] = {
+    "tied": CASES["tied"],
+    "scores that are bent": Gemma2Config(**SIZES, head_dim=8, attn_logit_softcapping=2.0, sliding_window=4),
+    "rows that are padded": Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
+}
+
+
+@pytest.mark.parametrize("shard_size", [None, 2])
+@pytest.mark.parametrize("case", STEPPED)
+def test_loss_and_gradient_on_four_ranks_are_those_of_one(
+    case: str, shard_size: int | None, tmp_path: Path, ranks: Ranks
+) -> None:
+    """In shares of four, and as two copies in shares of two."""
+    folder = saved(tmp_path, STEPPED[case])
     (alone,) = ranks.run(1, first_step, folder)
-    for found in ranks.run(4, first_step, folder):
+    for found in ranks.run(4, first_step, folder, shard_size):
         assert found.figures == pytest.approx(alone.figures, abs=1e-5, rel=1e-5)
         assert alone.gradient.abs().max() > 1e-3
         torch.testing.assert_close(found.gradient, alone.gradient, rtol=1e-4, atol=1e-6)

@@ -12,11 +12,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from penstock.backends.engines.options import EnginesOptions
 from penstock.backends.engines.transport_preflight import (
     EngineSites,
     check_libraries,
     check_transport,
     model_size_bytes,
+    sites_of,
 )
 from penstock.backends.weights.builtin import in_units
 from penstock.backends.weights.digest import PIECE_BYTES, PlacedDigest, StreamDigest, digest_of
@@ -131,6 +133,20 @@ def test_what_pushes_needs_memory_of_the_process(wanted: Literal["distributed", 
     assert check_transport(wanted, size_bytes=1000, folder=tmp_path, engines=SERVERS).transport == wanted
     with pytest.raises(UserFault, match=f"weights.transport is {wanted}, .* set weights.transport: disk"):
         check_transport(wanted, size_bytes=1 << 50, folder=tmp_path, engines=SERVERS)
+
+
+def test_auto_takes_the_disk_where_ray_may_put_engines_on_another_machine(tmp_path: Path) -> None:
+    """A run over two nodes once went on at half its speed: the engine on the other one never got a version."""
+    placed = sites_of(EnginesOptions(), "10.0.0.6:6379")
+    choice = check_transport("auto", size_bytes=1000, folder=tmp_path, engines=placed)
+    assert choice.transport == "disk"
+    assert choice.reason.startswith("Ray may put engines on another machine than the learner")
+    assert (
+        check_transport("shared_memory", size_bytes=1000, folder=tmp_path, engines=placed).transport == "shared_memory"
+    )
+    assert check_transport("auto", size_bytes=1000, folder=tmp_path, engines=sites_of(EnginesOptions())).transport == (
+        "shared_memory"
+    )
 
 
 def test_auto_takes_the_disk_when_a_server_is_on_another_machine(tmp_path: Path) -> None:

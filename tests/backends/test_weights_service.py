@@ -58,7 +58,7 @@ HANG_S = 8.0
 """After which a group gives a hanging peer up; its peer has joined well before on a busy machine, too."""
 
 
-@pytest.fixture(params=["distributed", "tensor"])
+@pytest.fixture(params=["distributed", "tensor", "network"])
 def exporter(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[PushExporter]:
     opened = open_exporter(request.param, run_id="run", learner_epoch=1, folder=tmp_path)
     assert isinstance(opened, PushExporter)

@@ -62,7 +62,8 @@ def test_the_site_and_the_first_page_lead_to_every_page() -> None:
     there = {page.name for page in (HOUSE / "docs").glob("*.md")}
     decisions = {f"decisions/{page.name}" for page in DECISIONS.glob("*.md")}
     in_nav = re.findall(r"[:-] ((?:\w+/)?\w+\.md)$", (HOUSE / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(in_nav) == sorted(there | decisions)
+    studies = {f"studies/{page.name}" for page in (HOUSE / "docs" / "studies").glob("*.md")}
+    assert sorted(in_nav) == sorted(there | decisions | studies)
     linked = re.findall(r"\]\((\w+\.md)\)", (HOUSE / "docs" / "index.md").read_text())
     assert there - set(linked) == {"index.md"}
 

@@ -91,7 +91,7 @@ REFUSED = {
     "reward.key=score": "reward.key: what 'brevity' returns has reward and num_tokens, and no 'score'",
     "reward.per_group=true": "reward.per_group: 'brevity' sees one sample; set it to false, or remove it",
     "teacher.backend=bigram": "teacher.backend: must be torch, sglang or simulated; found 'bigram'",
-    "weights.transport=nccl": "must be auto, shared_memory, disk, distributed, tensor or scratch; found 'nccl'",
+    "weights.transport=nccl": "auto, shared_memory, disk, distributed, tensor, network or scratch; found 'nccl'",
 }
 LOAD = """
 import sys

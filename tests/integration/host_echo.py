@@ -312,6 +312,7 @@ def open_backend(
     store: LedgerStore | None,
     host: str,
     remote_ranks: object,
+    takes_over: bool,
 ) -> EchoBackend | None:
     return EchoBackend(name, plan) if name == LEARNER or name == plan.stubborn else None
 

@@ -31,10 +31,17 @@ class LiveRun:
     """One run; a context manager that leaves no process behind."""
 
     def __init__(
-        self, scenario: str | Path, parent: Path, overrides: Sequence[str], *, timeout_s: float = RUN_TIMEOUT_S
+        self,
+        scenario: str | Path,
+        parent: Path,
+        overrides: Sequence[str],
+        *,
+        timeout_s: float = RUN_TIMEOUT_S,
+        through: Sequence[str] = (),
     ) -> None:
+        """``through`` stands before the command: what runs it somewhere else."""
         path = scenario if isinstance(scenario, Path) else SCENARIOS / scenario
-        self._begin(parent, ["run", str(path), f"run.folder={parent}", *USUAL, *overrides], timeout_s)
+        self._begin(parent, ["run", str(path), f"run.folder={parent}", *USUAL, *overrides], timeout_s, through)
 
     @classmethod
     def resumed(cls, folder: Path, overrides: Sequence[str] = ()) -> Self:
@@ -43,14 +50,14 @@ class LiveRun:
         run._begin(folder.parent, ["resume", str(folder), *overrides], RUN_TIMEOUT_S)
         return run
 
-    def _begin(self, parent: Path, arguments: Sequence[str], timeout_s: float) -> None:
+    def _begin(self, parent: Path, arguments: Sequence[str], timeout_s: float, through: Sequence[str] = ()) -> None:
         self.parent = parent
         self._deadline_s = time.monotonic() + timeout_s
         numbers = (number for number in itertools.count() if not (parent / f"output-{number}.txt").exists())
         self._output_path = parent / f"output-{next(numbers)}.txt"
         self._output = self._output_path.open("x")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.runtime.cli", *arguments],
+            [*through, sys.executable, "-m", "penstock.runtime.cli", *arguments],
             stdout=self._output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -81,11 +88,24 @@ class LiveRun:
         (record,) = self.parent.glob("*/run.json")
         return record.parent
 
-    def await_steps(self, number: int) -> None:
-        """Until so many steps are recorded."""
+    def await_steps(self, number: int = 0, *, more: int = 0) -> None:
+        """Until so many steps are recorded, or so many more than now."""
+        number = self._num_steps() + more if more else number
         while self._num_steps() < number:
             assert self.process.poll() is None, self.ending
             assert time.monotonic() < self._deadline_s, self.ending
+            time.sleep(0.1)  # between two looks at a file; nothing is timed by it
+
+    @property
+    def log(self) -> str:
+        """The driver's."""
+        return (self.folder / "logs" / "driver.log").read_text()
+
+    def await_log(self, pattern: str) -> None:
+        """Until this is found in the driver's log."""
+        while re.search(pattern, self.log) is None:
+            assert self.process.poll() is None, self.ending
+            assert time.monotonic() < self._deadline_s, self.log[-ENDING_CHARS:]
             time.sleep(0.1)  # between two looks at a file; nothing is timed by it
 
     def await_file(self, name: str) -> None:
@@ -97,8 +117,7 @@ class LiveRun:
 
     def pid_of(self, actor: str) -> int:
         """The process of the newest incarnation of an actor, from the driver's log."""
-        log = (self.folder / "logs" / "driver.log").read_text()
-        found = re.findall(rf"\b{re.escape(actor)} \d+ is process (\d+)", log)
+        found = re.findall(rf"\b{re.escape(actor)} \d+ is process (\d+)", self.log)
         assert found, f"{actor} is not in the driver's log"
         return int(found[-1])
 

@@ -19,6 +19,7 @@ from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.app import app
+from penstock.runtime.observability.trackers import read_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,4 +115,32 @@ def test_a_run_that_is_resumed_has_the_engines_that_it_had(tmp_path: Path) -> No
     assert recorded_engines(folder)[-1] == ["engine/1", "engine/2"]
     last = rows(folder, "SELECT DISTINCT engine FROM samples WHERE state = 'trained' AND version > 38 ORDER BY engine")
     assert last == [("engine/1",), ("engine/2",)]
+    assert audit_ledger(folder / LEDGER_FILE).is_clean
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "file"])
+def test_an_engine_whose_machine_is_taken_hands_back_every_token_and_comes_back(tmp_path: Path, how: str) -> None:
+    file = tmp_path / "notice"
+    options = ("engines.notice_s=5", f"engines.notice_file={file}", "run.num_steps=100000", "learner.warm_start=null")
+    with LiveRun(CHAOS / "torch.yaml", tmp_path, options) as run:
+        run.await_steps(3)
+        folder, names = run.folder, {"engine/0", "engine/1"} if how == "file" else {"engine/1"}
+        pids = {name: run.pid_of(name) for name in names}
+        if how == "file":
+            file.touch()
+        else:
+            os.kill(run.pid_of("engine/1"), signal.SIGTERM)
+        step = await_state(run, lambda: all(run.pid_of(name) != pid for name, pid in pids.items()), 3)
+        version = read_steps(folder)[-1].version
+        query = f"SELECT DISTINCT engine FROM samples WHERE state = 'trained' AND version > {version + 2}"
+        await_state(run, lambda: {engine for (engine,) in rows(folder, query)} >= names, step)
+        summary = run.interrupt()
+        output, steps = run.output, read_steps(folder)
+    who = f"the file {file}" if how == "file" else "SIGTERM"
+    for name in names:
+        assert f"the machine of {name} is taken in 5.0 s, as {who} says" in output
+        assert f"{name} has left, with nothing left to do" in output
+    assert summary.restarts == (), "who leaves with its machine is no loss"
+    assert [step.metrics.get("prompt_source/lost_tokens") for step in steps][-1] in (0, None)
+    assert summary.tokens_lost_estimate == 0
     assert audit_ledger(folder / LEDGER_FILE).is_clean

@@ -17,7 +17,7 @@ from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.ledger import GroupRecorded
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR
 from penstock.runtime.hosts.driver.main import exit_code_of
-from penstock.runtime.hosts.processes.boot import EndKind
+from penstock.runtime.hosts.processes.boot import Boot, EndKind
 from penstock.runtime.hosts.processes.ports import OutcomeKind
 from penstock.runtime.run.placement import Placement
 
@@ -73,6 +73,24 @@ def test_nothing_is_lost_when_an_actor_is_killed(host: ProcessHost, tmp_path: Pa
     assert run.witness.losses == [(name, "its process was killed")]
     assert (name, 2, "up") in run.witness.states
     assert_every_group_arrived_once(run)
+
+
+@pytest.mark.parametrize("is_asked_for", [True, False])
+def test_what_a_predecessor_left_is_taken_over_unless_its_replacement_was_asked_for(
+    host: ProcessHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_asked_for: bool
+) -> None:
+    run = EchoRun(host, tmp_path, RunPlan(num_groups=150, replace_after=10 if is_asked_for else -1))
+    launch, boots = type(run.launcher).launch, list[Boot]()
+
+    def noted(self: Launcher, boot: Boot) -> None:
+        boots.append(boot)
+        launch(self, boot)
+
+    monkeypatch.setattr(type(run.launcher), "launch", noted)
+    blow = None if is_asked_for else Blow(ENGINE, signal.SIGKILL)
+    assert run.play(blow).kind is OutcomeKind.COMPLETED
+    found = [(boot.epoch, boot.takes_over) for boot in boots if boot.name == ENGINE]
+    assert found == [(1, False), (2, not is_asked_for)]
 
 
 @pytest.mark.both_hosts

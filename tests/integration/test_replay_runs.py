@@ -12,6 +12,7 @@ import pytest
 from live_run import LiveRun
 from typer.testing import CliRunner
 
+from penstock.runtime.cli import fork
 from penstock.runtime.cli.app import app
 from penstock.runtime.cli.replay import Answer
 from penstock.runtime.launch.runs import read_record
@@ -58,3 +59,24 @@ def test_a_run_with_kills_that_was_resumed_replays_without_a_difference(tmp_path
     assert answer.moment is not None
     assert answer.moment.subject.startswith("step ")
     assert any(side.recorded.startswith("Record(entries=[StepRecorded(") for side in answer.moment.commands)
+    check_forks(folder)
+
+
+def check_forks(folder: Path) -> None:
+    """The same run, gone on with from a step before and one after it was resumed."""
+    for step in (4, 8):
+        words = ["replay", str(folder), "--fork", str(step), "staleness.policy=sync", "--json"]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, (step, result.output, result.exception)
+        forked = msgspec.json.decode(result.output, type=fork.Answer)
+        futures = forked.futures
+        assert forked.parting is not None
+        assert forked.parting.was is not None
+        assert forked.parting.was.incarnation.startswith("buffer-")
+        assert futures.recorded is not None
+        assert futures.was.rest_s is not None
+        assert futures.other.rest_s is not None
+        assert futures.was.rest_s > 0.0
+        if step == 4:  # near the end nothing more is granted, and policies are alike
+            assert futures.other.rest_s > futures.was.rest_s
+        assert len(futures.was.step_ends_s) == len(futures.other.step_ends_s) == 10 - step

@@ -44,7 +44,7 @@ def balanced(
 
         own = _own(batches, division, model.layout.data, model.layout.place(rank).data)
         result = trainable.step(own, loss, learning_rate=plan.LEARNING_RATE)
-        figures.append({"loss": result.loss, "norm": result.grad_norm, **trainable.runner.expert_figures})
+        figures.append({"loss": result.loss, "norm": result.grad_norm, **trainable.runner.further_figures})
     weights = {name: tensor.numpy() for bucket in gathered(model, rank) for name, tensor in bucket}
     close_groups()
     return figures, weights

@@ -1,8 +1,12 @@
 """A run of each family of models: megatron-core learns, a stock SGLang server on the CPU generates, and both compute
 the same model before and after each update."""
 
+# safetensors is typed in part only:
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
+import io
 import sys
 import time
 from pathlib import Path
@@ -10,16 +14,20 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from live_run import LiveRun
-from tiny_families import make_served
+from tiny_families import make_predicting, make_served
 
 from penstock.backends.engines.served.sglang.environment import find_environment
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
+from penstock.runtime.cli.convert import convert
 from penstock.runtime.observability.trackers import read_run_events, read_steps
 
 if TYPE_CHECKING:
@@ -70,14 +78,15 @@ class Family(NamedTuple):
 
 # Weights, log-probs and steps of every family are held to transformers' in test_megatron_weights.py and
 # test_megatron_training.py, in CI too; Qwen3 has whole runs in test_megatron_runs.py. So CI runs the one here that
-# is most unlike it: experts, shared ones, a router with biases, heads that are turned by half.
+# is most unlike it, with the layers that predict further tokens: experts, shared ones, a router with biases, heads that
+# are turned by half.
 SERVED: Final = {
     "Llama 3": Family("llama scaled"),
     "Qwen2.5": Family("qwen2"),
     "Qwen3": Family("qwen3"),
     "Qwen3-MoE": Family("qwen3_moe"),
     "GLM-4": Family("glm4"),
-    "GLM-4.5": Family("glm4_moe", marks=()),
+    "GLM-4.5": Family("glm4_moe"),
     "GLM-4.5-Air": Family("glm4_moe air"),
 }
 LATENT: Final = {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
@@ -114,6 +123,26 @@ def test_a_family_is_trained_behind_a_stock_server(family: str, servers: None, t
     with live_run(SERVED[family], tmp_path) as run:
         summary = run.finish()
         assert_trained(run.folder, summary)
+
+
+def test_layers_that_predict_further_tokens_are_trained_behind_a_stock_server(servers: None, tmp_path: Path) -> None:
+    model = make_predicting("glm4_moe", tmp_path / "model", is_served=True)
+    keys = (f"model.path={model}", "learner.megatron.mtp.loss_coef=0.3", "learner.learning_rate=1e-3")
+    with LiveRun("sglang_cpu.yaml", tmp_path, (*OVERRIDES, *keys), timeout_s=RUN_S) as run:
+        summary = run.finish()
+        assert_trained(run.folder, summary)
+        for step in read_steps(run.folder):
+            assert 0.0 < (step.metrics["train/mtp_loss"] or 0.0) < 10.0
+            assert step.metrics["train/mtp_grad_norm"]
+        console = Console(file=io.StringIO(), width=200)
+        assert not convert(
+            run.folder, tmp_path / "after", console, version=None, dtype=None, max_shard_size="1GB",
+            target_format="huggingface",
+        )  # fmt: skip
+    before, after = (load_file(folder / "model.safetensors") for folder in (model, tmp_path / "after"))
+    assert before.keys() == after.keys()
+    moved = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+    assert {"model.layers.4.eh_proj.weight", "model.layers.4.enorm.weight"} <= moved
 
 
 @pytest.mark.slow

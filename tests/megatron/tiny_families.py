@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "sglang"))
 
@@ -134,6 +135,40 @@ def _write(config: Any, folder: Path) -> Path:  # noqa: ANN401 - a config of tra
             buffer.copy_(0.05 * torch.randn_like(buffer))
     with quiet_transformers():
         model.save_pretrained(folder)
+    return folder
+
+
+def make_predicting(name: str, folder: Path, *, num_further: int = 1, is_served: bool = False) -> Path:
+    """One with layers that predict further tokens, as DeepSeek-V3 and GLM-4.5 are published: layers like the model's
+    last one beyond those that ``config.json`` counts, what is around them, and copies of embedding and output head.
+    The ``whole`` folder in it is the model that has them as its own last layers. One that ``is_served`` has a
+    vocabulary of words and its tokenizer."""
+    config = copy.deepcopy(CONFIGS[name])
+    if is_served:
+        config.vocab_size, config.eos_token_id, config.pad_token_id = VOCAB_SIZE, END_ID, PAD_ID
+    num_layers = config.num_hidden_layers
+    config.num_hidden_layers = num_layers + num_further
+    if getattr(config, "mlp_layer_types", None):
+        config.mlp_layer_types = [*config.mlp_layer_types, *["sparse"] * num_further][: config.num_hidden_layers]
+    whole = _write(config, folder / "whole")
+    tensors = load_file(whole / "model.safetensors")
+    hidden = config.hidden_size
+    torch.manual_seed(4)
+    for layer in range(num_layers, num_layers + num_further):
+        prefix = f"model.layers.{layer}."
+        for norm in ("enorm", "hnorm", "shared_head.norm"):
+            tensors[f"{prefix}{norm}.weight"] = 1 + 0.1 * torch.randn(hidden)
+        tensors[f"{prefix}eh_proj.weight"] = 0.1 * torch.randn(hidden, 2 * hidden)
+        tensors[f"{prefix}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors[f"{prefix}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    said = json.loads((whole / "config.json").read_bytes())
+    said |= {"num_hidden_layers": num_layers, "num_nextn_predict_layers": num_further}
+    if said.get("mlp_layer_types"):
+        said["mlp_layer_types"] = said["mlp_layer_types"][:num_layers]
+    (folder / "config.json").write_text(json.dumps(said))
+    if is_served:
+        make_tokenizer().save_pretrained(str(folder))
     return folder
 
 

@@ -21,7 +21,7 @@ from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.sqlite import SqliteReader
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.backends.processes.process_facts import marked_processes, title_of
-from penstock.messages.ledger import BatchLeased
+from penstock.messages.ledger import BatchLeased, EngineNoted
 from penstock.runtime.observability.trackers import read_run_events, read_steps
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ def versions_announced(folder: Path) -> set[int]:
         # weights over each transport in test_conformance.py and test_weights_push.py, where one dies amid a push.
         pytest.param("sync", 0, "disk", marks=pytest.mark.slow),
         pytest.param("one_step_off", 1, "distributed", marks=pytest.mark.slow),
-        ("fully_async", 2, "shared_memory"),
+        pytest.param("fully_async", 2, "shared_memory", marks=pytest.mark.slow),
+        ("fully_async", 2, "network"),
     ],
 )
 def test_a_run_survives_the_loss_of_its_servers_under_every_policy(
@@ -194,3 +195,55 @@ def test_a_server_and_the_learner_agree_in_float16(environment: SglangEnvironmen
             assert 1e-6 < (step.metrics["train/train_rollout_logprob_abs_diff"] or 0.0) < 2.5e-3
         assert summary.restarts == ()
         assert audit_ledger(run.folder / LEDGER_FILE).is_clean
+
+
+def await_swap(run: LiveRun, engine: str, incarnation: int) -> None:
+    """Until this incarnation has just taken weights: the next ones are some seconds away."""
+    seen = -1
+    deadline_s = time.monotonic() + SERVING_S
+    while True:
+        rows = [row for row in read_run_events(run.folder) if (row.actor, row.epoch) == (engine, incarnation)]
+        swaps = [row.event for row in rows if row.event in ("WeightsCommitted", "WeightsSwapped")]
+        if seen >= 0 and len(swaps) > seen and swaps[-1] == "WeightsSwapped":
+            return
+        seen = len(swaps) if seen < 0 else seen
+        assert run.process.poll() is None, run.output
+        assert time.monotonic() < deadline_s, f"{engine} took no weights\n{run.output}"
+        time.sleep(0.05)  # between two looks at a file; nothing is timed by it
+
+
+def noted_engines(folder: Path) -> list[EngineNoted]:
+    ledger = SqliteReader(folder / LEDGER_FILE)
+    try:
+        return [entry for entry in ledger.entries() if isinstance(entry, EngineNoted)]
+    finally:
+        ledger.close()
+
+
+# Which servers are not taken over, and why, is in test_taking_over.py.
+@pytest.mark.both_hosts
+@pytest.mark.timeout(580)
+def test_a_replaced_engine_takes_its_running_server_over(environment: SglangEnvironment, tmp_path: Path) -> None:
+    assert environment.is_cpu
+    with LiveRun("sglang_cpu.yaml", tmp_path, (*SMALL, "engines.count=1"), timeout_s=RUN_S) as run:
+        run.await_steps(1)
+        serving_scheduler(run, "engine/0")
+        before = set(processes_of(run, "engine/0", "sglang::"))
+        await_swap(run, "engine/0", 1)
+        os.kill(run.pid_of("engine/0"), signal.SIGSTOP)
+        await_samples(run, "engine/0", incarnation=2)
+        await_swap(run, "engine/0", 2)
+        os.kill(run.pid_of("engine/0"), signal.SIGKILL)
+        await_samples(run, "engine/0", incarnation=3)
+        assert set(processes_of(run, "engine/0", "sglang::")) == before
+        run.await_steps(len(read_steps(run.folder)) + NUM_STEPS)
+        summary = run.interrupt()
+        folder, output = run.folder, run.output
+    assert [(each.name, each.count) for each in summary.restarts] == [("engine/0", 2)]
+    noted = noted_engines(folder)
+    assert [entry.engine_epoch for entry in noted] == [2, 3]
+    assert all("has taken over its running SGLang server" in entry.text for entry in noted)
+    assert output.count("has taken over its running SGLang server") == 2
+    assert audit_ledger(folder / LEDGER_FILE).is_clean
+    assert versions_of(groups_trained(folder)) <= versions_announced(folder)
+    assert not processes_of(run, "engine/0", "sglang"), "no server outlives its run"

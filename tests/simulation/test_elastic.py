@@ -26,6 +26,7 @@ from penstock.messages.operator import EnginesAsked
 from penstock.messages.training import UpdateMode
 from penstock.runtime.hosts.virtual.process import Status
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
+from penstock.runtime.shell.engine_membership import EngineMembership
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +49,7 @@ LONG = LatencyOptions(
 def elastic_trials() -> Iterator[Trial]:
     for number in range(MAX_TRIALS):
         trial = draw_trial(POLICIES[number % len(POLICIES)], number)
-        if trial.max_engines is not None:
+        if trial.max_engines is not None or trial.has_notices:
             yield trial
 
 
@@ -110,7 +111,13 @@ def counts_a_newcomer_at_once() -> AbstractContextManager[Any]:
     return patch.object(EngineState, "is_ready", is_ready)
 
 
+def does_not_come_back() -> AbstractContextManager[Any]:
+    """The place of an engine that went with its machine stays empty."""
+    return patch.object(EngineMembership, "returns", lambda self: [])
+
+
 PLANTS = (
+    does_not_come_back,
     issues_to_a_leaver,
     keeps_its_last_tokens,
     lets_go_too_early,

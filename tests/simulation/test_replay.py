@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import test_mutations
 from trials.draws import draw_trial
+from trials.faults import FaultKind
 from trials.fuzz import TrialRun
 
 from penstock.actors.filter.machine import Filter
@@ -80,9 +81,12 @@ def test_every_command_of_a_run_with_faults_comes_out_again(number: int) -> None
     assert replayed.num_commands > 100
 
 
-def test_among_these_runs_actors_are_replaced_and_machines_lost() -> None:
+def test_among_these_runs_actors_are_killed_and_replaced_lines_cut_and_machines_lost() -> None:
     names = {path.stem for number in range(NUM_TRIALS) for path in (recorded(number) / "recording").glob("*.jsonl")}
     assert {name.rpartition("-")[0] for name in names if not name.endswith("-0")} >= {"buffer", "filter", "learner"}
+    trials = [draw_trial(test_mutations.POLICIES[number % 3], number) for number in range(NUM_TRIALS)]
+    kinds = {fault.kind for trial in trials for fault in trial.faults}
+    assert kinds >= {FaultKind.KILL, FaultKind.STOP, FaultKind.CUT, FaultKind.MACHINE}
 
 
 SHOWS_AT: dict[str, tuple[int, str, set[str]]] = {

@@ -12,8 +12,9 @@ from test_actor_buffer_recovery import Ledgered
 from penstock.actors.buffer.goals import Evaluate
 from penstock.actors.buffer.phases import Phase
 from penstock.messages.commands import Record
-from penstock.messages.ledger import GroupsGranted, PauseRecorded
+from penstock.messages.ledger import EngineNoted, GroupsGranted, PauseRecorded
 from penstock.messages.local import Started
+from penstock.messages.membership import EngineNoticed
 from penstock.messages.operator import GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
 from penstock.messages.training import (
     CheckpointDemanded,
@@ -91,6 +92,16 @@ def test_under_a_pause_nothing_is_granted_and_what_is_out_is_trained() -> None:
     assert drive.recorded(commands, GroupsGranted)
     assert bench.buffer.target.value == target, "the Learner did not wait for engines"
     assert bench.buffer.state == "running"
+
+
+def test_how_an_engine_came_up_is_recorded_and_changes_nothing() -> None:
+    bench = Bench().started()
+    before = bench.buffer.state, bench.granted, bench.outstanding
+    commands = bench.hear(EngineNoticed(engine="engine/1", engine_epoch=2, text="its server is started anew: why"))
+    noted = EngineNoted(engine="engine/1", engine_epoch=2, text="its server is started anew: why")
+    assert drive.recorded(commands, EngineNoted) == [noted]
+    assert len(commands) == 1
+    assert (bench.buffer.state, bench.granted, bench.outstanding) == before
 
 
 def test_what_holds_already_is_accepted_without_a_record() -> None:

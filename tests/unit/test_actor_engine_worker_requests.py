@@ -16,10 +16,10 @@ from penstock.messages.flow import (
     SettledState,
 )
 from penstock.messages.local import EngineOpened, EpisodeMoved, GenerationAdvanced, GenerationEnded, Started
-from penstock.messages.membership import HeldLease, LeaseStage
+from penstock.messages.membership import EngineNoticed, HeldLease, LeaseStage
 from penstock.messages.parts import join
 from penstock.messages.samples import Cancelled, Completed, InfraError, Part, PolicyError, Purpose, SampleKey, Truncated
-from penstock.messages.training import Activity, UpdateMode
+from penstock.messages.training import Activity, NoticeGiven, UpdateMode
 from penstock.messages.weights import EngineReady
 
 FIRST = SampleKey(0, 0)
@@ -40,6 +40,16 @@ def test_an_engine_that_is_open_says_so_to_those_who_use_it() -> None:
     assert drive.sent(commands, EngineReady, to="prompt_source") == [ready]
     assert drive.sent(commands, EngineReady, to="weight_publisher") == [ready]
     bench.driver.ignores(EngineOpened(num_slots=7))
+
+
+def test_how_an_engine_came_up_is_told_to_people_and_to_the_ledger() -> None:
+    bench = EngineBench(epoch=3)
+    bench.hear(Started(epoch=3))
+    commands = bench.hear(EngineOpened(num_slots=5, notices=("has taken over its running server",)))
+    text = "has taken over its running server"
+    assert drive.sent(commands, NoticeGiven, to="supervisor") == [NoticeGiven(name="engine/0", text=text)]
+    told = EngineNoticed(engine="engine/0", engine_epoch=3, text=text)
+    assert drive.sent(commands, EngineNoticed, to="buffer") == [told]
 
 
 def test_requests_wait_until_there_are_weights() -> None:

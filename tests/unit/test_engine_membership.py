@@ -45,3 +45,29 @@ def test_a_leaver_that_is_wanted_again_goes_first_and_comes_back_as_another_inca
     engines.gone("engine/0")
     assert engines.missing({"engine/1"}) == ["engine/0"]
     assert engines.is_replaced("engine/0")
+
+
+def test_who_loses_its_machine_leaves_within_the_notice_and_comes_back_after_it() -> None:
+    engines = EngineMembership(30.0)
+    assert engines.noticed("engine/0", 10.0, 5.0)
+    assert engines.is_leaving("engine/0")
+    assert engines.is_taken("engine/0")
+    assert not engines.is_replaced("engine/0")
+    assert not engines.noticed("engine/0", 11.0, 4.0), "it is told once"
+    assert engines.late(14.9) == []
+    assert engines.late(15.0) == ["engine/0"]
+    assert engines.returns() == [], "it is there still"
+    engines.gone("engine/0")
+    assert engines.returns() == [("engine/0", 15.0)]
+    assert engines.returns() == []
+    assert engines.is_replaced("engine/0")
+
+
+def test_a_leaver_that_loses_its_machine_leaves_earlier_and_does_not_come_back_unless_it_is_wanted() -> None:
+    engines = EngineMembership(30.0)
+    engines.want(("engine/1",))
+    engines.leaves("engine/0", 10.0)
+    assert not engines.noticed("engine/0", 12.0, 5.0)
+    assert engines.late(17.0) == ["engine/0"]
+    engines.gone("engine/0")
+    assert engines.returns() == []

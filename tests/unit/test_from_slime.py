@@ -189,6 +189,11 @@ def test_evaluation_that_cannot_be_is_left_with_the_reason(tmp_path: Path, flags
         ),
         ("train.py --use-rollout-routing-replay", "learner.megatron.router_replay", True),
         ("train.py --use-rollout-logprobs", "learner.objective.old_logprobs", "engine"),
+        (
+            "train.py --enable-mtp-training --mtp-num-layers 1 --mtp-loss-scaling-factor 0.2",
+            "learner.megatron",
+            {"mtp": {"loss_coef": 0.2}},
+        ),
         ("train.py --kl-coef 0.1", "learner.objective.kl_in", "reward"),
         ("train.py --custom-rm-path my.rewards.score", "reward.function", "my/rewards.py:score"),
         ("train.py --loss-type sft_loss", "engines.backend", "recorded"),

@@ -94,6 +94,7 @@ def test_what_is_not_known_is_left_out() -> None:
     [
         ((), 16 / 4),
         (("learner.num_ranks=8",), 16 / 8),
+        (("learner.num_ranks=8", "learner.shard_size=2"), 16 / 2),
         (("learner.parallel=ddp",), 18),
         (("learner.parallel=ddp", "model.dtype=float32"), 16),
         (("learner.num_ranks=1",), 18),

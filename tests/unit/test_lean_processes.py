@@ -53,7 +53,8 @@ name = sys.argv[1]
 wiring.inbox_union(name)
 store = open_ledger(Path(plan.run_folder)) if name == "buffer" else None
 wiring.build_machine(name, plan, epoch=1)
-wiring.open_backend(name, plan, epoch=1, timers=None, store=store, host="127.0.0.1", remote_ranks=None)
+places = {"host": "127.0.0.1", "remote_ranks": None, "takes_over": False}
+wiring.open_backend(name, plan, epoch=1, timers=None, store=store, **places)
 """
 TELL = """
 print("IMPORTED", *sorted(sys.modules))

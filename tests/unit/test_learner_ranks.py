@@ -126,6 +126,24 @@ def test_what_ranks_cannot_be_combined_with_is_said(learner: dict[str, Any], key
     assert broken_rule(scenario({"num_ranks": 1, **learner})) is None
 
 
+@pytest.mark.parametrize(
+    ("learner", "said"),
+    [
+        ({"num_ranks": 4, "shard_size": 3}, "learner.num_ranks, 4, is no multiple of it; set it to a divisor of that"),
+        ({"num_ranks": 1, "shard_size": 2}, "learner.num_ranks, 1, is no multiple of it"),
+        ({"num_ranks": 4, "shard_size": 2, "parallel": "ddp"}, "with learner.parallel: ddp; remove it"),
+        ({"num_ranks": 4, "shard_size": 2, "backend": "megatron"}, "found learner.backend: megatron"),
+    ],
+)
+def test_copies_of_the_weights_are_shared_out_evenly_by_fsdp(learner: dict[str, Any], said: str) -> None:
+    found = broken_rule(scenario(learner))
+    assert found is not None
+    assert found[0] == ("learner", "shard_size")
+    assert said in found[1]
+    for size in (2, 4):
+        assert broken_rule(scenario({"num_ranks": 4, "shard_size": size})) is None
+
+
 def test_a_simulated_learner_is_not_divided() -> None:
     found = broken_rule(scenario({"num_ranks": 2, "backend": "simulated"}, {"backend": "simulated"}))
     assert found is not None

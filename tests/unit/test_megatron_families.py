@@ -11,11 +11,11 @@ import pytest
 from penstock.backends.learners.megatron.bridge.architecture import Architecture, decode_architecture
 from penstock.backends.learners.megatron.bridge.families import FAMILIES
 from penstock.backends.learners.megatron.bridge.unbuilt import UNBUILT
-from penstock.backends.learners.megatron.bridge.weight_map import num_weights, parameters_of
+from penstock.backends.learners.megatron.bridge.weight_map import mtp_copies, num_weights, parameters_of
 from penstock.backends.learners.megatron.layout.layout import LayoutError, check_layout, layout_of
-from penstock.backends.learners.megatron.layout.memory import estimate_memory
-from penstock.backends.learners.megatron.layout.model_config import Fields, transformer_fields
-from penstock.backends.learners.megatron_options import MegatronOptions
+from penstock.backends.learners.megatron.layout.memory import Extras, estimate_memory, estimate_stages
+from penstock.backends.learners.megatron.layout.model_config import Fields, transformer_fields, with_options
+from penstock.backends.learners.megatron_options import MegatronOptions, MtpOptions
 from penstock.messages.errors import UserFault
 
 DEEPSEEK_V3: dict[str, Any] = {
@@ -85,6 +85,56 @@ def test_layers_of_a_glm_that_have_experts_are_those_that_are_said() -> None:
         experts = architecture(**lite | said).experts
         assert experts is not None
         assert experts.layers == wanted
+
+
+def test_layers_that_predict_further_tokens_are_named_as_they_are_published() -> None:
+    published = architecture(num_nextn_predict_layers=2)
+    found = published.with_mtp()
+    policy, both = list(parameters_of(published)), list(parameters_of(found))
+    assert both[: len(policy)] == policy
+    names = {tensor.name for parameter in both[len(policy) :] for tensor in parameter.tensors}
+    assert {name.split(".")[2] for name in names} == {"61", "62"}
+    of_one = {name.removeprefix("model.layers.62.") for name in names if name.startswith("model.layers.62.")}
+    of_last = {t.name.removeprefix("model.layers.60.") for p in policy for t in p.tensors if ".layers.60." in t.name}
+    around = {"enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight"}
+    assert of_one == of_last | around
+    copies = mtp_copies(found)
+    assert copies["model.layers.61.shared_head.head.weight"] == "lm_head.weight"
+    assert not (set(copies) & names)
+    assert not mtp_copies(published)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"num_nextn_predict_layers": 0}, "num_nextn_predict_layers is 0"),
+        ({"tie_word_embeddings": True}, "whose output head is its embedding"),
+        ({"model_type": "qwen3", "attention_bias": False}, "models of qwen3 have no layers that predict further"),
+    ],
+)
+def test_layers_that_are_not_there_are_not_trained(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserFault, match=rf"learner\.megatron\.mtp: .*{said}.*; remove the key"):
+        with_options(architecture(**{"rope_scaling": None} | changed), MegatronOptions(mtp=MtpOptions()))
+
+
+def test_stages_are_not_written_out_beside_layers_that_predict_further_tokens() -> None:
+    options = MegatronOptions(pipeline_parallel=2, transformer={"pipeline_model_parallel_layout": "Et*30|t*31mL"})
+    with pytest.raises(LayoutError, match=r"with learner\.megatron\.mtp the stages cannot be written out"):
+        check_layout(layout_of(options, 2), architecture().with_mtp(), options.transformer)
+
+
+def test_neither_a_reference_nor_a_critic_has_layers_that_predict_further_tokens() -> None:
+    plain = MegatronOptions(tensor_parallel=8, pipeline_parallel=8, expert_parallel=8)
+    trained = msgspec.structs.replace(plain, mtp=MtpOptions())
+    layout, extras = layout_of(plain, 128), Extras(has_reference=True, has_own_critic=True)
+    model = architecture(num_hidden_layers=64)
+    alone, beside = (
+        estimate_stages(model, layout, options, precision="bfloat16", max_tokens=1, extras=extras)
+        for options in (plain, trained)
+    )
+    assert (alone[-1].reference, alone[-1].critic) == (beside[-1].reference, beside[-1].critic)
+    assert beside[-1].weights > alone[-1].weights
+    assert beside[:-1] == alone[:-1]
 
 
 def test_the_experts_of_a_layer_are_counted_by_one() -> None:

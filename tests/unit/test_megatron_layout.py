@@ -168,7 +168,7 @@ def test_the_nearest_layout_of_many_ranks_is_found_quickly() -> None:
         ({"transformer": {"moe_z_loss_coef": 1e-3}}, "did you mean 'moe_z_loss_coeff'?"),
         ({"transformer": {"bucket_size": 1}}, "it belongs under learner.megatron.ddp"),
         ({"transformer": {"num_layers": 2}}, "it follows from the model's config.json"),
-        ({"transformer": {"mtp_num_layers": 1}}, "layers that predict several tokens at once are left out"),
+        ({"transformer": {"mtp_num_layers": 1}}, "use learner.megatron.mtp"),
         ({"transformer": {"tensor_model_parallel_size": 2}}, "use learner.megatron.tensor_parallel"),
         ({"optimizer": {"lr": 1.0}}, "use learner.learning_rate"),
         ({"optimizer": {"adam_eps": "small"}}, 'takes a number; found "small"'),

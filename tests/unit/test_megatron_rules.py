@@ -107,6 +107,17 @@ def test_a_megatron_learner_of_a_made_model_passes() -> None:
             "tensor 2 × data 2",
         ),
         ({"megatron": {"expert_parallel": 2}, "num_ranks": 2}, "learner.megatron", "the model has no experts"),
+        ({"megatron": {"mtp": {}}}, "learner.megatron.mtp", "have no layers that predict further tokens"),
+        (
+            {"megatron": {"transformer": {"mtp_loss_scaling_factor": 0.1}}},
+            "learner.megatron.transformer.mtp_loss_scaling_factor",
+            "use learner.megatron.mtp.loss_coef",
+        ),
+        (
+            {"backend": "torch", "megatron": {"mtp": {}}},
+            "learner.megatron",
+            "has no effect with learner.backend: torch",
+        ),
     ],
 )
 def test_what_megatron_cannot_have_is_refused_with_what_to_do(learner: dict[str, Any], key: str, said: str) -> None:

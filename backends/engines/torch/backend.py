@@ -33,6 +33,7 @@ import torch
 from penstock.backends.engines.staged_weights import StagedWeights
 from penstock.backends.engines.torch.engine import TorchEngine
 from penstock.backends.engines.torch.fetching import fetch_publish
+from penstock.backends.engines.torch.generic_config import GenericConfig
 from penstock.backends.engines.torch.requests import GenerationRequest, RequestError
 from penstock.backends.engines.torch.stopping import EndReason
 from penstock.backends.weights.protocol import WeightFetchError
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from penstock.backends.checkpoint.model_config import ModelConfig
     from penstock.backends.engines.torch.engine_settings import EngineSettings
     from penstock.backends.engines.torch.fetching import FetchedPublish
+    from penstock.backends.engines.torch.generic import GenericEngine
     from penstock.backends.engines.torch.profile import EngineProfile
     from penstock.backends.engines.torch.requests import Ended
     from penstock.backends.protocol import Emit, Fail
@@ -99,7 +101,7 @@ class TorchEngineBackend:
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: ModelConfig | GenericConfig,
         settings: EngineSettings,
         *,
         max_response_tokens: Sequence[int],
@@ -113,7 +115,7 @@ class TorchEngineBackend:
         self._num_threads = num_threads
         self._fetcher = fetcher
         self._profile = profile
-        self._engine: TorchEngine | None = None
+        self._engine: TorchEngine | GenericEngine | None = None
         self._inbox: SimpleQueue[EngineCommand | _Staged | None] = SimpleQueue()
         self._fetches: SimpleQueue[WeightManifest | None] = SimpleQueue()
         self._staged: StagedWeights[FetchedPublish] = StagedWeights()
@@ -213,7 +215,7 @@ class TorchEngineBackend:
             case _Staged():
                 self._staged.keep(command.manifest, command.weights)
             case OpenEngine():
-                self._engine = TorchEngine(self._config, self._settings)
+                self._engine = _open(self._config, self._settings)
                 self._emit(EngineOpened(num_slots=self._settings.num_slots))
             case Generate():
                 self._generate(command)
@@ -236,7 +238,7 @@ class TorchEngineBackend:
                 assert_never(command)
 
     @property
-    def _opened(self) -> TorchEngine:
+    def _opened(self) -> TorchEngine | GenericEngine:
         if self._engine is None:
             raise RuntimeError("the engine was given work before it was opened")
         return self._engine
@@ -285,7 +287,7 @@ class TorchEngineBackend:
         outcome = InfraError(detail=f"sample {key}: {story}")
         self._emit(GenerationEnded(key=key, attempt=attempt, outcome=outcome, part=prefix))
 
-    def _step(self, engine: TorchEngine) -> None:
+    def _step(self, engine: TorchEngine | GenericEngine) -> None:
         is_idle = not (engine.num_running or engine.num_queued)
         with nullcontext() if self._profile is None or is_idle else self._profile.step():
             tick = engine.step()
@@ -351,6 +353,14 @@ class TorchEngineBackend:
         self._emit(
             WeightsSwapped(version=manifest.version, publish=manifest.publish, digest=digest, canary_logprobs=logprobs)
         )
+
+
+def _open(config: ModelConfig | GenericConfig, settings: EngineSettings) -> TorchEngine | GenericEngine:
+    if not isinstance(config, GenericConfig):
+        return TorchEngine(config, settings)
+    from penstock.backends.engines.torch.generic import GenericEngine  # brings transformers
+
+    return GenericEngine(config, settings)
 
 
 def _outcome(reason: EndReason) -> Outcome:

@@ -13,7 +13,7 @@ from penstock.messages.errors import UserFault
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.backends.checkpoint.model_config import ModelConfig
+    from penstock.backends.engines.torch.generic_config import ModelLimits
     from penstock.backends.engines.torch.stopping import StopStrings
 
 
@@ -47,7 +47,7 @@ class EngineSettings:
     learner_model: Path | None = None
     """The folder of the model, if it is to be computed with the learner's own products; see :mod:`.learner_model`."""
 
-    def check(self, config: ModelConfig) -> None:
+    def check(self, config: ModelLimits) -> None:
         """Raise where the model does not allow them.
 
         Raises:
@@ -73,7 +73,7 @@ class EngineSettings:
         """Tokens that end a response of this sampling_index."""
         return self.others[sampling_index - 1].stop_token_ids if sampling_index else self.stop_token_ids
 
-    def stop_tables(self, config: ModelConfig) -> list[torch.Tensor]:
+    def stop_tables(self, config: ModelLimits) -> list[torch.Tensor]:
         """Bool ``[V]`` of each sampling_index: whether a token ends a response of it."""
         tables = torch.zeros(1 + len(self.others), config.vocab_size, dtype=torch.bool, device=self.device)
         for place, table in enumerate(tables):

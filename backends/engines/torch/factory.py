@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from penstock.backends.checkpoint.fp8_publish import PlainFetcher
-from penstock.backends.checkpoint.model_config import read_model_config
 from penstock.backends.devices import choose_device
 from penstock.backends.engines.torch.backend import TorchEngineBackend
 from penstock.backends.engines.torch.engine_settings import EngineSettings, OtherSampling
+from penstock.backends.engines.torch.generic_config import read_engine_config
 from penstock.backends.engines.torch.profile import EngineProfile
 from penstock.backends.engines.torch.sampling import Sampler
 from penstock.backends.engines.torch.sampling_parameters import sampling_parameters
@@ -49,7 +49,7 @@ def open_torch_engine(
     Raises:
         UserFault: a model, a device, a dtype or a limit that this engine cannot serve; the message says which.
     """
-    config = read_model_config(model_folder)
+    config = read_engine_config(model_folder)
     if dtype not in DTYPES:
         raise UserFault(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     run, *others = sampling_parameters(model_folder, sampling, by_dataset)

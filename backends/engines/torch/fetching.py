@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.backends.engines.torch.generic_config import GenericConfig
 from penstock.backends.engines.torch.low_rank import Adapters, check_adapters
 from penstock.backends.engines.torch.weights import check_parameters, parameter_shapes, shapes_of
 from penstock.backends.weights.fetched import is_finite
@@ -63,14 +64,17 @@ class FetchedPublish:
         if self._base is not None:
             self._base.close()
 
-    def what_is_wrong(self, config: ModelConfig) -> str:
+    def what_is_wrong(self, config: ModelConfig | GenericConfig) -> str:
         """Why it cannot be served; empty when it can."""
         model, adapters = self.model, self.adapters
         try:
-            if model is not None:
-                check_parameters(config, shapes_of(model))
-            if adapters is not None:
-                check_adapters(config, parameter_shapes(config), shapes_of(adapters.tensors), adapters.low_rank)
+            if isinstance(config, GenericConfig):
+                _check_generic(config, model, adapters)
+            else:
+                if model is not None:
+                    check_parameters(config, shapes_of(model))
+                if adapters is not None:
+                    check_adapters(config, parameter_shapes(config), shapes_of(adapters.tensors), adapters.low_rank)
         except UserFault as error:
             return str(error)
         for tensors in (model or {}, adapters.tensors if adapters else {}):
@@ -78,6 +82,15 @@ class FetchedPublish:
                 if not is_finite(tensor):
                     return f"{name} holds values that are not finite: the learner has diverged"
         return ""
+
+
+def _check_generic(config: GenericConfig, model: Mapping[str, torch.Tensor] | None, adapters: Adapters | None) -> None:
+    if adapters is not None:
+        raise UserFault(f"learner.lora.publish: adapter, and {config.notice}; set it to merged")
+    assert model is not None, "without adapters a publish is a whole model"
+    from penstock.backends.engines.torch.generic_weights import check_generic  # brings transformers
+
+    check_generic(config, shapes_of(model))
 
 
 def fetch_publish(fetcher: WeightFetcher, manifest: WeightManifest, loaded_base: str) -> FetchedPublish:

@@ -60,9 +60,22 @@ def _open_reward_model(context: RewardModelContext) -> Backend[OpenEngine]:
 
 
 def _longest_context(folder: Path) -> int:
+    from penstock.backends.engines.torch.generic_config import read_engine_config
+
+    return read_engine_config(folder).max_positions
+
+
+def _longest_sample(folder: Path) -> int:
     from penstock.backends.checkpoint.model_config import read_model_config
 
-    return read_model_config(folder).max_positions
+    return read_model_config(folder).max_positions  # a teacher has no other forward pass
+
+
+def _notice(folder: Path) -> str:
+    from penstock.backends.engines.torch.generic_config import GenericConfig, read_engine_config
+
+    config = read_engine_config(folder)
+    return config.notice if isinstance(config, GenericConfig) else ""
 
 
 def _true_on_policy(path: KeyPath, group: EngineGroupOptions) -> Iterator[Broken]:
@@ -102,12 +115,13 @@ TORCH: Final = EngineSpec(
         }
     ),
     longest_context=_longest_context,
+    notice=_notice,
     true_on_policy=_true_on_policy,
     modules=(
         "penstock.backends.engines.torch.factory",
         "penstock.backends.episodes",
         "penstock.backends.weights.transports",
     ),
-    teacher=TeacherSpec(open=_open_teacher, has_likeliest=True, longest_sample=_longest_context),
+    teacher=TeacherSpec(open=_open_teacher, has_likeliest=True, longest_sample=_longest_sample),
     reward_model=RewardModelSpec(open=_open_reward_model),
 )

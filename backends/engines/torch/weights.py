@@ -15,12 +15,13 @@ names of checkpoints, one set of matrices each; the model in memory of transform
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from penstock.backends.checkpoint.layers_beyond import layers_beyond, predicting_layers
 from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.engines.torch.low_rank import BesideWeights, Gains, check_adapters
 from penstock.messages.errors import UserFault
@@ -323,9 +324,24 @@ def check_parameters(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]])
         from penstock.backends.engines.torch.vision import vision_shapes  # brings transformers
 
         expected |= vision_shapes(config.vision)
+    beyond = layers_beyond(shapes, config.num_layers)
+    further = predicting_layers(shapes)  # which nothing here drafts with
+    unused = {name for name, layer in beyond.items() if layer in further}
+    check_shapes(expected, shapes, may_be_there={HEAD} | unused)
+
+
+def check_shapes(
+    expected: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]], *, may_be_there: Set[str]
+) -> None:
+    """Raise unless these are exactly the expected shapes, beside names that may be there.
+
+    Raises:
+        UserFault: names what is missing, unknown or of another shape.
+    """
     names = set(shapes)
     missing = sorted(expected.keys() - names)
-    unknown = sorted(names - expected.keys() - {HEAD} - {n for n in names if n.endswith("rotary_emb.inv_freq")})
+    unused = {name for name in names if name.endswith("rotary_emb.inv_freq")}
+    unknown = sorted(names - expected.keys() - may_be_there - unused)
     if missing or unknown:
         parts = [f"{what} {_some(found)}" for what, found in (("lack", missing), ("have unknown", unknown)) if found]
         raise UserFault(f"these weights are of another model than config.json describes: they {' and '.join(parts)}")

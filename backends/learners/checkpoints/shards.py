@@ -43,6 +43,8 @@ class Shard(NamedTuple):
     """Shape of the whole tensor."""
     offset: tuple[int, ...]
     """Where the part begins, in each dimension."""
+    num_parts: int | None = None
+    """So many ranks, from the first on, have all parts, and others copies of them; None: each rank has its own."""
 
     @property
     def is_whole(self) -> bool:
@@ -58,7 +60,8 @@ def shard_of(tensor: Tensor) -> Shard:
     assert tensor.placements == (Sharded(0),), "divided by rows"
     rows = rows_of(tensor.shape[0], tensor.device_mesh.size(), tensor.device_mesh.get_local_rank())
     offset = (rows.start, *(0 for _ in tensor.shape[1:]))
-    return Shard(cast("DTensor", tensor.detach()).to_local(), tuple(tensor.shape), offset)
+    local = cast("DTensor", tensor.detach()).to_local()
+    return Shard(local, tuple(tensor.shape), offset, tensor.device_mesh.size())
 
 
 def rows_of(num_rows: int, num_ranks: int, rank: int) -> range:
@@ -85,17 +88,17 @@ class RowGather:
 
     def add(self, name: str, shard: Shard) -> None:
         """This rank's part; on the first rank that makes room for the whole."""
-        part = shard.local
+        part, num_parts = shard.local, shard.num_parts or self._num_ranks
         if self._rank != 0:
-            if part.numel() and not shard.is_whole:
+            if self._rank < num_parts and part.numel() and not shard.is_whole:
                 self._parts.append(dist.P2POp(dist.isend, _bytes_of(part.contiguous()), 0, self._group))
             return
         whole = part
         if not shard.is_whole:
             whole = torch.empty(shard.shape, dtype=part.dtype, device=part.device)
             whole[: len(part)] = part
-            for rank in range(1, self._num_ranks):
-                rows = rows_of(len(whole), self._num_ranks, rank)
+            for rank in range(1, num_parts):
+                rows = rows_of(len(whole), num_parts, rank)
                 if rows:
                     place = _bytes_of(whole[rows.start : rows.stop])
                     self._parts.append(dist.P2POp(dist.irecv, place, rank, self._group))

@@ -288,7 +288,7 @@ def critic_model(policy: ParallelModel, options: LearnerOptions, *, device: torc
         # A tied head would be the embedding.
         replace(policy.architecture, has_tied_embeddings=False),
         policy.layout,
-        msgspec.structs.replace(options.megatron, transformer=transformer),
+        msgspec.structs.replace(options.megatron, transformer=transformer, mtp=None),
         precision=policy.precision,
         device=device,
     )

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from penstock.backends.learners.batch.sequences import demonstration_sequences
 from penstock.backends.learners.megatron.bridge.architecture import read_architecture
 from penstock.backends.learners.megatron.canary import SharedCanary
@@ -99,7 +101,7 @@ class LearnerOpener:
         self._warm_start(trainable)
         reference = None
         if needs_reference(self._options.objective):
-            reference = frozen(self._built())
+            reference = frozen(self._built(is_trained=False))
             trainable.gather_weights()
             copy_weights(model, reference)
         return self._opened_with(trainable, reference, choose_canary(SharedCanary(trainable, self._sources)))
@@ -114,7 +116,7 @@ class LearnerOpener:
         stored.load_optimizer(trainable)
         reference = None
         if needs_reference(self._options.objective):
-            reference = frozen(self._built())
+            reference = frozen(self._built(is_trained=False))
             stored.load_reference(reference)
         # One that was made from a model has none yet.
         canary = record.canary or choose_canary(SharedCanary(trainable, self._sources))
@@ -127,12 +129,13 @@ class LearnerOpener:
     def _open_groups(self) -> None:
         open_groups(self._layout, seed=self._plan.seed, timeout_s=self._workers.timeout_s)
 
-    def _built(self) -> ParallelModel:
+    def _built(self, *, is_trained: bool = True) -> ParallelModel:
         """A model of the scenario's architecture whose weights mean nothing yet."""
+        options = self._options.megatron
         return build_model(
             read_architecture(Path(self._plan.model_folder)),
             self._layout,
-            self._options.megatron,
+            options if is_trained else msgspec.structs.replace(options, mtp=None),
             precision=self._precision,
             device=self._workers.device,
         )

@@ -189,7 +189,7 @@ class MegatronTrainer(BatchTrainer):
             totals = self._add_apart(own, batches)
         if isinstance(self._critic, OwnCritic):
             totals |= self._sources.totals(self._critic.add_gradients(own, batches))
-        return Added(known, {**totals, **self._expert_figures(work.update)})
+        return Added(known, {**totals, **self._further_figures(work.update)})
 
     def change(self, totals: Mapping[str, float], *, step: int, name: str) -> dict[str, float]:
         """See :class:`.BatchTrainer`."""
@@ -200,6 +200,8 @@ class MegatronTrainer(BatchTrainer):
         if "train/loss" in totals:
             rate = policy_learning_rate(step, self._options, num_steps=self._num_steps)
             norms["train/grad_norm"] = self._trainable.change(rate, loss=totals["train/loss"], name=name)
+            if (further := self._trainable.further_norm) is not None:
+                norms["train/mtp_grad_norm"] = further
         return norms
 
     def accumulate(self, batch: TrainBatch, *, version: int) -> dict[str, float]:
@@ -266,9 +268,9 @@ class MegatronTrainer(BatchTrainer):
         found.append(terms.figures)
         return loss + self._options.objective.value_coef * terms.loss
 
-    def _expert_figures(self, update: Update) -> dict[str, float]:
+    def _further_figures(self, update: Update) -> dict[str, float]:
         """The same on every rank."""
-        figures = dict(self._trainable.runner.expert_figures)
+        figures = dict(self._trainable.runner.further_figures)
         experts = self._trainable.model.architecture.experts
         if self._options.megatron.router_replay and experts is not None:
             figures["train/router_replay_fraction"] = replay_fraction(update.sequences, experts)

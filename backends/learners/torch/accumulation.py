@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.batch.packing import divide_over_ranks
 from penstock.backends.learners.objectives.objective import asks_policy, couples_tokens
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.spec import loss_of
@@ -126,11 +125,8 @@ class Accumulation:
         return not all(self._division(update).is_finest for update in updates)
 
     def _division(self, update: Update) -> Division:
-        return divide_over_ranks(
-            update.sequences,
-            num_ranks=self._workers.num_ranks,
-            max_tokens=self.size.max_tokens,
-            hidden_size=self._policy.hidden_size,
+        return self._policy.divided(
+            update.sequences, num_ranks=self._workers.num_ranks, max_tokens=self.size.max_tokens
         )
 
     def _opened(self, work: UpdateWork) -> BatchTokens:

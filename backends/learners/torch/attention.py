@@ -93,6 +93,16 @@ class PackedRows:
             ends=torch.from_numpy(ends.astype(np.int32)).to(device),
         )
 
+    def padded(self) -> PackedRows:
+        """The same rows, padded."""
+        if self.ends is None:
+            return self
+        lengths, count = self.ends.diff(), len(self.tokens)
+        row = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths, output_size=count)
+        at = torch.arange(count, device=lengths.device) - self.ends[row] + row * self.num_positions
+        tokens = self.tokens.new_zeros(len(lengths) * self.num_positions).index_copy(0, at, self.tokens)
+        return PackedRows(num_positions=self.num_positions, tokens=tokens, places=at[self.places])
+
     def spread(self, states: Tensor) -> Tensor:
         """``[1, H, N, D]`` → ``[B, H, P, D]``."""
         _, heads, _, size = states.shape
@@ -117,6 +127,8 @@ def packed_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     packed_rows: PackedRows | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **unused: object,
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence, as transformers' attention interface wants it.
@@ -128,9 +140,11 @@ def packed_attention(
         value: ``[1, K, N, D]``.
         attention_mask: None; the rows say who sees whom.
         scaling: of the scores; None means ``1 / √D``.
-        dropout: 0, as the model is in evaluation mode.
-        sliding_window: a token sees itself and this many less one before it; None means all before it.
+        dropout: 0, in evaluation mode.
+        sliding_window: a token sees itself and this many less one before it; None: all before it.
         packed_rows: the layout, which the model hands through from its call.
+        softcap: scores ``s`` are bent to ``softcap · tanh(s / softcap)``; None: they are not.
+        s_aux: ``[H]``, the score of a sink, which takes its share of attention and gives nothing; None: there is none.
         unused: what other attention functions take.
 
     Returns:
@@ -145,9 +159,8 @@ def packed_attention(
             f"(layout {'missing' if packed_rows is None else 'there'}, mask "
             f"{'none' if attention_mask is None else 'given'}, dropout {dropout}); use a decoder such as Qwen3 or Llama"
         )
-    for name in ("softcap", "s_aux"):
-        if unused.get(name) is not None:
-            raise UserFault(f"{type(module).__name__} needs attention with {name}, which packed training lacks")
+    if softcap is not None or s_aux is not None:
+        return _scored_attention(query, key, value, packed_rows.padded(), scaling, sliding_window, softcap, s_aux), None
     if packed_rows.ends is not None:
         return _uneven_attention(query, key, value, packed_rows, scaling, sliding_window), None
     if packed_rows.num_places is not None:
@@ -164,6 +177,32 @@ def packed_attention(
         scale=scaling,
     )
     return packed_rows.gather(attended), None
+
+
+def _scored_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rows: PackedRows,
+    scaling: float | None,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """As :func:`packed_attention`, with the scores ``[B, H, P, P]`` in memory, where something is done to them that no
+    kernel does: ``[1, H, N, D]`` → ``[1, N, H, D]``."""
+    repeats = query.shape[1] // key.shape[1]
+    queries, keys, values = rows.spread(query), *(_repeat_heads(rows.spread(s), repeats) for s in (key, value))
+    scores = queries @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    window = rows.num_positions if sliding_window is None else sliding_window
+    scores = scores.masked_fill(~_seen(rows.num_positions, window, query.device), float("-inf"))
+    if sinks is not None:
+        beside = sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, beside], dim=-1)
+    shares = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
+    return rows.gather(shares[..., : rows.num_positions] @ values)
 
 
 def has_uneven_kernel(device: torch.device, dtype: torch.dtype) -> bool:
@@ -229,9 +268,14 @@ def _window_mask(num_positions: int, sliding_window: int | None, device: torch.d
     """True ``[P, P]`` where a query may see a key; None where plain causality says the same."""
     if sliding_window is None or num_positions <= sliding_window:
         return None
+    return _seen(num_positions, sliding_window, device)
+
+
+def _seen(num_positions: int, window: int, device: torch.device) -> Tensor:
+    """True ``[P, P]`` where a query may see a key."""
     place = torch.arange(num_positions, device=device)
     age = place[:, None] - place[None, :]
-    return (age >= 0) & (age < sliding_window)
+    return (age >= 0) & (age < window)
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -26,10 +26,17 @@ from torch import nn
 from penstock.backends.learners.checkpoints.shards import is_divided
 from penstock.backends.learners.learning_rate import critic_learning_rate
 from penstock.backends.learners.objectives.values import clipped_value_loss
-from penstock.backends.learners.torch.attention import PackedRows
+from penstock.backends.learners.torch.layout import predicting_places, token_inputs
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.learners.torch.optimizer import MASTER, MasterAdamW
-from penstock.backends.learners.torch.parallel import fill_like, is_sharded, load_into, shard, without_memory
+from penstock.backends.learners.torch.parallel import (
+    copies_group,
+    fill_like,
+    is_sharded,
+    load_into,
+    shard,
+    without_memory,
+)
 from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
@@ -40,6 +47,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.batch.packing import PackedTokens
     from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.torch.layout import Layout
     from penstock.backends.learners.torch.loss_scale import LossScale
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.training.step import ValueTargets
@@ -86,6 +94,7 @@ class Critic:
         self._options = options
         self._num_steps = num_steps
         self._device = policy.device
+        self._layout: Layout = policy.layout
         self._value_clip = math.inf if objective.value_clip is None else objective.value_clip
         dtype = torch.promote_types(policy.dtype, torch.float32)
         self._head = nn.Linear(policy.hidden_size, 1, dtype=dtype, device=policy.device)
@@ -105,6 +114,7 @@ class Critic:
             compute_dtype=policy.dtype,
             scale=scale,
             workers=workers,
+            copies=copies_group(workers, options),
         )
 
     @property
@@ -201,14 +211,10 @@ class Critic:
 
     def _own_hidden(self, packed: PackedTokens) -> Tensor:
         """What the trunk says before each trained token ``[T, H]``."""
-        output = self._module["trunk"](
-            input_ids=torch.from_numpy(packed.input_ids).to(self._device)[None],
-            position_ids=torch.from_numpy(packed.position_ids).to(self._device)[None],
-            use_cache=False,
-            packed_rows=PackedRows.of(packed, self._device, self._trunk_dtype),
-        )
-        hidden = cast("Tensor", output.last_hidden_state)[0]
-        return hidden[torch.from_numpy(packed.predicted_at).to(self._device)]
+        inputs = token_inputs(packed, self._layout, device=self._device, dtype=self._trunk_dtype)
+        output = self._module["trunk"](**inputs, use_cache=False)
+        hidden = cast("Tensor", output.last_hidden_state).flatten(0, 1)
+        return hidden[predicting_places(packed, self._layout, self._device)]
 
 
 def _copied_trunk(policy: PackedModel, options: LearnerOptions, workers: WorkerGroup) -> nn.Module:

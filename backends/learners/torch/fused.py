@@ -81,6 +81,8 @@ def fuse(model: PackedModel, workers: WorkerGroup, options: LearnerOptions) -> N
 
 def _is_wanted(model: PackedModel, workers: WorkerGroup, options: LearnerOptions) -> bool:
     config = model.model.config.get_text_config()
+    if model.layout == "padded" and not options.compile:
+        return False  # transformers' loops over a recurrent state take the compiler long, and are not what it is for
     is_wanted = is_compiled(
         options,
         is_on_gpu=model.device.type == "cuda",

@@ -177,6 +177,8 @@ def _put_into(model: PreTrainedModel, config: LoraConfig, targets: list[str]) ->
         story = str(error)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, AdaptedLinear)}
     left = [name for name in targets if name not in layers]
+    if "Mamba" in story:
+        raise UserFault(f"learner.lora.target_modules: peft does not adapt {type(model).__name__} so: {story}")
     if story or left:
         raise UserFault(
             f"learner.lora.target_modules: {type(model).__name__} has experts, and peft takes "
@@ -206,13 +208,19 @@ def _merged(layer: AdaptedLinear, weight: Tensor, read: Callable[[Tensor], Tenso
     return (exact + (up @ down) * scale).to(base.dtype)
 
 
+def _is_taken_by_kernels(model: PreTrainedModel, name: str) -> bool:
+    """The last matrix of a state-space layer: kernels read its weights past the module, and would miss an adapter."""
+    parent, _, last = name.rpartition(".")
+    return last == "out_proj" and hasattr(model.get_submodule(parent), "A_log")
+
+
 def _targets(model: PreTrainedModel, options: LoraOptions) -> list[str]:
     """Full names of the matrices that get an adapter."""
     head = cast("nn.Module | None", model.get_output_embeddings())  # type: ignore[no-untyped-call]
     matrices = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     inner = [name for name, module in matrices.items() if module is not head]
     if options.target_modules == "auto":
-        found = inner
+        found = [name for name in inner if not _is_taken_by_kernels(model, name)]
     else:
         found = []
         for wanted in options.target_modules:

@@ -1,10 +1,10 @@
-"""A Hugging Face causal model that is trained on packed micro-batches.
+"""A Hugging Face causal model that is trained on packed micro-batches, or padded ones.
 
 Invariants:
 
 * The model stays in evaluation mode: dropout would make the learner's log-probs differ from the engine's.
 * Sequences of a micro-batch do not see each other; this is checked with the loaded weights before anything is
-  trained, so an architecture that mixes tokens outside attention is refused and not trained wrongly.
+  trained, so one that mixes tokens outside attention is given a row for each sequence (:mod:`.layout`).
 * Weights are in memory that torch allocated, never on the mapping of a file: the bits of a matrix product depend on
   the alignment, and a file that is removed or cut short would end the process.
 * A parameter that two layers share is exported and saved once, under the name that the checkpoint has.
@@ -15,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -22,18 +23,20 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
-from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
+from penstock.backends.checkpoint.checkpoint_names import CheckpointNames, kept_tensors
 from penstock.backends.checkpoint.hf_config import UNQUANTIZED
 from penstock.backends.checkpoint.huggingface_classes import auto_class
 from penstock.backends.checkpoint.open_config import open_config
 from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.checkpoint.vision_config import find_vision_part
-from penstock.backends.learners.batch.packing import PackedTokens, pack
-from penstock.backends.learners.batch.sequences import demonstration_sequence, open_ended_sequence
+from penstock.backends.learners.batch.packing import PackedTokens, divide_over_ranks, pack
+from penstock.backends.learners.batch.padded_division import divide_padded
+from penstock.backends.learners.batch.sequences import open_ended_sequence
 from penstock.backends.learners.checkpoints.record import CheckpointError as CheckpointError
 from penstock.backends.learners.objectives.logprobs import other_logprobs, token_entropy, token_logprobs
 from penstock.backends.learners.torch.attention import PACKED_ATTENTION, PackedRows
-from penstock.backends.learners.torch.row_products import BLOCK, filled_up, multiply_in_tiles
+from penstock.backends.learners.torch.layout import choose_layout, kept_places, predicting_places, token_inputs
+from penstock.backends.learners.torch.row_products import BLOCK, multiply_in_tiles
 from penstock.backends.learners.training.freezing import frozen_weights
 from penstock.messages.errors import UserFault
 
@@ -46,18 +49,18 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
+    from penstock.backends.learners.batch.packing import Division
     from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.options import LearnerOptions, LoraOptions
+    from penstock.backends.learners.torch.layout import Layout
     from penstock.backends.learners.torch.lora import Adapters
     from penstock.backends.learners.torch.vision import LearnerEyes
 
 ADAPTER_PREFIX: Final = "adapter/"
 """How names of adapters begin in the state of a trainer."""
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-LEAK_TOLERANCE: Final = 1e-5
-"""Nats by which the tokens of another sequence may change one: shapes are the same, so nothing is rounded otherwise."""
-SHIFT_TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Mean nats between a sequence alone and behind another, where products of other shapes round otherwise."""
+
+_log: Final = logging.getLogger(__name__)
 
 
 class TokenScores(NamedTuple):
@@ -82,6 +85,10 @@ class PackedModel:
         """What is trained in place of the weights; None: the weights are."""
         self.eyes: LearnerEyes | None = None
         """None: it takes text only."""
+        self.layout: Layout = "packed"
+        """How it is given tokens."""
+        self.notices: tuple[str, ...] = ()
+        """What people should know of it."""
         self._dtype: torch.dtype | None = None
         self._token_logprobs, self._token_entropy = token_logprobs, token_entropy
         self.num_places: int | None = None
@@ -92,7 +99,7 @@ class PackedModel:
         """Read a folder that ``save_pretrained`` wrote.
 
         Raises:
-            CheckpointError: it is no such folder, weights are missing in it, or the architecture cannot be packed.
+            CheckpointError: it is no such folder, weights are missing in it, or the architecture is no causal decoder.
         """
         model = _load(folder, dtype)
         _leave_files(model)
@@ -140,6 +147,12 @@ class PackedModel:
     def hidden_size(self) -> int:
         """Width of what goes into the output head."""
         return int(self.model.config.get_text_config().hidden_size)
+
+    def divided(self, sequences: Sequence[TrainSequence], *, num_ranks: int, max_tokens: int) -> Division:
+        """The micro-batches of these sequences, as its layout has them; see :func:`.divide_over_ranks`."""
+        if self.layout == "padded":
+            return divide_padded(sequences, num_ranks=num_ranks, max_tokens=max_tokens)
+        return divide_over_ranks(sequences, num_ranks=num_ranks, max_tokens=max_tokens, hidden_size=self.hidden_size)
 
     def scores(
         self, packed: PackedTokens, *, temperature: float, entropy_gradient: bool, wants_hidden: bool = False
@@ -189,8 +202,10 @@ class PackedModel:
             max_context: ``model.max_context``, which the engine's cache is made for.
 
         Raises:
-            UserFault: see :func:`.multiply_in_tiles`.
+            UserFault: it is not packed, or see :func:`.multiply_in_tiles`.
         """
+        if self.layout != "packed":
+            raise UserFault(f"learner.true_on_policy: needs packed tokens. {self.notices[0]}; set it to false")
         multiply_in_tiles(self.model)
         self.num_places = -(-max_context // BLOCK) * BLOCK
 
@@ -236,9 +251,7 @@ class PackedModel:
         if self.adapters is not None:
             yield from self.adapters.merged(known)
             return
-        yield from ((name, known(parameter)) for name, parameter in self.model.named_parameters())
-        persistent = self.model.state_dict(keep_vars=True)
-        yield from ((name, known(buffer)) for name, buffer in self.model.named_buffers() if name in persistent)
+        yield from ((name, known(tensor)) for name, tensor in kept_tensors(self.model))
 
     def bare_weights(self) -> Iterator[tuple[str, Tensor]]:
         """As :meth:`weights`, with the values that they have without adapters."""
@@ -256,31 +269,15 @@ class PackedModel:
     def tensor(self, array: NDArray[np.int64] | NDArray[np.float32]) -> Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
-    @torch.no_grad()
     def check_isolation(self) -> None:
-        """Look whether a sequence is the same alone, behind another, and behind one with other tokens.
+        """Choose how it is given tokens, so that no sequence sees another; see :func:`.choose_layout`.
 
         Raises:
-            CheckpointError: it is not, so tokens or positions of one sequence reach the next.
+            CheckpointError: see there.
         """
-        last = self._probe(start=0)
-        with _experts_row_by_row(self.model):
-            alone = self.logprobs(pack([last]), temperature=1.0)
-            behind, behind_other = (
-                self.logprobs(pack([self._probe(start), last]), temperature=1.0)[-len(alone) :] for start in (1, 2)
-            )
-        if self.dtype == torch.float16 and not bool(alone.isfinite().all()):
-            raise CheckpointError(
-                f"{type(self.model).__name__}: what it computes is larger than float16 holds (65504), and log-probs "
-                "are no numbers; set model.dtype: bfloat16"
-            )
-        leak, shift = float((behind - behind_other).abs().max()), float((behind - alone).abs().mean())
-        if not (leak <= LEAK_TOLERANCE and shift <= SHIFT_TOLERANCE[self.dtype]):
-            raise CheckpointError(
-                f"{type(self.model).__name__}: the log-probs of a sequence change by {shift:.2g} nats when another one "
-                f"is packed before it, and by {leak:.2g} with the tokens of that one; this architecture cannot be "
-                "trained on packed tokens, use a decoder such as Qwen3 or Llama"
-            )
+        if notice := choose_layout(self):
+            _log.warning("%s", notice)
+            self.notices = (notice,)
 
     def check_length(self, sequence: TrainSequence, what: str) -> None:
         """
@@ -291,10 +288,6 @@ class PackedModel:
             raise UserFault(
                 f"{what} has {len(sequence.tokens)} tokens, and the model takes at most {self.max_positions}"
             )
-
-    def _probe(self, start: int) -> TrainSequence:
-        ids = [(7 + 31 * index + 13 * start) % self.vocab_size for index in range(12)]
-        return demonstration_sequence(ids[:4], ids[4:], sample=start)
 
     @contextmanager
     def _head_inputs(self, *, is_wanted: bool) -> Generator[list[Tensor]]:
@@ -324,35 +317,19 @@ class PackedModel:
 
     def _logits(self, packed: PackedTokens) -> Tensor:
         """``[T, V]`` in the dtype of the model."""
-        if packed.looks:
-            inputs = self._with_images(packed)
+        places = predicting_places(packed, self.layout, self.device)
+        if self.layout == "padded":
+            with kept_places(self.model, places):
+                output = self.model(**self._inputs(packed), use_cache=False)
         else:
-            tokens, positions = self.tensor(packed.input_ids), self.tensor(packed.position_ids)
-            if self.num_places is not None:
-                tokens, positions = filled_up(tokens), filled_up(positions)
-            inputs = {"input_ids": tokens[None], "position_ids": positions[None]}
-        output = self.model(
-            **inputs,
-            logits_to_keep=self.tensor(packed.predicted_at),
-            use_cache=False,
-            packed_rows=PackedRows.of(packed, self.device, self.dtype, self.num_places),
-        )
+            output = self.model(**self._inputs(packed), logits_to_keep=places, use_cache=False)
         return cast("Tensor", output.logits)[0]
 
-
-@contextmanager
-def _experts_row_by_row(model: PreTrainedModel) -> Generator[None]:
-    """Experts, where the model has some, are computed in products whose shapes are the same whatever the other rows
-    are. In those of training, as many rows stand together as go to one expert, and are rounded accordingly."""
-    usual = model.get_experts_implementation()
-    if usual[""] != "grouped_mm":
-        yield
-        return
-    model.set_experts_implementation("batched_mm")
-    try:
-        yield
-    finally:
-        model.set_experts_implementation(usual)
+    def _inputs(self, packed: PackedTokens) -> dict[str, Any]:
+        if packed.looks:
+            rows = PackedRows.of(packed, self.device, self.dtype, self.num_places)
+            return {**self._with_images(packed), "packed_rows": rows}
+        return {**token_inputs(packed, self.layout, device=self.device, dtype=self.dtype, num_places=self.num_places)}
 
 
 def _leave_files(model: PreTrainedModel) -> None:

@@ -9,6 +9,7 @@ Invariants:
   nothing.
 * Over ranks a gradient is the sum of theirs, and its norm that of all weights. Every rank comes to the same decision.
   Of sharded weights (DTensors) each rank changes its own share, and ``state`` has shares; ``restore`` takes either.
+  Their gradients come summed over the ranks of one copy, and are summed over the copies here.
 """
 
 # torch's hooks and optimizers have no types:
@@ -20,6 +21,7 @@ import math
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from penstock.backends.learners.checkpoints.shards import is_divided, local_of
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
     from torch.utils.hooks import RemovableHandle
 
     from penstock.backends.learners.worker_group.workers import WorkerGroup
@@ -59,6 +62,7 @@ class MasterAdamW:
         compute_dtype: torch.dtype = torch.float32,
         scale: LossScale | None = None,
         workers: WorkerGroup = SOLO,
+        copies: ProcessGroup | None = None,
     ) -> None:
         """
         Args:
@@ -69,6 +73,8 @@ class MasterAdamW:
             compute_dtype: what the model computes in, also where its weights are more exact than that here.
             scale: what gradients are multiplied by when they come; None: nothing.
             worker group: all ranks.
+            copies: the ranks that have the same shares of sharded weights as this one; None: no others have. Of weights
+                that are not sharded all ranks have the same.
         """
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._names = list(trained)
@@ -80,6 +86,9 @@ class MasterAdamW:
         self._scale = scale or LossScale(torch.float32)
         self._is_summed = False
         self._is_sharded = any(isinstance(parameter, DTensor) for parameter in self._parameters)
+        if not self._is_sharded:
+            copies = None if workers.is_alone else dist.group.WORLD
+        self._copies = copies
         self._hooks = [
             _add_hook(parameter, _GradientSum(master))
             for parameter, master in zip(self._parameters, self._masters, strict=True)
@@ -132,22 +141,23 @@ class MasterAdamW:
         twice."""
         if self._is_summed:
             return
-        if not (self._workers.is_alone or self._is_sharded):
-            self._sum_over_ranks()
+        if self._copies is not None:
+            self._sum_over_copies(self._copies)
         if self._scale.is_dynamic:
             for gradient in (master.grad for master in self._masters if master.grad is not None):
                 gradient.mul_(1.0 / self._scale.value)
         self._is_summed = True
 
-    def _sum_over_ranks(self) -> None:
+    def _sum_over_copies(self, copies: ProcessGroup) -> None:
         # A weight that no rank has reached is left alone, as it would be on one.
         found = torch.tensor([float(master.grad is not None) for master in self._masters])
         is_reached = cast("list[float]", self._workers.max_(found.to(self._workers.device)).tolist())
         for master, reached in zip(self._masters, is_reached, strict=True):
             if reached and master.grad is None:
                 master.grad = torch.zeros_like(master)
-        for bucket in _buckets([master.grad for master in self._masters if master.grad is not None]):
-            together = self._workers.sum_(torch.cat([gradient.reshape(-1) for gradient in bucket]))
+        for bucket in _buckets([local_of(master.grad) for master in self._masters if master.grad is not None]):
+            together = torch.cat([gradient.reshape(-1) for gradient in bucket])
+            dist.all_reduce(together, group=copies)
             start = 0
             for gradient in bucket:
                 gradient.copy_(together[start : start + gradient.numel()].view_as(gradient))
@@ -167,7 +177,8 @@ class MasterAdamW:
             return float(torch.nn.utils.clip_grad_norm_(self._masters, self._max_grad_norm))
         shares = [local_of(master.grad) for master in self._masters if master.grad is not None]
         squares = torch.stack([share.square().sum(dtype=torch.float64) for share in shares]).sum()
-        norm = math.sqrt(float(self._workers.sum_(squares)))
+        num_copies = 1 if self._copies is None else self._copies.size()
+        norm = math.sqrt(float(self._workers.sum_(squares)) / num_copies)
         if norm > self._max_grad_norm - NORM_EPSILON:
             for share in shares:
                 share.mul_(self._max_grad_norm / (norm + NORM_EPSILON))

@@ -5,6 +5,9 @@ Invariants:
 * ``fsdp``: of every weight each rank has an equal share, a DTensor; whole weights exist one block at a time, gathered
   before the block runs and let go of after it. Gradients are added up over the ranks as each block's backward pass
   ends, in float32 or better, and never lie whole on a rank either.
+* ``fsdp`` with ``shard_size`` (HSDP): that many ranks share a copy so, the first of them the first copy, and ranks of
+  the same place in each have the same share, the same bits. Gradients are added up within a copy as above, and over the
+  copies once a step, by the optimizer.
 * ``ddp``: every rank has all weights, the same bits; gradients are added up once a step, by the optimizer.
 * Either way gradients are sums over ranks, not means: the weights of the loss are those of the whole step.
 * The weights that are trained are float32 whatever the model computes in; a sharded one is rounded to that as it is
@@ -23,6 +26,7 @@ import logging
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
     from transformers import PreTrainedModel
 
     from penstock.backends.learners.options import LearnerOptions
@@ -93,7 +98,7 @@ def shard(root: nn.Module, workers: WorkerGroup, options: LearnerOptions, *, com
         options: the ``learner:`` block.
         compute_dtype: what it computes in.
     """
-    mesh = _mesh(workers)
+    mesh = _mesh(workers, options)
     reduced = torch.promote_types(compute_dtype, torch.float32)
     precision = MixedPrecisionPolicy(
         param_dtype=None if compute_dtype == reduced else compute_dtype, reduce_dtype=reduced, cast_forward_inputs=False
@@ -156,9 +161,11 @@ def replica(model: PackedModel, workers: WorkerGroup, options: LearnerOptions) -
     share. Called by all ranks."""
     if not is_sharded(model.model):
         made = type(model)(copy.deepcopy(model.model), model.device)
+        made.layout = model.layout
         made.eyes = None if model.eyes is None else model.eyes.of(made.model)
         return made
     built = type(model)(without_memory(model.model), model.device)
+    built.layout = model.layout
     built.freeze_facts(model.dtype)
     fill_like(built.model, model.model, workers, options, compute_dtype=model.dtype)
     return built
@@ -204,8 +211,30 @@ def materialize(
             setattr(module, key, buffers[f"{name}.{key}" if name else key].to(workers.device, copy=True))
 
 
-def _mesh(workers: WorkerGroup) -> DeviceMesh:
-    return DeviceMesh(workers.device.type, torch.arange(workers.num_ranks), mesh_dim_names=("shard",))
+def num_copies(workers: WorkerGroup, options: LearnerOptions) -> int:
+    """Of sharded weights, over all ranks."""
+    return workers.num_ranks // (options.shard_size or workers.num_ranks)
+
+
+def copies_group(workers: WorkerGroup, options: LearnerOptions) -> ProcessGroup | None:
+    """The ranks that have the same shares of sharded weights as this one; called by all ranks. None: no others have."""
+    if num_copies(workers, options) == 1:
+        return None
+    return _meshes_of(workers, options)["copy"].get_group()
+
+
+def _mesh(workers: WorkerGroup, options: LearnerOptions) -> DeviceMesh:
+    return _meshes_of(workers, options)["shard"]
+
+
+def _meshes_of(workers: WorkerGroup, options: LearnerOptions) -> DeviceMesh:
+    return _meshes(dist.group.WORLD, workers.device.type, workers.num_ranks, num_copies(workers, options))
+
+
+@functools.lru_cache(maxsize=1)
+def _meshes(_world: ProcessGroup | None, device_type: str, num_ranks: int, copies: int) -> DeviceMesh:
+    """Ranks ``[copy, shard]``; made once, so that weights can be copied from one model of a process to another."""
+    return DeviceMesh(device_type, torch.arange(num_ranks).view(copies, -1), mesh_dim_names=("copy", "shard"))
 
 
 def _is_offloaded(workers: WorkerGroup, options: LearnerOptions) -> bool:

@@ -40,6 +40,7 @@ class BasePolicy(PackedModel):
     def __init__(self, policy: PackedModel, adapters: Adapters) -> None:
         super().__init__(policy.model, policy.device)
         self.checkpoint_names = policy.checkpoint_names
+        self.layout = policy.layout
         self._switch = adapters
         self.freeze_facts(policy.dtype)
 

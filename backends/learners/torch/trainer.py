@@ -23,6 +23,7 @@ from penstock.backends.learners.torch.critic import Critic
 from penstock.backends.learners.torch.loss_scale import LossScale
 from penstock.backends.learners.torch.model import ADAPTER_PREFIX, CheckpointError
 from penstock.backends.learners.torch.optimizer import MasterAdamW
+from penstock.backends.learners.torch.parallel import copies_group
 from penstock.backends.learners.torch.rounds import OutOfMemoryError
 from penstock.backends.learners.torch.sight import FirstLook
 from penstock.backends.learners.torch.speed import DTYPE_NAMES, speed_of
@@ -212,4 +213,5 @@ def _optimizer_of(model: PackedModel, options: LearnerOptions, scale: LossScale,
         compute_dtype=model.dtype,
         scale=scale,
         workers=workers,
+        copies=copies_group(workers, options),
     )

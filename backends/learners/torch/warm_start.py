@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.batch.packing import divide_over_ranks
 from penstock.backends.learners.batch.warm_batches import warm_steps
 from penstock.backends.learners.torch.loss_scale import LossScale
 from penstock.backends.learners.torch.optimizer import MasterAdamW
+from penstock.backends.learners.torch.parallel import copies_group
 from penstock.backends.learners.torch.rounds import laid_out
 from penstock.backends.learners.worker_group.workers import SOLO
 
@@ -64,6 +64,7 @@ def warm_start(
         max_grad_norm=options.max_grad_norm,
         scale=scale,
         workers=workers,
+        copies=copies_group(workers, options),
     )
     for step in warm_steps(demonstrations, block, seed=seed):
         loss = accumulate(model, step.sequences, options.max_tokens_per_micro_batch, check_stop, workers, scale)
@@ -84,9 +85,7 @@ def accumulate(
     """Add the gradient of the mean loss over the batch to the weights' gradients; returns that loss in nats. Each rank
     adds its own share of the gradient."""
     num_trained = sum(len(sequence.trained) for sequence in batch)
-    division = divide_over_ranks(
-        batch, num_ranks=workers.num_ranks, max_tokens=max_tokens, hidden_size=model.hidden_size
-    )
+    division = model.divided(batch, num_ranks=workers.num_ranks, max_tokens=max_tokens)
     total = torch.zeros((), device=model.device)
     for micro_batch in laid_out(division.ranks[workers.rank], batch[0]):
         check_stop()

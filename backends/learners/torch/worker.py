@@ -122,6 +122,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             parallelize(model, self._workers, plan.options)
         reference = new_reference(model, plan.options, self._workers)
         trainer = self._trainer(model, reference)
+        self._notices += model.notices
         return OpenedLearner(model=model, trainer=trainer, reference=reference, canary=choose_canary(model))
 
     def _resume(self, command: OpenLearner) -> OpenedLearner:
@@ -146,6 +147,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
         tensors = load_state(folder / STATE_FOLDER, trainer.layouts())
         trainer.restore(tensors)
         restore_random_state(tensors, self._workers)
+        self._notices += model.notices
         if folder.parent.resolve() == self._folder.resolve():
             self._checkpoints.reference = record.reference
         self._writer.saved = CheckpointWritten(version=record.version, path=str(folder))

@@ -56,7 +56,7 @@ OF_FIRST_STEP: Final = (
 )
 LOSSES: Final = ("train/loss", "train/pg_loss")
 """Means over samples under ``reduction: constant``, where the other figures are means over tokens."""
-NORMS: Final = ("train/grad_norm", "train/critic-grad_norm")
+NORMS: Final = ("train/grad_norm", "train/critic-grad_norm", "train/mtp_grad_norm")
 
 
 class StepResult(NamedTuple):

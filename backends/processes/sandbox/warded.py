@@ -105,7 +105,7 @@ class WardedRun:
         with self._lock:
             self._is_stopped = True
             if self._warden is not None and self._warden.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):
+                with contextlib.suppress(BrokenPipeError):  # of a warden that has ended before it read its job
                     self._warden.stdin.close()
 
     def follow(self) -> ProgramRun:
@@ -134,6 +134,7 @@ class WardedRun:
                 raise SandboxFailedError(f"a sandbox did not end {GRACE_S:g} s after its program had to") from None
             finally:
                 process.kill()  # nothing if it has ended; what it started dies with it
+                self.stop()  # closes what the end of the block would, without its complaint of what was not read
         return self._made_of(said)
 
     def _hand_over(self, process: subprocess.Popen[bytes]) -> None:

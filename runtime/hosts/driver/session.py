@@ -21,7 +21,7 @@ import msgspec
 
 from penstock.backends.processes.curve import make_keys
 from penstock.backends.processes.http_server import is_loopback
-from penstock.messages.names import LEARNER, SUPERVISOR
+from penstock.messages.names import LEARNER, SUPERVISOR, is_engine
 from penstock.messages.training import Activity, RunFinished
 from penstock.runtime.hosts.driver.open_host import open_host
 from penstock.runtime.hosts.processes.boot import Boot
@@ -127,6 +127,8 @@ class Session:
                 prepared = preparation.finish(self._view.phase)
                 for text in prepared.notices:
                     self.on_notice("data", text)
+                for text in prepared.engine_notices:
+                    self.on_notice("engines", text, is_warning=True)
                 if scenario.run.only == "evaluate":
                     counts = zip(prepared.num_evaluation_prompts, sets_of(scenario), strict=True)
                     self._view.expect_answers(sum(count * each.samples_per_prompt for count, each in counts))
@@ -230,7 +232,13 @@ class Session:
             wiring=job.wiring,
             plan=plan,
         )
-        return lambda name, epoch: msgspec.structs.replace(common, name=name, epoch=epoch)
+        engines = job.scenario.engines
+
+        def boot_of(name: str, epoch: int) -> Boot:
+            word = (engines.notice_s, engines.notice_file) if is_engine(name) else (None, None)
+            return msgspec.structs.replace(common, name=name, epoch=epoch, notice_s=word[0], notice_file=word[1])
+
+        return boot_of
 
     def _tell_disk(self) -> None:
         for text in self._keeper.take_news():

@@ -56,10 +56,12 @@ class Wiring(Protocol):
         store: LedgerStore | None,
         host: str,
         remote_ranks: RemoteRanks | None,
+        takes_over: bool,
     ) -> Backend[Any] | None:
         """What carries out its commands, not started yet; None when it has none. Simulated ones run on ``timers``, that
         of the Buffer reads ``store``, and one that others call by itself listens at ``host``;
-        an engine or a learner over several nodes starts its other processes by ``remote_ranks``."""
+        an engine or a learner over several nodes starts its other processes by ``remote_ranks``; ``takes_over`` is of
+        :class:`Boot`."""
         ...
 
     def hears(self, name: str, /) -> frozenset[type[Event]]:
@@ -96,6 +98,12 @@ class Boot(Value, frozen=True, kw_only=True):
     resend_after_s: float
     overdue_after_s: float = NEVER
     """Waits that last so long are reported."""
+    takes_over: bool = False
+    """The incarnation before it was lost by its process alone, which ended, stood still or was not heard: what that has
+    left running is not suspect, and may be taken over. Not so where somebody asked for its replacement."""
+    notice_s: float | None = None
+    """Of an engine: it has so long from word that its machine is taken. None: there is no such word."""
+    notice_file: str | None = None
     validate: bool
     trace_salt: bytes
     """What the ids of traces are made from; empty when nothing is traced."""

@@ -8,6 +8,7 @@ These travel on the same wire. They concern processes, so the host handles them 
 | ``ProcessBeat`` | its heartbeat thread | every ``heartbeat_s`` |
 | ``DirectoryChanged`` | supervisor | on every change; the whole to a new process, or one that missed something |
 | ``EndAsked`` | supervisor | at the end of the run |
+| ``MachineNoticed`` | an engine's process | from word that its machine is taken until it hears that it is to leave |
 | ``ReplacementAsked``, ``RunFailureAsked`` | a process | when its actor returns ``ReplaceActor`` or ``FailRun`` |
 """
 
@@ -81,6 +82,16 @@ class EndAsked(Event, frozen=True, kw_only=True):
     """Who is still there after this time is killed."""
 
 
+class MachineNoticed(Event, frozen=True, kw_only=True):
+    """The machine of this engine will be taken: it is to leave the run before."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOSSY
+    notice_s: float
+    """From now on."""
+    how: str
+    """Who says so: ``SIGTERM``, or the file of ``engines.notice_file``."""
+
+
 class ReplacementAsked(Event, frozen=True, kw_only=True):
     """Kill this incarnation and start another in its place."""
 
@@ -101,5 +112,5 @@ class RunFailureAsked(Event, frozen=True, kw_only=True):
 ProcessControl = DirectoryChanged | EndAsked
 """What a process hears besides the wire of its actor."""
 
-SupervisorInbox = SupervisorWire | ProcessStarted | ProcessBeat | ReplacementAsked | RunFailureAsked
+SupervisorInbox = SupervisorWire | ProcessStarted | ProcessBeat | MachineNoticed | ReplacementAsked | RunFailureAsked
 """Everything that the supervisor hears."""

@@ -3,11 +3,12 @@
 Invariants:
 
 * A process that is to leave is told so by the directory, as everyone is; one that has not started is not asked.
+* One that says that its machine is taken is told to leave, and another takes its place when the notice has run out.
 * Who goes is given up as one that is lost: announced, killed, and followed only if it is wanted again.
 
 | waits for | who ends it |
 |---|---|
-| a leaver to be empty | PromptSource; else ``engines.leave_timeout_s`` |
+| a leaver to be empty | PromptSource; else ``engines.leave_timeout_s``, or the notice that it gave |
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from penstock.messages.membership import EngineEmptied, EnginesWanted
 from penstock.messages.names import SUPERVISOR, is_engine
+from penstock.runtime.hosts.processes.control import MachineNoticed
 from penstock.runtime.shell.engine_membership import EngineMembership
 
 if TYPE_CHECKING:
@@ -57,19 +59,36 @@ class EngineCrew:
         self._start, self._part_from, self._broadcast, self._sink = start, part_from, broadcast, sink
         self.membership = EngineMembership(settings.leave_timeout_s)
 
-    def hear(self, event: EnginesWanted | EngineEmptied, now_s: float) -> None:
-        """The Buffer says which engines the run is to have, or PromptSource that a leaver is empty."""
+    def hear(self, event: EnginesWanted | EngineEmptied | MachineNoticed, sender: Incarnation, now_s: float) -> None:
+        """The Buffer says which engines the run is to have, PromptSource that a leaver is empty, or an engine that its
+        machine is taken."""
         match event:
             case EnginesWanted():
                 self.membership.want(event.engines)
                 self.match(now_s)
             case EngineEmptied():
                 self._emptied(event, now_s)
+            case MachineNoticed():
+                self._noticed(event, sender, now_s)
+
+    def _noticed(self, event: MachineNoticed, incarnation: Incarnation, now_s: float) -> None:
+        name = incarnation.name
+        if self.membership.is_taken(name):
+            return  # it says so until it has heard that it is to leave
+        if self.membership.noticed(name, now_s, event.notice_s):
+            self._broadcast(self._directory.leave(name, incarnation.epoch))
+        self._sink.on_notice(
+            SUPERVISOR,
+            f"the machine of {name} is taken in {event.notice_s:.1f} s, as {event.how} says: it hands back what it "
+            "has, and another takes its place then",
+        )
 
     def match(self, now_s: float) -> None:
         """Start those that are wanted and not there, and have those leave that are not wanted."""
         for name in [name for name in self._due if not self.membership.is_wanted(name)]:
             del self._due[name]
+        for name, at_s in self.membership.returns():
+            self._due[name] = (at_s, self._directory.next_epoch(name, self._settings.first_epoch))
         present = {name for name in self._crew if is_engine(name)}
         for name in self.membership.missing(present | self._due.keys()):
             self._start(name, self._directory.next_epoch(name, self._settings.first_epoch))
@@ -90,7 +109,9 @@ class EngineCrew:
     def look(self, now_s: float) -> None:
         """Take those whose time is up."""
         for name in self.membership.late(now_s):
-            how = f"after engines.leave_timeout_s = {self._settings.leave_timeout_s:g}, not empty yet"
+            how = "not empty yet when its machine is taken"
+            if not self.membership.is_taken(name):
+                how = f"after engines.leave_timeout_s = {self._settings.leave_timeout_s:g}, not empty yet"
             self._leave(self._crew[name], how, now_s)
 
     def _leave(self, incarnation: Incarnation, how: str, now_s: float) -> None:

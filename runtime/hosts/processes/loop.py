@@ -40,12 +40,14 @@ from penstock.runtime.hosts.processes.boot import Boot, EndKind, load_wiring
 from penstock.runtime.hosts.processes.control import (
     DirectoryChanged,
     EndAsked,
+    MachineNoticed,
     ProcessControl,
     ReplacementAsked,
     RunFailureAsked,
 )
 from penstock.runtime.hosts.processes.descendants import resident_bytes
 from penstock.runtime.hosts.processes.links import LineState
+from penstock.runtime.hosts.processes.machine_notice import MachineNotice
 from penstock.runtime.hosts.processes.wakeup import Wakeup
 from penstock.runtime.observability.activity import ActivityClock
 from penstock.runtime.observability.recording import LedgerTee
@@ -163,8 +165,7 @@ class ActorLoop:
         self.boot = boot
         self._links = links
         self._pulse = pulse
-        self.now_s: Final[Callable[[], float]] = clock.now_s
-        """See :class:`~penstock.runtime.shell.shell.Host`, as for the other methods. Asked for each event."""
+        self.now_s: Final[Callable[[], float]] = clock.now_s  # of the shell's ``Host``: asked for each event
         self._answers: Wakeup[LocalEvent | _Failure] = Wakeup()
         self._decoder: InboxDecoder[Event] = InboxDecoder(wiring.inbox_union(boot.name) | ProcessControl)
         self._senders = frozenset((*boot.names, SUPERVISOR))
@@ -179,6 +180,7 @@ class ActorLoop:
         self._next_report_s = self._next_lines_s = 0.0
         self._recording = recording
         self._store = open_ledger(Path(boot.run_folder)) if boot.name == BUFFER else None
+        self._notice = MachineNotice(boot.notice_s, boot.notice_file)
         self._timers = ThreadTimers(self._fail)
         self._machine: Machine[Any] = _built(wiring, boot, plan, self._store, recording)
         # Asked once: an instance check of a protocol is slow, and there is a commit in nearly every turn.
@@ -186,6 +188,7 @@ class ActorLoop:
         self._backend: Backend[Any] | None = wiring.open_backend(
             boot.name, plan, epoch=boot.epoch, timers=self._timers, store=self._store, host=links.host,
             remote_ranks=remote_ranks if is_engine(boot.name) or boot.name == LEARNER else None,
+            takes_over=boot.takes_over,
         )  # fmt: skip
         is_accounted = has_lane(boot.name)
         self._accounted = cast("Accounted", self._machine) if is_accounted else None
@@ -204,7 +207,8 @@ class ActorLoop:
             hears=wiring.hears(boot.name),
             observer=observer,
         )
-        links.poller.register(self._answers.fileno(), zmq.POLLIN)
+        for source in (self._answers, self._notice):
+            links.poller.register(source.fileno(), zmq.POLLIN)
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
@@ -218,6 +222,7 @@ class ActorLoop:
             Exception: whatever the actor or its backend raised.
         """
         self._await_directory()
+        self._notice.listen()
         if self._backend is not None:
             self._backend.start(self._answers.put, self._fail)
         self.shell.start()
@@ -230,6 +235,8 @@ class ActorLoop:
             self._pulse.begin_turn()
             self._receive()
             self._take_answers()
+            if self._notice.take():
+                self._next_report_s = self.now_s()
             if self.now_s() >= self.shell.next_timer_s():
                 self.shell.fire_timers()
             self._finish_turn()
@@ -248,6 +255,7 @@ class ActorLoop:
         if self._store is not None:
             self._store.close()
         self._answers.close()
+        self._notice.close()
 
     def _fail(self, error: BaseException) -> None:
         self._answers.put(_Failure(error))
@@ -336,6 +344,8 @@ class ActorLoop:
             if self._recording is not None:
                 self._recording.flush()
             self._report(now_s)
+            if not self.shell.is_leaving and (word := self._notice.word()) is not None:
+                self._tell_supervisor(MachineNoticed(notice_s=word.left_s, how=word.how))
 
     def _look_at_lines(self) -> None:
         for change in self._links.changes():

@@ -18,7 +18,8 @@ from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from penstock.backends.engines.spec import are_modelled
+from penstock.backends.engines.options import kinds
+from penstock.backends.engines.spec import ENGINES, are_modelled
 from penstock.backends.learners.spec import is_modelled
 from penstock.backends.weights.spec import SHARED_MEMORY
 from penstock.messages.base import Value
@@ -85,6 +86,7 @@ def prepare(job: DriverJob, tell: Callable[[str], None]) -> RunPlan:
         sources=rows.sources,
         data_digest=rows.digest,
         notices=rows.notices,
+        engine_notices=_engine_notices(job, folder),
         num_evaluation_prompts=_num_evaluation_prompts(job, folder, tell),
         has_recorded_rows=has_recorded_rows(Path(job.run_folder)),
         transport=_transport(job, folder),
@@ -178,6 +180,15 @@ def _num_evaluation_prompts(job: DriverJob, folder: Path, tell: Callable[[str], 
     return tuple(rows.num_prompts for rows in read_evaluation(scenario, folder))
 
 
+def _engine_notices(job: DriverJob, folder: Path) -> tuple[str, ...]:
+    """How engines serve this model, where people should know of it."""
+    scenario = job.scenario
+    if are_modelled(scenario.engines) or scenario.run.only == "learner":
+        return ()
+    texts = (ENGINES.spec(backend).notice(folder) for backend in sorted(kinds(scenario.engines)))
+    return tuple(text for text in texts if text)
+
+
 def _transport(job: DriverJob, folder: Path) -> str:
     scenario = job.scenario
     if is_modelled(scenario.learner) or scenario.run.only == "learner":
@@ -189,7 +200,7 @@ def _transport(job: DriverJob, folder: Path) -> str:
         scenario.weights.transport,
         size_bytes=size_bytes,
         folder=Path(job.run_folder),
-        engines=sites_of(scenario.engines),
+        engines=sites_of(scenario.engines, scenario.runtime.ray_address),
     ).transport
 
 

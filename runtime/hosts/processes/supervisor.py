@@ -44,6 +44,7 @@ from penstock.runtime.hosts.processes.control import (
     DISMISSED,
     DirectoryChanged,
     EndAsked,
+    MachineNoticed,
     ProcessBeat,
     ProcessStarted,
     ReplacementAsked,
@@ -126,6 +127,8 @@ class Supervisor:
         self._crew: dict[str, Incarnation] = {}
         self._due: dict[str, tuple[float, int]] = {}
         """Restarts: when, and as which epoch."""
+        self._suspects: set[str] = set()
+        """Who was given up because somebody asked for it: its successor takes nothing over."""
         self._engines = EngineCrew(
             settings, self._directory, self._crew, self._due,
             start=self._start, part_from=self._part_from, broadcast=self._broadcast, sink=sink,
@@ -287,9 +290,9 @@ class Supervisor:
                 self._sink.on_notice(event.name, event.text, is_warning=event.is_warning)
             case WaitsReported():
                 self._sink.on_waits(event)
-            case EnginesWanted() | EngineEmptied():
+            case EnginesWanted() | EngineEmptied() | MachineNoticed():
                 if self._outcome is None:
-                    self._engines.hear(event, now_s)
+                    self._engines.hear(event, incarnation, now_s)
             case OperatorAnswered():
                 if self._door is not None:
                     self._door.answered(event)
@@ -327,6 +330,7 @@ class Supervisor:
     def _on_replacement_asked(self, asker: str, asked: ReplacementAsked) -> None:
         incarnation = self._crew.get(asked.name)
         if incarnation is not None and incarnation.epoch == asked.epoch:
+            self._suspects.add(asked.name)
             self._give_up(incarnation, f"{asker} asked for its replacement: {asked.cause}")
 
     def _on_finished(self, finished: RunFinished) -> None:
@@ -380,7 +384,9 @@ class Supervisor:
     def _start(self, name: str, epoch: int) -> None:
         self._crew[name] = Incarnation(name, epoch, time.monotonic())
         self._sink.on_actor(name, epoch, "starting")
-        self._launcher.launch(self._boot_of(name, epoch))
+        takes_over = epoch > self.settings.first_epoch and name not in self._suspects
+        self._suspects.discard(name)
+        self._launcher.launch(msgspec.structs.replace(self._boot_of(name, epoch), takes_over=takes_over))
 
     def _start_due(self, now_s: float) -> None:
         for name, (due_s, epoch) in list(self._due.items()):
@@ -403,7 +409,7 @@ class Supervisor:
             return
         pause_s = self.restarts.pause_s(name, now_s)
         if pause_s is None:
-            self._conclude(OutcomeKind.FAILED, self._limit_story(name, cause))
+            self._conclude(OutcomeKind.FAILED, self.restarts.limit_story(name, cause))
         else:
             self._due[name] = (now_s + pause_s, epoch + 1)
 
@@ -413,13 +419,6 @@ class Supervisor:
         self._forget(incarnation)
         self._broadcast(self._directory.give_up(name, epoch))
         self._launcher.kill(name, epoch, incarnation.process)
-
-    def _limit_story(self, name: str, cause: str) -> str:
-        limit, minutes = self.restarts.max_restarts, self.restarts.window_s / 60
-        return (
-            f"{name} was lost {limit + 1} times within {minutes:.0f} minutes, the last time because of this: {cause}. "
-            f"The limit is runtime.max_restarts = {limit}"
-        )
 
     def _forget(self, incarnation: Incarnation) -> None:
         del self._crew[incarnation.name]

@@ -55,8 +55,9 @@ class Accounted(Protocol):
 class _Lane:
     """The time of one actor: the clock of its present incarnation, and what all of them came to."""
 
-    def __init__(self, process: Process, now_s: float) -> None:
+    def __init__(self, process: Process, now_s: float, begins_s: float) -> None:
         self.tiler = LaneTiler()
+        self.tiler.end_s = begins_s
         self.shares = Shares()
         self.begin(process, now_s)
 
@@ -86,6 +87,7 @@ class RunAccounts:
         recorder: RunRecorder | None = None,
         events: EventLog | None = None,
         on_step: Callable[[StepReported], None] | None = None,
+        begins_s: float = 0.0,
     ) -> None:
         """
         Args:
@@ -94,6 +96,7 @@ class RunAccounts:
             recorder: writes the run's files.
             events: takes every handled event.
             on_step: hears of every step.
+            begins_s: when the lanes begin.
         """
         self.progress_s = 0.0
         """When the last step was reported."""
@@ -105,6 +108,7 @@ class RunAccounts:
         self._recorder = recorder
         self._events = events
         self._on_step = on_step
+        self._begins_s = begins_s
         self._lanes: dict[str, _Lane] = {}
 
     # --- what happens -----------------------------------------------------------------------------------------
@@ -141,7 +145,7 @@ class RunAccounts:
         if lane is None:
             if not has_lane(process.name):
                 return
-            lane = self._lanes[process.name] = _Lane(process, self._clock.now_s)
+            lane = self._lanes[process.name] = _Lane(process, self._clock.now_s, self._begins_s)
         elif lane.process is not process:
             if lane.process.epoch > process.epoch:
                 return  # a zombie's time is nobody's

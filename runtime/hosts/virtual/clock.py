@@ -34,6 +34,12 @@ class VirtualClock:
         self._count += 1
         heapq.heappush(self._heap, (at_s, self._count, act, target, what))
 
+    def begin_at(self, now_s: float) -> None:
+        """Stand at this time; what was asked for before it and has not happened, happens now."""
+        self.now_s = now_s
+        self._heap = [(max(now_s, at_s), count, act, target, what) for at_s, count, act, target, what in self._heap]
+        heapq.heapify(self._heap)
+
     def run(self, until_s: float) -> None:
         """Let everything happen up to this time, or until ``stop`` is called; the clock then stands there."""
         heap, pop, num_steps = self._heap, heapq.heappop, 0

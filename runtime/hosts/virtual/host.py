@@ -161,6 +161,11 @@ class VirtualHost:
         """What everyone is doing: the first thing to read when a run stands still."""
         return "\n".join(_line(process) for _, process in sorted(self.supervisor.processes.items()))
 
+    def stand_in(self, name: str, epoch: int) -> Process:
+        """A process in the place of a recorded one, which nobody knows of yet: see
+        :meth:`penstock.runtime.hosts.virtual.supervisor.Supervisor.adopt`."""
+        return self._spawn(name, epoch)
+
     # --- what processes need ----------------------------------------------------------------------------------
 
     def open_store(self, process: Process) -> LedgerStore | None:

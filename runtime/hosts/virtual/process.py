@@ -17,6 +17,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.backends.ledger.protocol import StaleEpochError
+from penstock.messages.commands import Record
 from penstock.messages.names import SUPERVISOR
 from penstock.messages.wire import Envelope, InboxDecoder
 from penstock.runtime.shell.shell import Observer, Shell, ShellSettings
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
     from penstock.backends.ledger.protocol import LedgerStore
     from penstock.backends.protocol import Backend, Timers
     from penstock.messages.base import Event
-    from penstock.messages.commands import BackendCommand, FailRun, ReplaceActor
+    from penstock.messages.commands import AnyCommand, BackendCommand, FailRun, ReplaceActor
     from penstock.messages.ledger import LedgerEntry
     from penstock.messages.local import LocalEvent
+    from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.clock import VirtualClock
     from penstock.runtime.hosts.virtual.links import Links
 
@@ -194,6 +196,20 @@ class Process:
         directory(self)
         self.shell.start()
         self.finish_turn()
+
+    def begin_retracing(self) -> None:
+        """It stands in for a recorded process: what that handled comes through :meth:`retrace`, and then it goes on."""
+        if self.backend is not None:
+            self.backend.start(self._answers.append, self._fail)
+
+    def retrace(self, event: Event, header: Header | None) -> list[AnyCommand]:
+        """See :meth:`penstock.runtime.shell.shell.Shell.retrace`; what the Buffer records is in the ledger again."""
+        commands = self.shell.retrace(event, header)
+        if self.store is not None:
+            for command in commands:
+                if isinstance(command, Record):
+                    self.store.commit(command.entries)
+        return commands
 
     def stop(self) -> None:
         """SIGSTOP."""

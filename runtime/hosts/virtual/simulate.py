@@ -149,7 +149,7 @@ class Simulation:
 
     def run(self, console: Console | None = None) -> Ending:
         """Go on to the end of the run."""
-        with _rare_collections():
+        with rare_collections():
             if console is None:
                 return self._run()
             with ProgressView(console, self.host, self.scenario.run.num_steps) as self._view:
@@ -227,7 +227,7 @@ class Simulation:
 
 
 @contextmanager
-def _rare_collections() -> Generator[None]:
+def rare_collections() -> Generator[None]:
     """Messages cannot contain themselves, so the collector finds nothing; looking for it costs a third of the time."""
     thresholds = gc.get_threshold()
     gc.set_threshold(200_000, 50, 100)

@@ -25,7 +25,7 @@ from penstock.runtime.shell.engine_membership import EngineMembership
 from penstock.runtime.shell.restarts import Restarts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from penstock.runtime.hosts.virtual.clock import VirtualClock
 
@@ -98,6 +98,26 @@ class Supervisor:
         process.start(self._introduce)
         if process.status is not Status.DEAD:
             self._announce(name, epoch, process)
+
+    def adopt(self, processes: Iterable[Process], given_up: Mapping[str, int]) -> None:
+        """These run already. Each is told where the others are, and so says again what it keeps for them.
+
+        Args:
+            processes: that stand in for recorded ones.
+            given_up: epochs of actors that were lost and have not come back; their successors are started.
+        """
+        self._fences.update(given_up)
+        for process in processes:
+            name, epoch = process.name, process.epoch
+            self.processes[name] = process
+            if not is_engine(name):
+                self._singles[name] = process
+            self._members[name] = epoch
+            self._fences[name] = epoch - 1
+        for process in self.processes.values():
+            self._introduce(process)
+        for name, epoch in given_up.items():
+            self.start(name, epoch + 1)
 
     def _introduce(self, process: Process) -> None:
         for name, epoch in self._fences.items():
@@ -192,15 +212,30 @@ class Supervisor:
         del self.processes[process.name]
         self._match_engines()
 
+    def noticed(self, process: Process, notice_s: float) -> None:
+        """The machine of this engine is taken after so long, whether it has left by then or not."""
+        name = process.name
+        if self.processes.get(name) is not process or self.is_given_up(process):
+            return
+        if self._engines.noticed(name, self._clock.now_s, notice_s):
+            self._tell_to_leave(process)
+        self._clock.at(self._clock.now_s + notice_s, _take_machine, self, process)
+
+    def _tell_to_leave(self, process: Process) -> None:
+        for listener in (*self._those_concerned_by(process.name), process):
+            self._inform(listener, _hear_leaving, (process.name, process.epoch))
+
     def _match_engines(self) -> None:
+        for name, at_s in self._engines.returns():
+            epoch = self._coming[name] = max(self._fences.get(name, -1) + 1, self.first_epoch)
+            self._clock.at(max(at_s, self._clock.now_s), _restart, self, (name, epoch, self._drive))
         present = {name for name in self._members if is_engine(name)}
         for name in self._engines.missing(present | self._coming.keys()):
             self.start(name, max(self._fences.get(name, -1) + 1, self.first_epoch))
         for name in self._engines.surplus(present):
             process = self.processes[name]
             self._engines.leaves(name, self._clock.now_s)
-            for listener in (*self._those_concerned_by(name), process):
-                self._inform(listener, _hear_leaving, (name, process.epoch))
+            self._tell_to_leave(process)
             self._clock.at(self._clock.now_s + self.model.leave_timeout_s, _leave, self, process)
 
     def time_is_up(self, process: Process) -> None:
@@ -263,6 +298,13 @@ def _check_silence(supervisor: Supervisor, what: tuple[Process, int]) -> None:
 
 
 def _leave(supervisor: Supervisor, process: Process) -> None:
+    supervisor.time_is_up(process)
+
+
+def _take_machine(supervisor: Supervisor, process: Process) -> None:
+    if process.status is not Status.DEAD:
+        process.survives_sigkill = False
+        process.kill()
     supervisor.time_is_up(process)
 
 

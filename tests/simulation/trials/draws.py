@@ -98,7 +98,27 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _route(trial, random.Random(f"routing {policy} {seed}"))
     trial = _reuse(trial, random.Random(f"reuse {policy} {seed}"))
     trial = _operate(trial, random.Random(f"requests {policy} {seed}"))
-    return _scale(trial, random.Random(f"engines {policy} {seed}"))
+    trial = _scale(trial, random.Random(f"engines {policy} {seed}"))
+    return _notice(trial, random.Random(f"notices {policy} {seed}"))
+
+
+def _notice(trial: Trial, rng: random.Random) -> Trial:
+    """One of five has engines whose machines are taken at any moment, with word of it or with next to none."""
+    if rng.random() >= 0.2 or trial.colocated or trial.num_recorded:
+        return trial
+    names = [engine_name(index) for index in range(trial.max_engines or trial.num_engines)]
+    span_s = trial.num_steps * (trial.learner.step_s + 2.0)
+    notices = tuple(
+        Fault(
+            at_s=rng.uniform(0.0, span_s),
+            kind=FaultKind.NOTICE,
+            target=rng.choice(names),
+            duration_s=rng.choice((0.01, 0.5, 5.0, 30.0)),
+        )
+        for _ in range(rng.choice((1, 1, 2, 4)))
+    )
+    supervision = msgspec.structs.replace(trial.supervision, max_restarts=100)
+    return msgspec.structs.replace(trial, supervision=supervision, faults=(*trial.faults, *notices))
 
 
 def _scale(trial: Trial, rng: random.Random) -> Trial:

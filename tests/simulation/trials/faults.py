@@ -47,6 +47,8 @@ class FaultKind(StrEnum):
     """A share ``amount`` of the packs may be overtaken."""
     DELAY = "delay"
     """Every pack takes ``amount`` seconds longer."""
+    NOTICE = "notice"
+    """The engine's machine is taken ``duration_s`` later, and it is told."""
     MACHINE = "machine"
     """Every process and everything on its way is gone at once; the run is resumed."""
 
@@ -81,7 +83,7 @@ def _begin(host: VirtualHost, fault: Fault) -> None:
     match fault.kind:
         case FaultKind.MACHINE:
             host.lose_machine()
-        case FaultKind.KILL | FaultKind.STOP | FaultKind.CONTINUE | FaultKind.SLOW:
+        case FaultKind.KILL | FaultKind.STOP | FaultKind.CONTINUE | FaultKind.SLOW | FaultKind.NOTICE:
             process = host.supervisor.processes.get(fault.target)
             if process is not None and process.status is not Status.DEAD:
                 _hit_process(host, fault, process)
@@ -102,6 +104,9 @@ def _hit_process(host: VirtualHost, fault: Fault, process: Process) -> None:
             _later(host, fault, process.go_on)
         case FaultKind.CONTINUE:
             process.go_on()
+        case FaultKind.NOTICE:
+            assert fault.duration_s is not None, "a notice is of some length"
+            host.supervisor.noticed(process, fault.duration_s)
         case FaultKind.SLOW:
             process.slowness = fault.amount
 
@@ -145,7 +150,9 @@ def _change_link(link: LinkFaults, fault: Fault, *, begins: bool) -> None:
             link.reorder += amount
         case FaultKind.DELAY:
             link.extra_delay_s += amount
-        case FaultKind.KILL | FaultKind.STOP | FaultKind.CONTINUE | FaultKind.SLOW | FaultKind.MACHINE:
+        case (
+            FaultKind.KILL | FaultKind.STOP | FaultKind.CONTINUE | FaultKind.SLOW | FaultKind.NOTICE | FaultKind.MACHINE
+        ):
             raise AssertionError(fault)
         case _:
             assert_never(fault.kind)

@@ -89,7 +89,7 @@ class TrialRun:
         self.host.ledger.snapshot_every = SNAPSHOT_EVERY
         self.oracle = Oracle(rules_of(trial), self.host)
         self.host.watch(self.oracle)
-        if trial.max_engines is not None:
+        if trial.max_engines is not None or trial.has_notices:
             salvages = trial.save_share is None
             self.host.watch(ElasticWatch(self.host, salvages=salvages, loses_nothing=trial.loses_nothing))
         if trial.colocated:

@@ -28,6 +28,7 @@ from penstock.messages.ledger import (
     BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
+    EngineNoted,
     EnginesRecorded,
     FailuresNoted,
     GroupClosed,
@@ -265,6 +266,8 @@ class Oracle:
                     pass  # the watch of the operator looks at it
                 case EnginesRecorded():
                     pass  # the watch of engines that join and leave does
+                case EngineNoted():
+                    assert entry.text, f"a line about {entry.engine} says nothing"
                 case FailuresNoted():
                     for end in entry.ends:
                         assert end.reason, f"{end.key} failed, and nobody says why"

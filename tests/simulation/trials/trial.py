@@ -191,6 +191,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.link.drop or self.link.reorder or any(fault.kind in kinds for fault in self.faults))
 
     @property
+    def has_notices(self) -> bool:
+        """Whether machines of engines are taken."""
+        return any(fault.kind is FaultKind.NOTICE for fault in self.faults)
+
+    @property
     def is_quick(self) -> bool:
         """Whether, besides, nothing is on its way, or waits for a turn, for longer than a census takes."""
         kinds = (FaultKind.DELAY, FaultKind.STOP)

@@ -45,6 +45,7 @@ from penstock.backends.engines.served.base.http import CallError
 from penstock.backends.engines.served.base.loop import LoopBackend
 from penstock.backends.engines.served.base.prober import Prober
 from penstock.backends.engines.served.base.requests import LOST, OpenRequest
+from penstock.backends.engines.served.base.taking_over import LeftWeights
 from penstock.backends.engines.served.base.versions import label_of
 from penstock.messages.arrays import TOKEN_BYTES
 from penstock.messages.base import Metric
@@ -189,7 +190,7 @@ class ServedEngineBackend(LoopBackend[EngineCommand], Generic[EndpointT]):
         self._spawn(self._watch_load(opened), "load")
         if opened.remote_ranks is not None:
             self._spawn(self._watch_ranks(opened.remote_ranks), "ranks")
-        self._tell(EngineOpened(num_slots=opened.num_slots))
+        self._tell(EngineOpened(num_slots=opened.num_slots, notices=opened.notices))
 
     def _on_health(self, change: HealthChange) -> None:
         _log.info("server: %s, was %s: %s", change.after, change.before, change.cause)
@@ -321,6 +322,7 @@ class ServedEngineBackend(LoopBackend[EngineCommand], Generic[EndpointT]):
                     if self._is_asleep:
                         await _each(endpoint.wake(Memory.WEIGHTS, SWAP_CALL_S) for endpoint in opened.endpoints)
                     loaded = await updates.load(opened.endpoints, staged, mode, SWAP_CALL_S)
+                    opened.keep(LeftWeights(label=label_of(manifest), checksum=loaded.checksum))
                     if self._is_asleep:
                         await _each(endpoint.wake(Memory.REST, SWAP_CALL_S) for endpoint in opened.endpoints)
                         self._is_asleep = False

@@ -46,6 +46,7 @@ def served_engine(
         lora=context.lora,
         sleeps=context.sleeps,
         remote_ranks=context.remote_ranks,
+        takes_over=context.takes_over,
     )
     rules = RequestRules(
         tag=secrets.token_hex(4),

@@ -6,7 +6,8 @@ this process ── guardian ── main (HTTP) ── scheduler, one per GPU, a
 
 Invariants:
 
-* The server never outlives this process, however this process ends: see :mod:`penstock.backends.processes.guardian`.
+* The server never outlives this process, however this process ends, but for ``linger_s`` of its settings, within which
+  a successor may take it over: see :mod:`penstock.backends.processes.guardian`.
   What is left when the guardian is killed as well is found by its environment, by the next launch of the same owner.
 * ``ended`` completes when any process ends that the server cannot do without. None of them is started again, and its
   main process may take seconds to notice; it is not waited for.
@@ -18,22 +19,24 @@ Invariants:
 |---|---|---|
 | ``launch`` | the guardian's word that the main process runs | ``SPAWN_TIMEOUT_S`` |
 | ``wait_ready`` | the server's word, or its end | ``start_timeout_s`` after the launch |
+| ``take_over`` | the guardian's word | ``hand_over.HAND_OVER_TIMEOUT_S`` |
 | ``end`` | the guardian's end, then that of what it may have left | its ``timeout_s`` |
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
-import signal
 import tempfile
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
+from penstock.backends.engines.served.base.guardian_line import FoundGuardian, GuardianLine, OwnGuardian
+from penstock.backends.engines.served.base.hand_over import NotHandedOverError, compare, handed_over, id_of
 from penstock.backends.engines.served.base.processes import (
     ServerProcess,
     Watch,
@@ -43,12 +46,24 @@ from penstock.backends.engines.served.base.processes import (
     named_processes,
 )
 from penstock.backends.engines.served.base.settings import OWNER_VARIABLE, RUN_VARIABLES, SERVER_VARIABLE
-from penstock.backends.processes.guardian import Exited, GuardianJob, LogLine, Started, decode_word, start_guardian
-from penstock.backends.processes.process_facts import is_running, is_stopped, start_ticks_of
+from penstock.backends.processes.guardian import (
+    Exited,
+    GuardianJob,
+    Handed,
+    LogLine,
+    Started,
+    decode_word,
+    start_guardian,
+)
+from penstock.backends.processes.process_facts import (
+    is_running,
+    is_stopped,
+    marked_processes,
+    start_ticks_of,
+)
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable
 
     from penstock.backends.engines.served.base.settings import ServerSettings
@@ -59,7 +74,6 @@ SWEEP_TIMEOUT_S: Final = 5.0
 LAST_WORDS_S: Final = 0.25
 """Between the first sign of death and the story, so that the reason that the server logs is in it."""
 KEPT_LINES: Final = 400
-MAX_WORD_BYTES: Final = 1 << 20
 
 
 class ServerStartError(RuntimeError):
@@ -114,7 +128,7 @@ class LaunchedServer:
         self._started = asyncio.Event()
         self._ready: asyncio.Future[None] = loop.create_future()
         self._guardian_gone = asyncio.Event()
-        self._guardian: subprocess.Popen[bytes]
+        self._guardian: GuardianLine
         self._reading: asyncio.Task[None]
 
     @classmethod
@@ -156,12 +170,13 @@ class LaunchedServer:
             max_log_bytes=settings.max_log_bytes,
             secrets=(settings.admin_api_key,),
             secret_path=key_path,
+            linger_s=settings.linger_s,
+            socket_name=_socket_name(self._id),
         )
-        self._guardian = start_guardian(job, settings.environment_of(os.environ, self._id))
-        assert self._guardian.stdout is not None
-        reader = asyncio.StreamReader(limit=MAX_WORD_BYTES)
-        await self._loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self._guardian.stdout)
-        self._reading = self._loop.create_task(self._read(reader))
+        guardian = OwnGuardian(start_guardian(job, settings.environment_of(os.environ, self._id)))
+        self._guardian = guardian
+        await guardian.open()
+        self._reading = self._loop.create_task(self._read(guardian))
         try:
             async with asyncio.timeout(SPAWN_TIMEOUT_S):
                 await self._started.wait()
@@ -169,6 +184,47 @@ class LaunchedServer:
             raise ServerStartError(f"the server's process did not start within {SPAWN_TIMEOUT_S:.0f} s") from None
         if not self._main_pid:
             raise ServerStartError("the server's guardian ended before it could start the server; see stderr")
+
+    @classmethod
+    async def take_over(cls, settings: ServerSettings) -> tuple[Self, str]:
+        """The server that an earlier process of this owner has left on this node, if it was launched in just this way.
+        It may be anything but idle.
+
+        Returns:
+            The server, with the key that it was launched with in its settings, and what was kept for its successor.
+
+        Raises:
+            NotHandedOverError: there is none, or another one. It may run still: ``launch`` ends it.
+        """
+        marks = _owner_marks(settings.owner)
+        found = {id_of(pid) for pid in marked_processes(marks)} - {""}
+        if len(found) != 1:
+            raise NotHandedOverError(f"{len(found) or 'none'} of its servers are left")
+        [server_id] = found
+        try:
+            guardian = await FoundGuardian.open(_socket_name(server_id))
+        except OSError as error:
+            raise NotHandedOverError(f"nobody hands it over ({error})") from None
+        try:
+            main_pid, handed = await handed_over(guardian)
+            compare(settings, handed, server_id, guardian.pid)
+            server = cls(replace(settings, admin_api_key=handed.secrets[0]), None)
+        except BaseException:
+            guardian.end()
+            raise
+        server._id, server._guardian, server._main_pid = server_id, guardian, main_pid
+        server._reading = server._loop.create_task(server._read(guardian))
+        return server, handed.kept
+
+    def serves_at(self, port: int) -> None:
+        """Of one that was taken over: it is ready, and listens there."""
+        self._port = port
+        self._ready.set_result(None)
+        self._watch_processes()
+
+    def keep(self, text: str) -> None:
+        """Have the guardian keep this line for a process that takes the server over, in place of the last one."""
+        self._guardian.keep(text)
 
     @property
     def port(self) -> int:
@@ -236,23 +292,25 @@ class LaunchedServer:
         guardian = ServerProcess("guardian", self._guardian.pid, start_ticks_of(self._guardian.pid))
         self._processes = (*found, guardian)
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    async def _read(self, guardian: GuardianLine) -> None:
         """Everything that the guardian says, until its end."""
-        while line := await reader.readline():
+        while line := await guardian.word():
             match decode_word(line):
                 case Started(pid):
                     self._main_pid = pid
                     self._started.set()
+                case Handed():
+                    pass  # heard before
                 case LogLine(text):
                     self._take_line(text)
                 case Exited(exit_code):
                     self._exit_code = exit_code
                     self._lose(f"its main process ({self._main_pid}) {how_it_ended(exit_code)}")
         # The pipe closes when the process ends, so this waits for no more than the kernel's book-keeping.
-        exit_code = await self._loop.run_in_executor(None, self._guardian.wait)
+        ended_with = await guardian.wait()
         self._started.set()
         self._guardian_gone.set()
-        self._lose(f"its guardian ({self._guardian.pid}) {how_it_ended(exit_code)}")
+        self._lose(f"its guardian ({guardian.pid}) {how_it_ended(ended_with)}")
 
     def _take_line(self, line: str) -> None:
         self._lines.append(line)
@@ -302,9 +360,7 @@ class LaunchedServer:
         self._watches.clear()
         deadline_s = self._loop.time() + timeout_s
         if hasattr(self, "_reading"):
-            with contextlib.suppress(BrokenPipeError):
-                assert self._guardian.stdin is not None
-                self._guardian.stdin.close()
+            self._guardian.end()
             await self._wait_for_guardian(max(deadline_s - self._loop.time() - SWEEP_TIMEOUT_S, timeout_s / 2))
         left = await end_marked([f"{SERVER_VARIABLE}={self._id}".encode()], max(deadline_s - self._loop.time(), 0))
         self._remove_key()
@@ -322,10 +378,14 @@ class LaunchedServer:
             async with asyncio.timeout(timeout_s):
                 await self._guardian_gone.wait()
         except TimeoutError:
-            self._guardian.send_signal(signal.SIGKILL)  # the sweep finds what it has not managed to kill
+            self._guardian.kill()  # the sweep finds what it has not managed to kill
 
 
 def _owner_marks(owner: str) -> list[bytes]:
     """What is in the environment of an owner's servers of this run."""
     run = [f"{name}={os.environ[name]}" for name in RUN_VARIABLES if name in os.environ]
     return [mark.encode() for mark in (f"{OWNER_VARIABLE}={owner}", *run)]
+
+
+def _socket_name(server_id: str) -> str:
+    return f"penstock-server-{server_id}"

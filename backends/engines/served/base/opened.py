@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple
 from penstock.backends.checkpoint.hf_config import CONFIG_FILE, HfConfig, need, read_config
 from penstock.backends.engines.served.base.dialect import EndpointT
 from penstock.backends.engines.served.base.launched import LaunchedServer
+from penstock.backends.engines.served.base.taking_over import LeftServer
 from penstock.backends.weights.service_messages import Libraries
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.options import EnginesOptions
     from penstock.backends.engines.served.base.generator import Generator
     from penstock.backends.engines.served.base.settings import ServerSettings
+    from penstock.backends.engines.served.base.taking_over import LeftWeights
     from penstock.backends.learners.options import LoraOptions
     from penstock.backends.processes.remote_ranks import RemoteRanks
 
@@ -59,6 +61,8 @@ class EngineSetup:
     """It gives its GPU memory up now and then."""
     remote_ranks: RemoteRanks | None = None
     """The other nodes of its placement group, if there are any."""
+    takes_over: bool = False
+    """A server that an earlier incarnation of its actor has left may be taken over."""
 
     def log_path(self, kind: str) -> Path:
         """Where the log of its server is kept, in a folder that is there."""
@@ -89,6 +93,14 @@ class Opened(Generic[EndpointT]):
     """What is waited for before requests are let in again under new weights."""
     on_version: Callable[[int], Awaitable[None]] | None = None
     """Told of the version that is served from then on, likewise."""
+    notices: tuple[str, ...] = ()
+    """What people should know of how it came up."""
+
+    def keep(self, weights: LeftWeights) -> None:
+        """Of a server of ours: the weights that a successor of this process finds in it, unless they are being loaded
+        then."""
+        if self.server is not None:
+            self.server.keep(LeftServer(port=self.server.port, weights=weights).text())
 
     async def close(self, timeout_s: float = END_TIMEOUT_S) -> None:
         """Close the connections and end the server, if it is ours."""

@@ -91,12 +91,13 @@ async def end_marked(marks: Collection[bytes], timeout_s: float) -> list[int]:
         for pid, start_ticks in found.items():
             kill(pid, start_ticks)
         for pid, start_ticks in found.items():
-            if not await _has_ended(pid, start_ticks, deadline_s - loop.time()):
+            if not await has_ended(pid, start_ticks, deadline_s - loop.time()):
                 return sorted(marked_processes(marks))
     return []
 
 
-async def _has_ended(pid: int, start_ticks: int, timeout_s: float) -> bool:
+async def has_ended(pid: int, start_ticks: int, timeout_s: float | None) -> bool:
+    """Whether this very process ends within the time; None: wait for as long as it takes."""
     ended = asyncio.Event()
     try:
         watch = Watch(pid, ended.set)
@@ -105,7 +106,7 @@ async def _has_ended(pid: int, start_ticks: int, timeout_s: float) -> bool:
     try:
         if not is_running(pid, start_ticks):
             return True
-        async with asyncio.timeout(max(timeout_s, 0)):
+        async with asyncio.timeout(None if timeout_s is None else max(timeout_s, 0)):
             await ended.wait()
     except TimeoutError:
         return False

@@ -82,6 +82,8 @@ class ServerSettings(ABC):
     start_timeout_s: float
     owner: str = ""
     """Name of the actor that launches it; servers that an earlier process of this owner has left are ended first."""
+    linger_s: float = 0.0
+    """When its launcher ends without a word, the server waits for so long to be taken over by a successor."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     on_cpu: bool = False

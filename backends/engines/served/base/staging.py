@@ -26,8 +26,9 @@ from penstock.backends.engines.served.expectation import check_tensors, table_of
 from penstock.backends.weights.digest import digest_of
 from penstock.backends.weights.disk import FILE_NAME
 from penstock.backends.weights.fetched import check_size, checked_digest, is_finite
+from penstock.backends.weights.network import LANDING
 from penstock.backends.weights.protocol import WeightFetchError
-from penstock.backends.weights.spec import DISK, SHARED_MEMORY
+from penstock.backends.weights.spec import DISK, NETWORK, SHARED_MEMORY
 from penstock.backends.weights.tensor_file import parse_layout, tensor_views
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
     from penstock.messages.weights import WeightManifest
 
 WEIGHT_SUFFIXES: Final = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
-FILE_TRANSPORTS: Final = (DISK, SHARED_MEMORY)
+FILE_TRANSPORTS: Final = (DISK, SHARED_MEMORY, NETWORK)
+LANDED: Final = Path("/proc/self/fd")
+"""Where what came over the network has its names; a link to one would be another file system's."""
 
 
 class StagedFile:
@@ -98,21 +101,14 @@ def stage(manifest: WeightManifest, *, model_folder: Path, folder: Path, expecte
     Raises:
         WeightFetchError: the weights are gone, not those of the manifest, or not those of this model.
     """
-    path = Path(manifest.location)
-    path = path / FILE_NAME if manifest.transport == DISK else path
+    path, descriptor = _opened(manifest)
     place = folder / label_of(manifest)
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise WeightFetchError(
-            f"{path} cannot be read ({error.strerror}): version {manifest.version} was released, its run has ended, or "
-            "this node does not see the learner's disk"
-        ) from None
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, descriptor)
         check_size(manifest, os.fstat(descriptor).st_size)
         mapping = mmap.mmap(descriptor, manifest.size_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-        checked_digest(manifest, memoryview(mapping))
+        if manifest.transport != NETWORK:  # hashed as it landed, in memory of this process
+            checked_digest(manifest, memoryview(mapping))
         undo.callback(shutil.rmtree, place, ignore_errors=True)
         try:
             _make_folder(place, path, descriptor, model_folder)
@@ -124,6 +120,21 @@ def stage(manifest: WeightManifest, *, model_folder: Path, folder: Path, expecte
     return staged
 
 
+def _opened(manifest: WeightManifest) -> tuple[Path, int]:
+    if manifest.transport == NETWORK:
+        descriptor = LANDING.land(manifest).opened()
+        return LANDED / str(descriptor), descriptor
+    path = Path(manifest.location)
+    path = path / FILE_NAME if manifest.transport == DISK else path
+    try:
+        return path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise WeightFetchError(
+            f"{path} cannot be read ({error.strerror}): version {manifest.version} was released, its run has ended, or "
+            "this node does not see the learner's disk"
+        ) from None
+
+
 def _make_folder(place: Path, path: Path, descriptor: int, model_folder: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -131,9 +142,16 @@ def _make_folder(place: Path, path: Path, descriptor: int, model_folder: Path) -
         if other.is_file() and not other.name.endswith(WEIGHT_SUFFIXES):
             (place / other.name).symlink_to(other.absolute())
     target = place / FILE_NAME
+    if path.parent == LANDED or not _is_linked(path, target):
+        target.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+
+
+def _is_linked(path: Path, target: Path) -> bool:
+    """Make it another name of the file, where both are on one file system that knows that."""
     try:
         os.link(path, target)
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP):
             raise
-        target.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+        return False
+    return True

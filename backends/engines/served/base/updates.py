@@ -19,7 +19,7 @@ from penstock.backends.engines.served.base.versions import label_of
 from penstock.messages.training import UpdateMode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from penstock.backends.engines.served.base.dialect import EndpointT, Loadable
 
@@ -50,4 +50,9 @@ async def load(
         named = ", ".join(wrong[:NUM_NAMED]) + (f" and {len(wrong) - NUM_NAMED} more" if len(wrong) > NUM_NAMED else "")
         digest = f"not {digest}: {named} differ on the server"
     layout = "; ".join(endpoint.layout for endpoint in endpoints)
-    return Loaded(digest, layout, hashlib.sha256("".join(each.checksum for each in held).encode()).hexdigest())
+    return Loaded(digest, layout, checksum_of(each.checksum for each in held))
+
+
+def checksum_of(checksums: Iterable[str]) -> str:
+    """Of the weights of an engine, from those of its servers."""
+    return hashlib.sha256("".join(checksums).encode()).hexdigest()

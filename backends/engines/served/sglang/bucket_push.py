@@ -24,6 +24,7 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.backends.checkpoint.layers_beyond import predicting_layers
 from penstock.backends.engines.served.base.bucket_source import ServiceError
 from penstock.backends.engines.served.base.http import CallError
 from penstock.backends.engines.served.expectation import HEAD
@@ -34,7 +35,7 @@ from penstock.backends.weights.builtin import check_loopback
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Collection
 
     from penstock.backends.engines.served.base.bucket_source import PublishSource
     from penstock.backends.engines.served.expectation import Expectation
@@ -67,6 +68,8 @@ class ServerRanks(NamedTuple):
     """``cpu`` or ``cuda``"""
     libraries: Libraries | None = None
     """Of the server's environment, where it is known."""
+    drafts_from_model: bool = False
+    """Whether the server drafts with layers of the model's own checkpoint."""
 
 
 class ServerGroup:
@@ -111,7 +114,7 @@ class ServerGroup:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._join(source, timeout_s)
-                async with _session(self._control, timeout_s):
+                async with _session(self._control, timeout_s, with_draft=reaches_draft(self._ranks, source.table)):
                     try:
                         await self._send(source, buckets, flush=flush, timeout_s=timeout_s)
                     except BaseException:
@@ -219,7 +222,8 @@ async def push_tensors(
         return [base64.b64encode(payload).decode() for payload in payloads]
 
     try:
-        async with asyncio.timeout(timeout_s), _session(control, timeout_s):
+        with_draft = reaches_draft(ranks, source.table)
+        async with asyncio.timeout(timeout_s), _session(control, timeout_s, with_draft=with_draft):
             packing = asyncio.create_task(pack(buckets[0]))
             try:
                 for index in range(len(buckets)):
@@ -235,6 +239,13 @@ async def push_tensors(
                 await asyncio.gather(packing, return_exceptions=True)
     except (CallError, ServiceError, TimeoutError) as error:
         raise PushError(_story(source, error, timeout_s)) from error
+
+
+def reaches_draft(ranks: ServerRanks, names: Collection[str]) -> bool:
+    """Whether tensors of these names are for what drafts for the model as well: where it is made of layers that predict
+    further tokens, and these are among them. One from a folder of its own would take matrices of the model for its own,
+    by their names."""
+    return ranks.drafts_from_model and bool(predicting_layers(names))
 
 
 def _check_layout(ranks: ServerRanks, transport: str) -> None:
@@ -253,13 +264,13 @@ def _plan(source: PublishSource, expected: Expectation, bucket_size_bytes: int) 
 
 
 @contextlib.asynccontextmanager
-async def _session(control: SglangControl, timeout_s: float) -> AsyncGenerator[None]:
+async def _session(control: SglangControl, timeout_s: float, *, with_draft: bool) -> AsyncGenerator[None]:
     """A weight-update session of the server."""
     try:
-        await control.begin_update(timeout_s)
+        await control.begin_update(timeout_s, with_draft=with_draft)
     except SessionAlreadyOpen:  # left by an EngineWorker that died in the middle
         await control.end_update(timeout_s)
-        await control.begin_update(timeout_s)
+        await control.begin_update(timeout_s, with_draft=with_draft)
     try:
         yield
     except BaseException:

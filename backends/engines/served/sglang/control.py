@@ -66,6 +66,7 @@ class NoOpenSession(Refused):
 _REFUSALS: Final[tuple[tuple[str, type[Refused]], ...]] = (
     ("cache was not flushed", CacheNotFlushed),
     ("Flush cache failed", CacheNotFlushed),
+    ("Timed out waiting for idle state", CacheNotFlushed),
     ("session is already open", SessionAlreadyOpen),
     ("no weight-update session is open", NoOpenSession),
     ("must run between begin_weight_update", NoOpenSession),
@@ -96,6 +97,8 @@ class ServerInfo(Value, frozen=True, kw_only=True):
     priority_scheduling: bool
     memory_saver: bool
     skips_tokenizer: bool
+    drafts_from_model: bool
+    """Whether it drafts with layers of the model's own checkpoint."""
     device: str
     """``cpu``, ``cuda``."""
     dtype: str
@@ -175,6 +178,8 @@ class SglangControl:
 
     def __init__(self, http: ServerHttp) -> None:
         self._http = http
+        self._selector = wire.TARGET
+        """Of the session that is open."""
 
     # --- questions --------------------------------------------------------------------------------------------
 
@@ -200,6 +205,8 @@ class SglangControl:
             priority_scheduling=state.enable_priority_scheduling,
             memory_saver=state.enable_memory_saver,
             skips_tokenizer=state.skip_tokenizer_init,
+            drafts_from_model=state.speculative_algorithm is not None
+            and state.speculative_draft_model_path == info.model_path,
             device=info.device,
             dtype=info.dtype,
             context_length=info.context_length,
@@ -288,13 +295,15 @@ class SglangControl:
 
     # --- weights ----------------------------------------------------------------------------------------------
 
-    async def begin_update(self, timeout_s: float = UPDATE_S) -> None:
-        """Open the session that updates from tensors and from a group need.
+    async def begin_update(self, timeout_s: float = UPDATE_S, *, with_draft: bool = False) -> None:
+        """Open the session that updates from tensors and from a group need. ``with_draft``: what drafts for the model
+        takes its tensors out of these as well, by their names.
 
         Raises:
             SessionAlreadyOpen: there is one.
         """
-        await self._tell("/begin_weight_update", wire.BeginBody(), timeout_s)
+        self._selector = wire.WITH_DRAFT if with_draft else wire.TARGET
+        await self._tell("/begin_weight_update", wire.BeginBody(self._selector), timeout_s)
 
     async def end_update(self, timeout_s: float = UPDATE_S) -> None:
         """Close the session, whoever opened it.
@@ -324,7 +333,7 @@ class SglangControl:
         timeout_s: float = UPDATE_S,
     ) -> None:
         """Load tensors out of the request, or out of shared memory that it names: base64, one for each tp rank."""
-        body = wire.TensorBody(serialized, load_format, flush, version)
+        body = wire.TensorBody(serialized, load_format, flush, version, selector=self._selector)
         await self._tell("/update_weights_from_tensor", body, timeout_s)
 
     async def init_group(self, member: GroupMember, timeout_s: float = UPDATE_S) -> None:
@@ -356,7 +365,7 @@ class SglangControl:
         timeout_s: float = UPDATE_S,
     ) -> None:
         """Receive these tensors, in this order, from rank 0 of the group, which sends them meanwhile."""
-        body = wire.DistributedBody(names, dtypes, shapes, group, version, flush, load_format)
+        body = wire.DistributedBody(names, dtypes, shapes, group, version, flush, load_format, selector=self._selector)
         await self._tell("/update_weights_from_distributed", body, timeout_s)
 
     async def update_weight_version(self, version: str, timeout_s: float = ANSWER_S) -> None:

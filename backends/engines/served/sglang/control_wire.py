@@ -8,6 +8,8 @@ from typing import Final
 import msgspec
 
 TARGET: Final = "target"
+WITH_DRAFT: Final = "all"
+"""The model, and what drafts for it."""
 """Weights go into the model, and not into one that drafts for it: they are none of that one's."""
 
 
@@ -32,6 +34,8 @@ class Internal(msgspec.Struct):
     enable_memory_saver: bool = False
     incremental_streaming_output: bool = False
     skip_tokenizer_init: bool = False
+    speculative_algorithm: str | None = None
+    speculative_draft_model_path: str | None = None
     tp_size: int = 1
     pp_size: int = 1
     dp_size: int = 1

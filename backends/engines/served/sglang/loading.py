@@ -96,6 +96,7 @@ class ServerStaging:
             info.dp_size,
             info.device,
             endpoint.libraries,
+            info.drafts_from_model,
         )
 
     def group_of(self, endpoint: SglangEndpoint) -> ServerGroup:

@@ -11,6 +11,7 @@ Invariants:
 | waits for | who ends it |
 |---|---|
 | a server to be ready | the server; ``start_timeout_s`` |
+| requests that a server was left with to be aborted | the server; ``IDLE_S`` |
 | an answer of a server | its deadline in :mod:`~penstock.backends.engines.served.sglang.control` |
 """
 
@@ -25,12 +26,15 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.checkpoint.hf_config import HfConfig, read_config
 from penstock.backends.engines.run_endpoints import write_endpoint
+from penstock.backends.engines.served.base.hand_over import NotHandedOverError
 from penstock.backends.engines.served.base.http import CallError, ServerHttp
 from penstock.backends.engines.served.base.opened import Opened, free_port, launch, libraries_of
+from penstock.backends.engines.served.base.taking_over import NOTHING_TAKEN, take_over
+from penstock.backends.engines.served.base.updates import checksum_of
 from penstock.backends.engines.served.expectation import read_table
 from penstock.backends.engines.served.sglang import adapters
-from penstock.backends.engines.served.sglang.control import NoOpenSession, SglangControl
-from penstock.backends.engines.served.sglang.endpoint import SglangEndpoint
+from penstock.backends.engines.served.sglang.control import CacheNotFlushed, NoOpenSession, SglangControl
+from penstock.backends.engines.served.sglang.endpoint import IDLE_S, SglangEndpoint
 from penstock.backends.engines.served.sglang.environment import SGLANG_VERSION, find_environment
 from penstock.backends.engines.served.sglang.generate import SglangGenerator
 from penstock.backends.engines.served.sglang.profile import ServerProfile
@@ -43,12 +47,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from penstock.backends.engines.options import OptionValue
+    from penstock.backends.engines.served.base.launched import LaunchedServer
     from penstock.backends.engines.served.base.opened import EngineSetup
+    from penstock.backends.engines.served.base.taking_over import LeftWeights
 
 ADMIN_KEY_VARIABLE: Final = "PENSTOCK_SGLANG_ADMIN_KEY"
 """Environment variable with the admin key of servers that run already."""
 NUM_SPARE: Final = 2
 """Places that samples do not get: for the canary, and for the request with which a silent server is tried."""
+LINGER_S: Final = 60.0
+"""For a replaced EngineWorker to come back: a pause, a process, its imports."""
+OF_OTHERS: Final = "requests that this engine has not sent run on it"
+TRIAL_S: Final = 30.0
+"""For one token from a server that was left."""
 ROUTER_S: Final = 60.0
 """For a router to find every server healthy after a swap."""
 
@@ -88,12 +99,11 @@ async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened[S
     environment = find_environment(is_cpu={"cpu": True, "auto": None}.get(options.device, False))
     remote = setup.remote_ranks if setup.remote_ranks is not None and setup.remote_ranks.num_nodes > 1 else None
     num_nodes, host = (1, "127.0.0.1") if remote is None else (remote.num_nodes, remote.host)
-    key = secrets.token_hex(16)
     settings = SglangSettings(
         python=environment.python,
         model_folder=setup.model_folder,
         options=tuple(command_line(launch_options(setup, is_cpu=environment.is_cpu))),
-        admin_api_key=key,
+        admin_api_key=secrets.token_hex(16),
         log_path=setup.log_path("sglang"),
         start_timeout_s=options.start_timeout_s,
         owner=setup.name,
@@ -102,18 +112,58 @@ async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened[S
         num_nodes=num_nodes,
         dist_init_address=f"{host}:{free_port(host)}" if num_nodes > 1 or meets_itself(options.sglang) else "",
     )
-    server = await launch(settings, remote, report)
-    http = ServerHttp(server.address, admin_api_key=key)
+    if _can_be_left(setup, settings):
+        settings = replace(settings, linger_s=LINGER_S)
+    taken = await take_over(settings, look_at) if setup.takes_over and settings.linger_s else NOTHING_TAKEN
+    server = taken.server or await launch(settings, remote, report)
+    http = ServerHttp(server.address, admin_api_key=server.settings.admin_api_key)
     try:
         endpoint = replace(await _endpoint(setup, http), libraries=libraries_of(environment.python))
-        await endpoint.control.freeze_gc()
-        opened = replace(_opened(setup, (endpoint,), None), server=server, remote_ranks=remote)
+        if taken.server is None:
+            await endpoint.control.freeze_gc()
+        opened = _opened(setup, (endpoint,), None)
     except CallError:
         await http.close()
         await server.end()
         raise
     write_endpoint(setup.run_folder, setup.name, server.address)
-    return opened
+    return replace(opened, server=server, remote_ranks=remote, notices=taken.notices)
+
+
+def _can_be_left(setup: EngineSetup, settings: SglangSettings) -> bool:
+    """Whether a successor could go on with the server: all of it is on this node, it holds nothing that only its
+    EngineWorker knows of, and its memory is not wanted by the learner meanwhile."""
+    return not (setup.sleeps or setup.lora is not None or settings.dist_init_address)
+
+
+async def look_at(server: LaunchedServer, left: LeftWeights) -> None:
+    """Make a server clean that was left, and see that it serves what it did, to nobody else.
+
+    Raises:
+        NotHandedOverError: it does not.
+        CallError: it does not answer.
+    """
+    http = ServerHttp(server.address, admin_api_key=server.settings.admin_api_key)
+    try:
+        control = SglangControl(http)
+        version = (await control.server_info()).weight_version
+        await _clean(control)
+        try:
+            await control.flush_cache(IDLE_S)
+        except CacheNotFlushed:
+            raise NotHandedOverError(f"{OF_OTHERS}, {IDLE_S:g} s after all were aborted") from None
+        found = checksum_of([(await control.weights_checksum()).overall])
+        if (version, found) != (left.label, left.checksum):
+            raise NotHandedOverError(
+                f"its weights are not those that it was left with: {version}, checksum {found[:12]}, and not "
+                f"{left.label}, {left.checksum[:12]}"
+            )
+        await control.try_request(f"taken-over-{secrets.token_hex(4)}", TRIAL_S)
+        loads = await control.loads()
+        if num_others := loads.num_running + loads.num_queued:
+            raise NotHandedOverError(f"{OF_OTHERS}: {num_others}")
+    finally:
+        await http.close()
 
 
 def meets_itself(options: Mapping[str, OptionValue]) -> bool:

@@ -23,7 +23,7 @@ from penstock.backends.engines.spec import (
     TeacherSpec,
 )
 from penstock.backends.protocol import Capability
-from penstock.backends.weights.spec import DISK, DISTRIBUTED, SHARED_MEMORY, TENSOR
+from penstock.backends.weights.spec import DISK, DISTRIBUTED, NETWORK, SHARED_MEMORY, TENSOR
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ SGLANG: Final = EngineSpec(
     rules=_rules,
     true_on_policy=_true_on_policy,
     adapter_rules=_adapter_rules,
-    transports=(DISK, SHARED_MEMORY, DISTRIBUTED, TENSOR),
+    transports=(DISK, SHARED_MEMORY, DISTRIBUTED, TENSOR, NETWORK),
     safe_transports=draft_transports,
     needs="SGLang's environment",
     check_machine=_check_machine,

@@ -1,9 +1,10 @@
 """Which options of a server do not go with the weights that it gets: those in FP8, and those of a model that drafts.
 
 Speculative decoding changes nothing that is drawn, and a draft needs no training for that. Its own layers stay as the
-server was started with; embedding and head it shares with the model, so these are new with each update. Weights from a
-folder a server loads into the draft as well, by their names: matrices of the model would take the places of others
-there. What is pushed names the model alone (``selector: target``).
+server was started with, unless they are of the model's own checkpoint and trained with it; embedding and head it shares
+with the model, so these are new with each update. Weights from a folder a server loads into the draft as well, by their
+names: matrices of the model would take the places of others there. What is pushed names the model alone (``selector:
+target``) but where :mod:`.bucket_push` finds layers for such a draft.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
 from penstock.backends.checkpoint.hf_config import (
@@ -29,6 +29,17 @@ from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+class NoMtpLayersError(UserFault):
+    """A model without layers that predict further tokens, where they are to be trained."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"learner.megatron.mtp: {self.text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +129,36 @@ class Architecture:
     rope: Rope
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    num_published_mtp_layers: int = field(default=0, compare=False)
+    """Layers that the checkpoint has beyond these, to predict further tokens; two configs that differ in nothing else
+    are of one model."""
+    num_mtp_layers: int = 0
+    """Those that are built: all of them, or none."""
 
     def has_experts(self, layer: int) -> bool:
-        """Whether this layer, counted from 0, has experts."""
-        return self.experts is not None and self.experts.layers[layer]
+        """Whether this layer, counted from 0, has experts. Layers beyond the model's are like its last ones."""
+        return self.experts is not None and (layer >= self.num_layers or self.experts.layers[layer])
+
+    def with_mtp(self) -> Architecture:
+        """The same model with all layers that predict further tokens.
+
+        Raises:
+            NoMtpLayersError: it has none, or none that can be built.
+        """
+        if problem := _why_no_mtp(self):
+            raise NoMtpLayersError(f"{problem}; remove the key")
+        return replace(self, num_mtp_layers=self.num_published_mtp_layers)
+
+
+def _why_no_mtp(architecture: Architecture) -> str | None:
+    name = architecture.family.model_type
+    if not architecture.family.has_mtp:
+        return f"models of {name} have no layers that predict further tokens, or none that the Megatron learner knows"
+    if not architecture.num_published_mtp_layers:
+        return "the model's config.json has no layers that predict further tokens (num_nextn_predict_layers is 0)"
+    if architecture.has_tied_embeddings:
+        return "such layers are not built for a model whose output head is its embedding"
+    return None
 
 
 def read_architecture(folder: Path) -> Architecture:
@@ -177,6 +214,7 @@ def architecture_of(config: DecoderConfig, origin: str) -> Architecture:
         rope=_rope(config, family),
         experts=_experts(config, family, origin),
         latent=latent,
+        num_published_mtp_layers=config.num_nextn_predict_layers or 0,
     )
 
 

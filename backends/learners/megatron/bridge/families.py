@@ -7,7 +7,8 @@ Invariants:
 * The order of a table is the order in which weights leave: it depends on nothing but the architecture.
 * Every parameter of a model is in its table once, and every tensor of a checkpoint is in one parameter. (Tied
   embeddings are one tensor; the copy that a last pipeline stage holds is loaded from it and not written. Layers that
-  a checkpoint has beyond those of the model, to predict several tokens at once, are left out.)
+  a checkpoint has beyond those of the model, to predict several tokens at once, are left out unless they are trained,
+  and their copies of embedding and output head in any case.)
 * A rule one of whose sizes is 0 is of something that the model does not have.
 
 The parameter names of megatron-core are those of its Transformer Engine layers, which our own layers share.
@@ -164,6 +165,25 @@ _POST_ATTENTION_NORM: Final = (
 _POST_MLP_NORM: Final = (_in_layer("mlp.linear_fc2.post_norm_weight", Form.WHOLE, "post_mlp_layernorm.weight[hidden]"),)
 
 
+MTP_BLOCK: Final = "mtp."
+"""How the parameters of layers begin that predict further tokens."""
+MTP_LAYER: Final = "mtp.layers.{mtp}.transformer_layer."
+"""How the parameters of the decoder layer begin that is in a layer which predicts further tokens."""
+MTP: Final = tuple(
+    _rule(f"mtp.layers.{{mtp}}.{megatron}", form, f"model.layers.{{layer}}.{checkpoint}")
+    for megatron, form, checkpoint in (
+        ("enorm.weight", Form.WHOLE, "enorm.weight[hidden]"),
+        ("hnorm.weight", Form.WHOLE, "hnorm.weight[hidden]"),
+        ("eh_proj.weight", Form.ROWS, "eh_proj.weight[hidden,two_hidden]"),
+        ("final_layernorm.weight", Form.WHOLE, "shared_head.norm.weight[hidden]"),
+    )
+)
+"""What such a layer has around its decoder layer: norms of the next token's embedding and of the hidden state, the
+matrix that makes one vector of both, and the norm before the output head."""
+MTP_COPIES: Final = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
+"""What a checkpoint has of such a layer once more, and of which tensor it is a copy."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One kind of model."""
@@ -193,6 +213,8 @@ class Family:
     """Whether the weights of a token's experts add up to one, where the config says nothing."""
     num_dense_first: int = 0
     """Layers in front that have no experts, where the config says nothing."""
+    has_mtp: bool = False
+    """Whether its checkpoints have layers that predict further tokens as :data:`MTP` names them."""
     has_latent_attention: bool = False
     latent_norm_epsilon: float = 1e-6
     """Of the norms inside of latent attention: no config has it, and it is not that of the other norms."""
@@ -212,6 +234,7 @@ _DEEPSEEK_V3: Final = Family(
     rope_kinds=("default", "yarn"),
     router="sigmoid",
     renormalizes=True,
+    has_mtp=True,
     has_latent_attention=True,
 )
 
@@ -242,6 +265,7 @@ FAMILIES: Final[dict[str, Family]] = {
             rope_fraction=0.5,
             router="sigmoid",
             renormalizes=True,
+            has_mtp=True,
         ),
         _DEEPSEEK_V3,
         replace(_DEEPSEEK_V3, model_type="glm4_moe_lite", num_dense_first=1),

@@ -7,7 +7,17 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.backends.learners.megatron.bridge.families import EMBEDDING, EXPERT_BIAS, FINAL_NORM, HEAD, Form, Rule
+from penstock.backends.learners.megatron.bridge.families import (
+    EMBEDDING,
+    EXPERT_BIAS,
+    FINAL_NORM,
+    HEAD,
+    MTP,
+    MTP_COPIES,
+    MTP_LAYER,
+    Form,
+    Rule,
+)
 from penstock.backends.learners.megatron.bridge.forms import Division, blocks, part_shape
 
 if TYPE_CHECKING:
@@ -108,21 +118,44 @@ def num_weights(architecture: Architecture) -> int:
 def parameters_of(architecture: Architecture, *, has_all_experts: bool = True) -> Iterator[Parameter]:
     """All parameters of a model that a checkpoint has tensors for, in order; or, of the experts of a layer, which are
     all alike, those of the first."""
-    num_experts = architecture.experts.count if architecture.experts else 0
     sizes = sizes_of(architecture)
-    family = architecture.family
     yield _parameter(EMBEDDING, sizes)
     for layer in range(architecture.num_layers):
-        sparse = architecture.has_experts(layer)
-        for rule in (*family.attention, *(family.sparse if sparse else family.dense)):
-            if _has(architecture, sizes, rule):
-                yield _parameter(rule, sizes, layer)
-        for expert in range((num_experts if has_all_experts else 1) if sparse else 0):
-            for rule in family.expert:
-                yield _parameter(rule, sizes, layer, expert)
+        yield from _of_layer(architecture, sizes, layer, has_all_experts=has_all_experts)
     yield _parameter(FINAL_NORM, sizes)
     if not architecture.has_tied_embeddings:
         yield _parameter(HEAD, sizes)
+    for mtp in range(architecture.num_mtp_layers):
+        layer = architecture.num_layers + mtp
+        yield from (_beyond(_parameter(rule, sizes, layer, mtp=mtp)) for rule in MTP)
+        for parameter in _of_layer(architecture, sizes, layer, has_all_experts=has_all_experts):
+            yield _beyond(parameter, MTP_LAYER.format(mtp=mtp))
+
+
+def _of_layer(
+    architecture: Architecture, sizes: Mapping[str, int], layer: int, *, has_all_experts: bool
+) -> Iterator[Parameter]:
+    family, sparse = architecture.family, architecture.has_experts(layer)
+    num_experts = architecture.experts.count if architecture.experts else 0
+    for rule in (*family.attention, *(family.sparse if sparse else family.dense)):
+        if _has(architecture, sizes, rule):
+            yield _parameter(rule, sizes, layer)
+    for expert in range((num_experts if has_all_experts else 1) if sparse else 0):
+        for rule in family.expert:
+            yield _parameter(rule, sizes, layer, expert)
+
+
+def _beyond(parameter: Parameter, prefix: str = "") -> Parameter:
+    """One of a layer that predicts further tokens, which is of no stage's layers but on the last stage."""
+    name = _LAYER.sub(prefix, parameter.name) if prefix else parameter.name
+    return parameter._replace(name=name, layer=None)
+
+
+def mtp_copies(architecture: Architecture) -> dict[str, str]:
+    """Tensors of the checkpoint that layers which predict further tokens have once more, with those they are copies
+    of."""
+    layers = range(architecture.num_layers, architecture.num_layers + architecture.num_mtp_layers)
+    return {f"model.layers.{layer}.{name}": original for layer in layers for name, original in MTP_COPIES.items()}
 
 
 def _has(architecture: Architecture, sizes: Mapping[str, int], rule: Rule) -> bool:
@@ -139,6 +172,7 @@ def sizes_of(architecture: Architecture) -> dict[str, int]:
     return {
         "vocab": architecture.vocab_size,
         "hidden": architecture.hidden_size,
+        "two_hidden": 2 * architecture.hidden_size,
         "q": architecture.num_heads * architecture.head_dim,
         "kv": architecture.num_kv_heads * architecture.head_dim,
         "head": architecture.head_dim,
@@ -178,12 +212,20 @@ def global_name(local: str, *, layers: Mapping[int, int], first_expert: int) -> 
         layers: layer of the model by layer of the stage.
         first_expert: the first one that this rank has.
     """
+    local = local.replace(".mtp_model_layer.", ".transformer_layer.")  # as newer versions call it
     name = _LAYER.sub(lambda found: f"decoder.layers.{layers[int(found[1])]}.", local)
     return _EXPERT.sub(lambda found: str(first_expert + int(found[1])), name)
 
 
-def _parameter(rule: Rule, sizes: Mapping[str, int], layer: int | None = None, expert: int | None = None) -> Parameter:
-    places = {"layer": layer, "expert": expert}
+def _parameter(
+    rule: Rule,
+    sizes: Mapping[str, int],
+    layer: int | None = None,
+    expert: int | None = None,
+    *,
+    mtp: int | None = None,
+) -> Parameter:
+    places = {"layer": layer, "expert": expert, "mtp": mtp}
     return Parameter(
         name=rule.megatron.format(**places),
         form=rule.form,

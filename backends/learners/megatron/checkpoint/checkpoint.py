@@ -26,13 +26,14 @@ from penstock.backends.learners.checkpoints.folder import CheckpointFolder
 from penstock.backends.learners.checkpoints.record import STATE_FOLDER, CheckpointError, check_dtype, read_record
 from penstock.backends.learners.checkpoints.state import load_state
 from penstock.backends.learners.checkpoints.writer import CheckpointWriter
+from penstock.backends.learners.megatron.bridge.families import MTP_BLOCK
 from penstock.backends.learners.megatron.checkpoint.checkpoint_snapshot import (
     OWN_TENSOR,
     POLICY,
     LearnerFacts,
     take_snapshot,
 )
-from penstock.backends.learners.megatron.checkpoint.dist_format import is_distributed
+from penstock.backends.learners.megatron.checkpoint.dist_format import DistReader, is_distributed
 from penstock.backends.learners.megatron.checkpoint.sharded import load_model, load_optimizer
 from penstock.backends.learners.megatron.weights.load import load_weights
 from penstock.backends.learners.torch.snapshot import restore_random_state
@@ -72,8 +73,13 @@ class StoredCheckpoint:
         """A collective.
 
         Raises:
-            CheckpointError: it has no such model.
+            CheckpointError: it has no such model, or layers that predict further tokens and the model has none.
         """
+        if name == POLICY and not model.architecture.num_mtp_layers and has_further_layers(self._folder / name):
+            raise CheckpointError(
+                f"{self._folder}: has trained layers that predict further tokens, and learner.megatron.mtp is null, "
+                "so they would be lost; resume with the key that it was written with"
+            )
         read_weights(model, self._folder, rank=self._workers.rank, name=name)
 
     def load_reference(self, model: ParallelModel) -> None:
@@ -236,6 +242,15 @@ class MegatronCheckpoints:
         return ""
 
 
+def has_further_layers(folder: Path) -> bool:
+    """Whether a distributed checkpoint has layers that predict further tokens.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    return is_distributed(folder) and any(name.startswith(MTP_BLOCK) for name in DistReader(folder).tensors)
+
+
 def read_weights(model: ParallelModel, folder: Path, *, rank: int, name: str = POLICY) -> None:
     """Fill a model from a folder, whether its weights lie there as megatron-core's distributed checkpoint or in
     Hugging Face format. A collective.
@@ -244,6 +259,12 @@ def read_weights(model: ParallelModel, folder: Path, *, rank: int, name: str = P
         CheckpointError: it does not have them, in either format.
     """
     if is_distributed(folder / name):
+        if model.architecture.num_mtp_layers and not has_further_layers(folder / name):
+            raise CheckpointError(
+                f"{folder}: was written without layers that predict further tokens, which learner.megatron.mtp trains; "
+                "go on without the key, or begin a run from what `penstock convert` makes of it, which has them as "
+                "they were"
+            )
         load_model(model, folder / name)
     elif name == POLICY:
         load_weights(model, folder, rank=rank)

@@ -24,9 +24,9 @@ from penstock.backends.checkpoint.layers_beyond import keep_layers_beyond
 from penstock.backends.checkpoint.model_format import Converted, digest_of_weight, planned_weights
 from penstock.backends.checkpoint.tokenizer_files import copy_tokenizer
 from penstock.backends.learners.checkpoints.folder import ALONE
-from penstock.backends.learners.megatron.bridge.architecture import read_architecture
-from penstock.backends.learners.megatron.bridge.families import Form
-from penstock.backends.learners.megatron.bridge.weight_map import map_weights, padded_vocab_size
+from penstock.backends.learners.megatron.bridge.architecture import NoMtpLayersError, read_architecture
+from penstock.backends.learners.megatron.bridge.families import MTP_BLOCK, Form
+from penstock.backends.learners.megatron.bridge.weight_map import map_weights, mtp_copies, padded_vocab_size
 from penstock.backends.learners.megatron.checkpoint.dist_format import DistReader, is_distributed
 from penstock.backends.learners.megatron.checkpoint.dist_writer import WrittenPart, write_parts
 from penstock.messages.errors import UserFault
@@ -89,8 +89,8 @@ class MegatronFormat:
     def write(
         self, source: Path, model: OpenModel, target: Path, plan: ConversionPlan, report: Callable[[int], None]
     ) -> Converted:
-        architecture = read_architecture(source)
         planned = planned_weights(model, plan)
+        architecture = _with_further_layers(read_architecture(source), planned)
         _check_names(source, architecture, planned)
         digests: dict[str, str] = {}
 
@@ -135,7 +135,11 @@ class MegatronModel:
         """
         self._folder = folder / POLICY if is_distributed(folder / POLICY) else folder
         self._reader = DistReader(self._folder)
+        if any(name.startswith(MTP_BLOCK) for name in self._reader.tensors):
+            architecture = architecture.with_mtp()
         self._weights = _weight_map(architecture)
+        self._copies = mtp_copies(architecture)
+        """Of layers that predict further tokens, which a checkpoint has of the model's matrices."""
         self._num_layers = architecture.num_layers
         self._num_experts = architecture.experts.count if architecture.experts else 0
         self._places = {
@@ -145,17 +149,19 @@ class MegatronModel:
         }
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: parameter.tensors[index].shape for name, (parameter, index) in self._places.items()}
+        own = {name: parameter.tensors[index].shape for name, (parameter, index) in self._places.items()}
+        return own | {copy: own[name] for copy, name in self._copies.items()}
 
     def dtypes(self) -> dict[str, torch.dtype]:
-        return {name: self._dtype(parameter) for name, (parameter, _) in self._places.items()}
+        own = {name: self._dtype(parameter) for name, (parameter, _) in self._places.items()}
+        return own | {copy: own[name] for copy, name in self._copies.items()}
 
     def __getitem__(self, name: str, /) -> Tensor:
         """
         Raises:
             UserFault: it cannot be read.
         """
-        parameter, index = self._places[name]
+        parameter, index = self._places[self._copies.get(name, name)]
         place = self._place(parameter)
         tensor = torch.empty(parameter.tensors[index].shape, dtype=self._dtype(parameter))
         for block in self._weights.blocks(parameter, 0):
@@ -240,6 +246,16 @@ def _part(
         dtype=dtype,
         read=joined,
     )
+
+
+def _with_further_layers(architecture: Architecture, planned: Mapping[str, Tensor]) -> Architecture:
+    """The same with the layers that predict further tokens, where the model has them whole."""
+    try:
+        found = architecture.with_mtp()
+    except NoMtpLayersError:
+        return architecture
+    names = (tensor.name for parameter in _weight_map(found).parameters.values() for tensor in parameter.tensors)
+    return found if all(name in planned for name in names) else architecture
 
 
 def _check_names(source: Path, architecture: Architecture, planned: Mapping[str, Tensor]) -> None:

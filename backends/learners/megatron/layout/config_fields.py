@@ -59,6 +59,9 @@ _LAYOUT: Final = {
     "overlap_grad_reduce": "overlap_grad_reduce",
     "overlap_param_gather": "overlap_param_gather",
     "overlap_p2p_comm": "overlap_p2p",
+    "mtp_num_layers": "mtp",
+    "mtp_loss_scaling_factor": "mtp.loss_coef",
+    "mtp_standalone": "mtp",
 }
 """Fields that a key of ``learner.megatron`` sets."""
 _LEARNER: Final = {
@@ -86,7 +89,6 @@ _OURS: Final = {
     "perform_initialization": "weights come from the checkpoint",
     "transformer_impl": "it follows from the device",
     "moe_grouped_gemm": "it follows from the layer's parameter names",
-    "mtp_num_layers": "layers that predict several tokens at once are left out",
 }
 """Fields that are decided, with the reason."""
 _OVER_GLOO: Final = {

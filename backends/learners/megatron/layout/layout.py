@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from penstock.backends.learners.megatron.layout.stages import UNEVEN_STAGES, layers_of_pieces
+from penstock.backends.learners.megatron.layout.stages import UNEVEN_STAGES, WRITTEN_OUT, layers_of_pieces
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -236,6 +236,8 @@ def _stage_problems(layout: Layout, architecture: Architecture, fields: Mapping[
     stages, pieces = layout.pipeline, layout.virtual_pipeline
     if pieces > 1 and stages == 1:
         yield f"virtual_pipeline {pieces} needs a pipeline_parallel above 1"
+    if architecture.num_mtp_layers and fields.get(WRITTEN_OUT):
+        yield f"with learner.megatron.mtp the stages cannot be written out (transformer.{WRITTEN_OUT})"
     try:
         layers_of_pieces(architecture.num_layers, num_stages=stages, pieces_per_stage=pieces, fields=fields)
     except UserFault as error:

@@ -30,8 +30,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.backends.learners.megatron.bridge.families import EMBEDDING, HEAD
+from penstock.backends.learners.megatron.bridge.families import EMBEDDING, HEAD, MTP_BLOCK
 from penstock.backends.learners.megatron.bridge.weight_map import map_weights, padded_vocab_size
+from penstock.backends.learners.megatron.layout.model_config import with_options
 from penstock.backends.learners.megatron.layout.offload_options import offloaded_fraction, offloads_main_weights
 from penstock.backends.learners.megatron.layout.stages import layers_of_pieces
 
@@ -92,6 +93,18 @@ class _Count:
     experts: int = 0
     head: int = 0
     """Of the dense ones, the output head's, that a critic has none of."""
+    mtp_dense: int = 0
+    """Of the dense ones, those of layers that predict further tokens, which neither critic nor reference has."""
+    mtp_experts: int = 0
+    """Likewise of the experts'."""
+
+    @property
+    def of_reference(self) -> _Count:
+        return replace(self, dense=self.dense - self.mtp_dense, experts=self.experts - self.mtp_experts)
+
+    @property
+    def of_critic(self) -> _Count:
+        return replace(self.of_reference, dense=self.of_reference.dense - self.head)
 
     @property
     def all(self) -> int:
@@ -146,12 +159,13 @@ def estimate_stages(
     extras: Extras = POLICY_ALONE,
 ) -> list[MemoryEstimate]:
     """Of a rank of each pipeline stage; see :func:`estimate_memory`."""
+    architecture = with_options(architecture, options)
     tokens = -(-max_tokens // layout.context)
     counts = _counts(architecture, layout, options)
     estimates: list[MemoryEstimate] = []
     for stage, count in enumerate(counts):
         policy = _training(count, layout, options, precision)
-        critic = _training(replace(count, dense=count.dense - count.head), layout, options, precision)
+        critic = _training(count.of_critic, layout, options, precision)
         numbers = _activations(architecture, layout, options, stage)
         is_last = stage == layout.pipeline - 1
         estimates.append(
@@ -160,7 +174,7 @@ def estimate_stages(
                 weights=policy.weights,
                 gradients=policy.gradients,
                 optimizer=policy.optimizer,
-                reference=policy.weights if extras.has_reference else 0,
+                reference=count.of_reference.all * WEIGHT_BYTES[precision] if extras.has_reference else 0,
                 critic=critic.total if extras.has_own_critic else 0,
                 activations=tokens * numbers * WEIGHT_BYTES[precision],
                 logits=_logits(architecture, layout, options, precision, tokens) if is_last else 0,
@@ -219,14 +233,20 @@ def _counts(architecture: Architecture, layout: Layout, options: MegatronOptions
     )
     ends = list(itertools.accumulate(pieces_of(architecture, layout, options)))
     last = layout.pipeline - 1
-    dense, experts, head = ([0] * layout.pipeline for _ in range(3))
+    dense, experts, head, mtp_dense, mtp_experts = ([0] * layout.pipeline for _ in range(5))
     for parameter in (parameter for parameter in weights.parameters.values() if not parameter.is_buffer):
         size = math.prod(weights.part_shape(parameter))
         if parameter.layer is not None:
             stage = bisect.bisect_right(ends, parameter.layer) % layout.pipeline
             (dense if parameter.expert is None else experts)[stage] += size
+        elif parameter.name.startswith(MTP_BLOCK):
+            for counts in (dense, mtp_dense) if parameter.expert is None else (experts, mtp_experts):
+                counts[last] += size
         elif parameter.name == EMBEDDING.megatron:
             dense[0] += size
+            if architecture.num_mtp_layers and last:  # a copy for these layers
+                dense[last] += size
+                mtp_dense[last] += size
             if architecture.has_tied_embeddings and last:
                 dense[last] += size
                 head[last] += size
@@ -234,7 +254,12 @@ def _counts(architecture: Architecture, layout: Layout, options: MegatronOptions
             dense[last] += size
             head[last] += size if parameter.name == HEAD.megatron else 0
     per_rank = architecture.experts.count // layout.expert if architecture.experts else 0
-    return [_Count(dense[stage], experts[stage] * per_rank, head[stage]) for stage in range(layout.pipeline)]
+    return [
+        _Count(
+            dense[stage], experts[stage] * per_rank, head[stage], mtp_dense[stage], mtp_experts[stage] * per_rank
+        )
+        for stage in range(layout.pipeline)
+    ]  # fmt: skip
 
 
 def _vocab(architecture: Architecture, layout: Layout, options: MegatronOptions) -> int:
@@ -250,6 +275,11 @@ def _activations(architecture: Architecture, layout: Layout, options: MegatronOp
         for piece in range(stage, len(pieces), layout.pipeline)
         for layer in range(starts[piece], starts[piece + 1])
     ]
+    if stage == layout.pipeline - 1:
+        # Around its layer: the embedding, what is joined of both norms, what is made of it, and the last norm.
+        around = 6 * architecture.hidden_size / (layout.tensor if layout.sequence_parallel else 1)
+        layer = _of_layer(architecture, layout, has_experts=architecture.has_experts(architecture.num_layers))
+        own += [layer + around] * architecture.num_mtp_layers
     if not own:
         return 0
     whole = architecture.hidden_size / (layout.tensor if layout.sequence_parallel else 1)
@@ -297,4 +327,5 @@ def _logits(
     architecture: Architecture, layout: Layout, options: MegatronOptions, precision: ModelDtype, tokens: int
 ) -> int:
     share = _vocab(architecture, layout, options) // layout.tensor
-    return 2 * tokens * share * (WEIGHT_BYTES[precision] + FLOAT32_BYTES)
+    # Those of layers that predict further tokens are there once, when the model's own are made.
+    return (2 + architecture.num_mtp_layers) * tokens * share * (WEIGHT_BYTES[precision] + FLOAT32_BYTES)

@@ -7,6 +7,7 @@ torch or megatron-core.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from penstock.backends.learners.megatron.bridge.architecture import yarn_mscale
@@ -57,6 +58,8 @@ def transformer_fields(
         "perform_initialization": True,
         "use_cpu_initialization": is_cpu,
     }
+    if architecture.num_mtp_layers:
+        fields["mtp_num_layers"] = architecture.num_mtp_layers
     if overlaps_p2p:
         fields["batch_p2p_comm"] = False  # the library takes one of the two
     if architecture.latent:
@@ -67,6 +70,15 @@ def transformer_fields(
         # The kernel for packed sequences turns halves of a head; that of latent attention takes yarn only.
         fields["apply_rope_fusion"] = False
     return fields | options.transformer
+
+
+def with_options(architecture: Architecture, options: MegatronOptions) -> Architecture:
+    """What of a model is built.
+
+    Raises:
+        UserFault: it does not have what the options ask for.
+    """
+    return replace(architecture, num_mtp_layers=0) if options.mtp is None else architecture.with_mtp()
 
 
 def ddp_fields(options: MegatronOptions) -> Fields:

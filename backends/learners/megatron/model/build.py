@@ -31,9 +31,10 @@ from penstock.backends.learners.megatron.bridge.weight_map import padded_vocab_s
 from penstock.backends.learners.megatron.cpu import gaps
 from penstock.backends.learners.megatron.layout.config_fields import DTYPE_NAMES
 from penstock.backends.learners.megatron.layout.layout import check_layout
-from penstock.backends.learners.megatron.layout.model_config import transformer_fields
-from penstock.backends.learners.megatron.model.layer_spec import block_spec
+from penstock.backends.learners.megatron.layout.model_config import transformer_fields, with_options
+from penstock.backends.learners.megatron.model.layer_spec import block_spec, mtp_spec
 from penstock.backends.learners.megatron.model.moe import connect_routers
+from penstock.backends.learners.megatron.model.mtp import PredictingModel
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.bridge.architecture import Architecture, LatentAttention, Rope
     from penstock.backends.learners.megatron.layout.layout import Layout
     from penstock.backends.learners.megatron.layout.model_config import Fields, Precision
-    from penstock.backends.learners.megatron_options import MegatronOptions
+    from penstock.backends.learners.megatron_options import MegatronOptions, MtpOptions
 
 gaps.mend()
 
@@ -59,6 +60,8 @@ class ParallelModel:
     """Model chunks by virtual pipeline stage; one without such stages."""
     padded_vocab_size: int
     precision: Precision
+    mtp: MtpOptions | None = None
+    """How layers that predict further tokens are trained; None: the model has none."""
 
 
 def open_groups(layout: Layout, *, seed: int, timeout_s: float = 1800.0) -> None:
@@ -112,7 +115,9 @@ def build_model(
 
     Raises:
         LayoutError: the layout is not possible.
+        UserFault: the model has no such layers as ``options.mtp`` asks for.
     """
+    architecture = with_options(architecture, options)
     check_layout(layout, architecture, options.transformer)
     is_cpu = device.type == "cpu"
     fields = transformer_fields(architecture, layout, options, precision=precision, is_cpu=is_cpu)
@@ -120,7 +125,8 @@ def build_model(
     config = kind(**as_objects(fields), activation_func=functional.silu)
     vocab = padded_vocab_size(architecture.vocab_size, multiple=options.vocab_multiple, num_tensor=layout.tensor)
     stages = [None] if layout.virtual_pipeline == 1 else list(range(layout.virtual_pipeline))
-    chunks = [_chunk(architecture, config, vocab, stage, is_cpu=is_cpu) for stage in stages]
+    trains_trunk = options.mtp is not None and options.mtp.trains_trunk
+    chunks = [_chunk(architecture, config, vocab, stage, is_cpu=is_cpu, trains_trunk=trains_trunk) for stage in stages]
     if options.recompute != "none":
         _let_recompute(chunks)
     _mark_experts(chunks, layout)
@@ -132,6 +138,7 @@ def build_model(
         chunks=chunks,
         padded_vocab_size=vocab,
         precision=precision,
+        mtp=options.mtp,
     )
 
 
@@ -141,6 +148,14 @@ def _let_recompute(chunks: list[GPTModel]) -> None:
     for chunk in chunks:
         for module in (chunk.decoder, *(layer.self_attention for layer in chunk.decoder.layers)):
             module.training = True
+        for layer in mtp_layers(chunk):
+            layer.training = layer.inner.self_attention.training = True
+
+
+def mtp_layers(chunk: GPTModel) -> list[Any]:
+    """The layers of a chunk that predict further tokens."""
+    block: Any = getattr(chunk, "mtp", None)
+    return [] if block is None else list(block.layers)
 
 
 def _mark_experts(chunks: list[GPTModel], layout: Layout) -> None:
@@ -159,16 +174,25 @@ def as_objects(fields: Fields) -> dict[str, Any]:
 
 
 def _chunk(
-    architecture: Architecture, config: TransformerConfig, vocab_size: int, stage: int | None, *, is_cpu: bool
+    architecture: Architecture,
+    config: TransformerConfig,
+    vocab_size: int,
+    stage: int | None,
+    *,
+    is_cpu: bool,
+    trains_trunk: bool,
 ) -> GPTModel:
     is_whole = stage is None
-    model = GPTModel(
+    is_last = parallel_state.is_pipeline_last_stage(ignore_virtual=is_whole, vp_stage=stage)
+    predicts = architecture.num_mtp_layers > 0
+    model = (PredictingModel if predicts else GPTModel)(
         config,
         block_spec(architecture, config, virtual_stage=stage, is_cpu=is_cpu),
         vocab_size=vocab_size,
         max_sequence_length=architecture.max_positions,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=is_whole, vp_stage=stage),
-        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=is_whole, vp_stage=stage),
+        post_process=is_last,
+        mtp_block_spec=mtp_spec(architecture, config, is_cpu=is_cpu) if predicts and is_last else None,
         parallel_output=True,
         share_embeddings_and_output_weights=architecture.has_tied_embeddings,
         position_embedding_type="rope",
@@ -181,12 +205,14 @@ def _chunk(
         rotary.inv_freq = llama3_frequencies(rotary.inv_freq, architecture.rope)
     if architecture.latent:
         _set_latent_epsilon(model, architecture.latent)
+    if isinstance(model, PredictingModel):
+        model.trains_trunk = trains_trunk
     return model.eval()
 
 
 def _set_latent_epsilon(model: GPTModel, latent: LatentAttention) -> None:
     """The configuration has one epsilon for all norms."""
-    for layer in model.decoder.layers:
+    for layer in (*model.decoder.layers, *(layer.inner for layer in mtp_layers(model))):
         attention: Any = layer.self_attention
         attention.linear_kv_up_proj.eps = latent.norm_epsilon
         if latent.query_rank:

@@ -11,12 +11,20 @@ from __future__ import annotations
 
 import copy
 import functools
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe import experts
+from megatron.core.transformer.multi_token_prediction import (
+    MultiTokenPredictionBlock,
+    MultiTokenPredictionBlockSubmodules,
+    MultiTokenPredictionLayerSubmodules,
+    get_mtp_layer_spec,
+)
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
@@ -31,11 +39,19 @@ from penstock.backends.learners.megatron.cpu.layers import (
     WholeLinear,
 )
 from penstock.backends.learners.megatron.model.moe import Router
+from penstock.backends.learners.megatron.model.mtp import PredictionLayer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from megatron.core.transformer import TransformerConfig
 
     from penstock.backends.learners.megatron.bridge.architecture import Architecture
+
+
+_INNER = next(each.name for each in fields(MultiTokenPredictionLayerSubmodules) if each.name.endswith("_layer"))
+"""What the decoder layer in a layer that predicts a further token is called: ``transformer_layer``, and from 0.17 on
+``mtp_model_layer``."""
 
 
 def block_spec(
@@ -51,12 +67,36 @@ def block_spec(
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
 
 
+def mtp_spec(architecture: Architecture, config: TransformerConfig, *, is_cpu: bool) -> ModuleSpec:
+    """The layers that predict further tokens, each around a layer like the model's last ones."""
+    if is_cpu:
+        layer = layer_spec(architecture, config, has_experts=architecture.has_experts(architecture.num_layers))
+        outer = MultiTokenPredictionLayerSubmodules(
+            enorm=RMSNorm, hnorm=RMSNorm, eh_proj=ColumnParallelLinear, layer_norm=RMSNorm, **{_INNER: layer}
+        )
+        each = ModuleSpec(module=PredictionLayer, submodules=outer)
+    else:
+        block = get_gpt_decoder_block_spec(config, use_transformer_engine=True)
+        layers = block.layer_specs or []
+        _take_own_layers(architecture, layers)
+        each = get_mtp_layer_spec(layers[-1], use_transformer_engine=True)
+        each.module = PredictionLayer
+    block_of_them = MultiTokenPredictionBlockSubmodules(layer_specs=[each] * architecture.num_mtp_layers)
+    return ModuleSpec(module=MultiTokenPredictionBlock, submodules=block_of_them)
+
+
 def _engine_block_spec(
     architecture: Architecture, config: TransformerConfig, virtual_stage: int | None
 ) -> TransformerBlockSubmodules:
     """The same of Transformer Engine's layers."""
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=virtual_stage)
-    for spec in block.layer_specs or []:
+    _take_own_layers(architecture, block.layer_specs or [])
+    return block
+
+
+def _take_own_layers(architecture: Architecture, specs: Sequence[ModuleSpec]) -> None:
+    """In the place of Transformer Engine's, where it has none that do."""
+    for spec in specs:
         layer: Any = spec.submodules
         mlp = _mlp_submodules(layer)
         if hasattr(mlp, "experts"):
@@ -66,7 +106,6 @@ def _engine_block_spec(
             from penstock.backends.learners.megatron.model.engine_layers import EngineRowParallelLinearNormed
 
             layer.self_attention.submodules.linear_proj = mlp.linear_fc2 = EngineRowParallelLinearNormed
-    return block
 
 
 def layer_spec(architecture: Architecture, config: TransformerConfig, *, has_experts: bool) -> ModuleSpec:

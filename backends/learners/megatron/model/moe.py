@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.megatron.bridge.architecture import Architecture
+    from penstock.backends.learners.megatron.model.mtp import FurtherTokens
 
 STEP_KINDS: Final = ("aux_loss", "global_aux_loss")
 KINDS: Final = (*STEP_KINDS, "seq_aux_loss", "z_loss")
@@ -87,6 +88,8 @@ class RoutedSequences(PackedSeqParams):
     """Goes with a micro-batch through its layers, also when they are computed again."""
 
     routing: Routing | None = field(default=None, kw_only=True)
+    further: tuple[FurtherTokens, ...] = field(default=(), kw_only=True)
+    """For each layer that predicts further tokens, where these are run."""
 
 
 class Router(TopKRouter):

@@ -7,6 +7,8 @@ Invariants:
   and leaves it to a scheduler to act on the marks.
 * A step whose loss or gradient is not finite changes nothing and raises, on every rank alike. megatron-core itself
   would look only where it scales losses.
+* Layers that predict further tokens are clipped by a norm of their own, unless their gradient goes on into the model:
+  how far the policy moves is not theirs to say then.
 * After :meth:`TrainableModel.gather_weights` every rank has the weights of the last step, also where
   ``overlap_param_gather`` would gather them during the next forward pass only.
 """
@@ -16,6 +18,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -30,12 +33,12 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from penstock.backends.learners.megatron.layout.model_config import ddp_fields, optimizer_fields
-from penstock.backends.learners.megatron.model.build import as_objects
+from penstock.backends.learners.megatron.model.build import as_objects, mtp_layers
 from penstock.backends.learners.megatron.schedule.schedule import MicroBatchRunner
 from penstock.backends.learners.training.alarms import non_finite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from megatron.core.optimizer import MegatronOptimizer
     from torch import Tensor
@@ -88,6 +91,10 @@ class TrainableModel:
             check_stop: called before each micro-batch; raises to end the step.
         """
         self.model = model
+        self.further_norm: float | None = None
+        """Of the last step's gradient of layers that predict further tokens, before it was clipped; None where they
+        are not clipped apart."""
+        self._clips_apart = model.mtp is not None and not model.mtp.trains_trunk
         self._device = device
         self._weight_decay = weight_decay
         self._max_grad_norm = max_grad_norm
@@ -169,23 +176,40 @@ class TrainableModel:
         """
         optimizer = self._optimizer
         is_overflown = optimizer.prepare_grads()
-        norm = float("nan") if is_overflown else float(optimizer.get_grad_norm())
-        if (error := non_finite(loss=loss, norm=norm, name=name)) is not None:
-            self.forget_gradients()
-            raise error
+        apart = _main_parameters(optimizer, self._further_parameters()) if self._clips_apart else []
+        norm = self._norm(without=apart, is_overflown=is_overflown, loss=loss, name=name)
+        if self._clips_apart:
+            rest = _others(optimizer, apart)
+            self.further_norm = self._norm(without=rest, is_overflown=is_overflown, loss=loss, name=f"{name}, mtp")
+            self._clip(self.further_norm, without=rest)
+        self._clip(norm, without=apart)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * group["lr_mult"]
             group["weight_decay"] = self._weight_decay * group["wd_mult"]
-        for member in members_of(optimizer):
-            if parameters := member.get_parameters():
-                clip_grad_by_total_norm_fp32(
-                    parameters,
-                    max_norm=self._max_grad_norm,
-                    total_norm=norm,
-                    use_decoupled_grad=member.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8,
-                )
         optimizer.step_with_ready_grads()
         return norm
+
+    def _norm(self, *, without: Sequence[Tensor], is_overflown: bool, loss: float, name: str) -> float:
+        with _hidden(without):
+            norm = float("nan") if is_overflown else float(self._optimizer.get_grad_norm())
+        if (error := non_finite(loss=loss, norm=norm, name=name)) is not None:
+            self.forget_gradients()
+            raise error
+        return norm
+
+    def _clip(self, norm: float, *, without: Sequence[Tensor]) -> None:
+        with _hidden(without):
+            for member in members_of(self._optimizer):
+                if parameters := member.get_parameters():
+                    clip_grad_by_total_norm_fp32(
+                        parameters,
+                        max_norm=self._max_grad_norm,
+                        total_norm=norm,
+                        use_decoupled_grad=member.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8,
+                    )
+
+    def _further_parameters(self) -> list[Tensor]:
+        return [each for chunk in self.model.chunks for layer in mtp_layers(chunk) for each in layer.parameters()]
 
     def forget_gradients(self) -> None:
         """What was added since the last step."""
@@ -232,6 +256,41 @@ class TrainableModel:
         last = parallel_state.get_pipeline_model_parallel_last_rank()
         dist.broadcast(total, src=last, group=parallel_state.get_pipeline_model_parallel_group())
         return float(total)
+
+
+def _main_parameters(optimizer: MegatronOptimizer, wanted: Sequence[Tensor]) -> list[Tensor]:
+    """What the optimizer updates in the place of these parameters of the model, as far as this rank has it."""
+    by_id = {id(parameter): parameter for parameter in wanted}
+    found: list[Tensor] = []
+    for member in members_of(optimizer):
+        places: dict[Tensor, tuple[int, int]] | None = getattr(member, "model_param_group_index_map", None)
+        if places is not None:  # each rank has a part of some
+            groups = member.optimizer.param_groups
+            found += [groups[group]["params"][place] for own, (group, place) in places.items() if id(own) in by_id]
+        else:
+            own_ids = {id(parameter) for parameter in member.get_parameters()}
+            mains = [getattr(parameter, "main_param", parameter) for parameter in wanted]
+            found += [main for main in mains if id(main) in own_ids]
+    return found
+
+
+def _others(optimizer: MegatronOptimizer, parameters: Sequence[Tensor]) -> list[Tensor]:
+    ids = {id(parameter) for parameter in parameters}
+    return [each for member in members_of(optimizer) for each in member.get_parameters() if id(each) not in ids]
+
+
+@contextlib.contextmanager
+def _hidden(parameters: Sequence[Tensor]) -> Generator[None]:
+    """They have no gradient meanwhile."""
+    names = ("grad", "decoupled_grad")
+    kept = [(each, name, getattr(each, name)) for each in parameters for name in names if hasattr(each, name)]
+    for each, name, _ in kept:
+        setattr(each, name, None)
+    try:
+        yield
+    finally:
+        for each, name, gradient in kept:
+            setattr(each, name, gradient)
 
 
 def members_of(optimizer: MegatronOptimizer) -> list[Any]:

@@ -53,6 +53,17 @@ class PackedShare(NamedTuple):
     """Tokens whose log-probs are wanted beside the target's ``[M, k]``; None: none are."""
 
 
+class FurtherShare(NamedTuple):
+    """What one rank has of a micro-batch for a layer that predicts a further token."""
+
+    input_ids: NDArray[np.int64]
+    """Tokens further on than the inputs; 0 where there is none ``[T]``."""
+    predicted_at: NDArray[np.int64]
+    """Inputs from which a trained token is predicted ``[M]``."""
+    targets: NDArray[np.int64]
+    """Those tokens ``[M]``."""
+
+
 def stand_in(sequence: TrainSequence) -> TrainSequence:
     """The smallest sequence that a model takes, of which nothing is trained: alone in a micro-batch, for a rank that
     has nothing of its own to run while others do."""
@@ -120,6 +131,29 @@ def pack_share(
         sequence_of=sequence_of[own],
         top_ids=None if top is None else top.ids[place[own][predicted_at]],
     )
+
+
+def pack_further(sequences: Sequence[TrainSequence], share: PackedShare, distance: int) -> FurtherShare:
+    """Lay out what one rank has of a micro-batch for a layer that sees token ``i + distance`` at input ``i`` and
+    predicts the one after it.
+
+    Args:
+        sequences: of the micro-batch.
+        share: what :func:`pack_share` has made of them.
+        distance: 1 for the first such layer.
+    """
+    total = sum(share.lengths)
+    ids, target = np.zeros(total, dtype=np.int64), np.full(total, -1, dtype=np.int64)
+    start = 0
+    for sequence, length in zip(sequences, share.lengths, strict=True):
+        seen = sequence.tokens[distance:-1]
+        ids[start : start + len(seen)] = seen
+        far = sequence.trained[sequence.trained > distance]
+        target[start + far - 1 - distance] = sequence.tokens[far]
+        start += length
+    own = target[share.own]
+    predicted_at = np.flatnonzero(own >= 0)
+    return FurtherShare(ids[share.own], predicted_at, own[predicted_at])
 
 
 def _filled_lengths(lengths: Sequence[int], num_context: int, num_sequence_shards: int) -> list[int]:

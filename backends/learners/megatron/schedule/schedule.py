@@ -24,6 +24,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from penstock.backends.learners.megatron.layout.fp8_options import fill_multiple
 from penstock.backends.learners.megatron.model.moe import Balancing, RoutedSequences, Routing, StepBalance, num_inputs
+from penstock.backends.learners.megatron.schedule.further import FurtherLoss
 from penstock.backends.learners.megatron.schedule.packed import pack_share
 from penstock.backends.learners.megatron.schedule.router_replay import laid_out
 from penstock.backends.learners.megatron.schedule.vocabulary import VocabularyScores, sum_of_shares, vocabulary_scores
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.megatron.model.build import ParallelModel
+    from penstock.backends.learners.megatron.model.mtp import FurtherTokens
     from penstock.backends.learners.megatron.model.value_head import SharedHead
     from penstock.backends.learners.megatron.schedule.packed import PackedShare
 
@@ -45,6 +47,7 @@ class _Input(NamedTuple):
     number: int
     share: PackedShare
     routing: Routing | None
+    further: tuple[FurtherTokens, ...]
 
 
 class MicroBatchRunner:
@@ -81,14 +84,16 @@ class MicroBatchRunner:
         self._replays_experts = replays_experts
         self._balancing = Balancing(model.architecture, model.chunks, model.config, device)
         self._value_head: SharedHead | None = None
+        self._further = None if model.mtp is None else FurtherLoss(model, model.mtp, device)
         self.agree: Callable[[bool], bool] | None = None
         """Whether any rank says so; set where one that ran out of memory leaves no other in the middle of a
         micro-batch. Then all of them raise."""
 
     @property
-    def expert_figures(self) -> dict[str, float]:
-        """Auxiliary losses of the last optimizer step, by metric name; the same on every rank."""
-        return self._balancing.figures
+    def further_figures(self) -> dict[str, float]:
+        """Losses of the last optimizer step that are none of its objective, of experts and of layers that predict
+        further tokens, by metric name; the same on every rank."""
+        return self._balancing.figures | ({} if self._further is None else self._further.figures)
 
     @property
     def multiple(self) -> int:
@@ -128,7 +133,8 @@ class MicroBatchRunner:
             temperature: another one than the engine's.
 
         Returns:
-            The losses, on the last stage; nothing on others. Auxiliary losses of experts are not in them.
+            The losses, on the last stage; nothing on others. Auxiliary losses of experts are not in them, nor those
+            of layers that predict further tokens.
         """
 
         def finish(number: int, logits: Tensor, share: PackedShare) -> Tensor:
@@ -137,6 +143,16 @@ class MicroBatchRunner:
         return self._train(micro_batches, finish)
 
     def _train(
+        self, micro_batches: Sequence[Sequence[TrainSequence]], finish: Callable[[int, Tensor, PackedShare], Tensor]
+    ) -> list[Tensor]:
+        if self._further is None:
+            return self._train_balanced(micro_batches, finish)
+        self._further.begin(micro_batches)
+        losses = self._train_balanced(micro_batches, finish)
+        self._further.close()
+        return losses
+
+    def _train_balanced(
         self, micro_batches: Sequence[Sequence[TrainSequence]], finish: Callable[[int, Tensor, PackedShare], Tensor]
     ) -> list[Tensor]:
         self._balancing.forget()
@@ -201,14 +217,14 @@ class MicroBatchRunner:
         ]
 
         def forward(inputs: Iterator[_Input], module: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
-            number, share, routing = next(inputs)
+            number, share, routing, further = next(inputs)
             if self._check_stop is not None:
                 self._check_stop()
             logits = module(
                 self._tensor(share.input_ids)[None],
                 self._tensor(share.position_ids)[None],
                 None,
-                packed_seq_params=self._packed(share, routing),
+                packed_seq_params=self._packed(share, routing, further),
             )
 
             def finish(logits: Tensor, *, non_loss_data: bool = False) -> Any:  # noqa: ANN401 - what a schedule wants
@@ -216,7 +232,8 @@ class MicroBatchRunner:
                 if non_loss_data:
                     return result
                 # Zero tokens: the schedule would divide by their number, and the loss has its denominator.
-                return result, torch.zeros((), dtype=torch.int, device=self._device), result.detach()
+                total = result if self._further is None else self._further.beside(result, further)
+                return total, torch.zeros((), dtype=torch.int, device=self._device), result.detach()
 
             return logits, finish
 
@@ -310,8 +327,9 @@ class MicroBatchRunner:
         choices = None
         if experts is not None and self._replays_experts:
             choices = laid_out(sequences, share.lengths, experts)
+        further = self._further.tokens(sequences, share) if self._further is not None and goes_back else ()
         if balance is None and choices is None:
-            return _Input(number, share, None)
+            return _Input(number, share, None, further)
         routing = Routing(
             sequence_of=self._tensor(self._own_tokens(share.sequence_of)),
             lengths=torch.tensor([float(num_inputs(s)) for s in sequences], device=self._device),
@@ -319,7 +337,7 @@ class MicroBatchRunner:
             balance=balance,
             goes_back=goes_back,
         )
-        return _Input(number, share, routing)
+        return _Input(number, share, routing, further)
 
     def _own_tokens(self, values: NDArray[Any]) -> NDArray[Any]:
         """Of those of a context-parallel rank, the ones that this rank has between matrices."""
@@ -330,10 +348,13 @@ class MicroBatchRunner:
         start = parallel_state.get_tensor_model_parallel_rank() * length
         return values[start : start + length]
 
-    def _packed(self, share: PackedShare, routing: Routing | None) -> RoutedSequences:
+    def _packed(
+        self, share: PackedShare, routing: Routing | None, further: tuple[FurtherTokens, ...]
+    ) -> RoutedSequences:
         ends = torch.tensor([0, *share.lengths], device=self._device).cumsum(0).int()
         return RoutedSequences(
             routing=routing,
+            further=further,
             qkv_format="thd",
             cu_seqlens_q=ends, cu_seqlens_kv=ends, cu_seqlens_q_padded=ends, cu_seqlens_kv_padded=ends,
             max_seqlen_q=max(share.lengths), max_seqlen_kv=max(share.lengths),

@@ -17,7 +17,7 @@ from penstock.backends.checkpoint.layers_beyond import layers_beyond
 from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.learners.checkpoints.record import CheckpointError
 from penstock.backends.learners.megatron.bridge.families import EMBEDDING, EXPERT_BIAS, HEAD
-from penstock.backends.learners.megatron.bridge.weight_map import global_name, map_weights
+from penstock.backends.learners.megatron.bridge.weight_map import global_name, map_weights, mtp_copies
 from penstock.backends.learners.training.freezing import frozen_weights
 from penstock.messages.errors import UserFault
 
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
     from torch import Tensor
 
+    from penstock.backends.learners.megatron.bridge.architecture import Architecture
     from penstock.backends.learners.megatron.bridge.forms import Block
     from penstock.backends.learners.megatron.bridge.weight_map import Parameter, WeightMap
     from penstock.backends.learners.megatron.model.build import ParallelModel
     from penstock.backends.learners.options import LearnerOptions
 
 _log = logging.getLogger(__name__)
+_ROWS_AT_ONCE = 4096
 
 
 def weight_map_of(model: ParallelModel) -> WeightMap:
@@ -68,12 +70,36 @@ def load_weights(model: ParallelModel, folder: Path, *, rank: int) -> None:
             own.zero_()
             for block in weights.blocks(parameter, shard):
                 _read_block(reader, parameter, block, own)
-        if rank == 0 and (left := sorted(set(layers_beyond(reader, model.architecture.num_layers).values()))):
+        if model.architecture.num_mtp_layers and rank == 0:
+            _check_copies(reader, model.architecture)
+        elif rank == 0 and (left := sorted(set(layers_beyond(reader, model.architecture.num_layers).values()))):
             _log.warning(
                 "%s: layers %s, beyond the model's %d, are left out: they predict several tokens at once, and are "
-                "neither trained nor published; what is saved keeps them as they are",
+                "neither trained nor published without learner.megatron.mtp; what is saved keeps them as they are",
                 folder, ", ".join(map(str, left)), model.architecture.num_layers,
             )  # fmt: skip
+
+
+def _check_copies(reader: CheckpointTensors, architecture: Architecture) -> None:
+    """Layers that predict further tokens share embedding and output head with the model.
+
+    Raises:
+        CheckpointError: the checkpoint's have others.
+    """
+    for copy, original in mtp_copies(architecture).items():
+        if copy not in reader:
+            continue
+        own, trunk = reader.slice(copy), reader.slice(original)
+        num_rows = int(own.get_shape()[0])
+        is_same = own.get_shape() == trunk.get_shape() and all(
+            torch.equal(own[start : start + _ROWS_AT_ONCE], trunk[start : start + _ROWS_AT_ONCE])
+            for start in range(0, num_rows, _ROWS_AT_ONCE)
+        )
+        if not is_same:
+            raise CheckpointError(
+                f"{copy} is another matrix than {original}, and layers that predict further tokens are trained with "
+                "the model's own embedding and output head; remove learner.megatron.mtp"
+            )
 
 
 def freeze(model: ParallelModel, options: LearnerOptions, *, rank: int) -> None:

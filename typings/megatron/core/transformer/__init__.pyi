@@ -19,6 +19,7 @@ class TransformerConfig:
     bf16: bool
     fp8: str | None
     fp8_recipe: str | None
+    distribute_saved_activations: bool
     finalize_model_grads_func: Callable[..., None] | None
     grad_scale_func: Callable[[torch.Tensor], torch.Tensor] | None
     no_sync_func: Callable[..., Any] | Sequence[Callable[..., Any]] | None

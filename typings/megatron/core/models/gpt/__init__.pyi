@@ -3,6 +3,8 @@ from typing import Any
 
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor, nn
 
@@ -18,6 +20,9 @@ class GPTModel(nn.Module):
     decoder: _Decoder
     output_layer: nn.Module
     rotary_pos_emb: object
+    post_process: bool
+    embedding: nn.Module
+    mtp: MultiTokenPredictionBlock
     def __init__(
         self,
         config: TransformerConfig,
@@ -32,6 +37,7 @@ class GPTModel(nn.Module):
         position_embedding_type: str = "learned_absolute",
         rotary_percent: float = 1.0,
         rotary_base: int = 10000,
+        mtp_block_spec: ModuleSpec | None = None,
         vp_stage: int | None = None,
     ) -> None: ...
     def sharded_state_dict(self, *, metadata: dict[str, Any]) -> dict[str, Any]: ...

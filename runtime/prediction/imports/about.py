@@ -1,0 +1,59 @@
+"""What no log says of its run, and the user does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from penstock.messages.base import Options
+from penstock.messages.errors import UserFault
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
+class About(Options, frozen=True, kw_only=True):
+    """Facts of a run that was logged by another system."""
+
+    engines: Count = 1
+    """Copies of the model that generated, each on as many devices as it took."""
+    slots: Count | None = None
+    """Requests that one engine runs at most at a time; None: all that it had of a batch ran at once."""
+    samples: Count | None = None
+    """Of a step; None: as the log says."""
+    group_size: Count = 8
+    """Samples of a prompt."""
+    learner_ranks: Count = 1
+    """Devices that trained."""
+    colocated: bool = False
+    """Engines and learner had the same devices, in turns."""
+    generation_share: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    """Of the time of a step, where the log does not tell generation from training."""
+    max_response_tokens: Count | None = None
+    """Where responses were cut off; None: at the longest that was logged."""
+
+
+def read_about(pairs: Sequence[str]) -> About:
+    """From ``key=value``, each key once.
+
+    Raises:
+        UserFault: a key that there is not, a value out of bounds, or no ``=``.
+    """
+    given: dict[str, str] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or key in given:
+            raise UserFault(f"--about {pair}: expected KEY=VALUE, each key once; keys are {', '.join(_keys())}")
+        given[key] = value
+    try:
+        return msgspec.convert(given, About, strict=False)
+    except msgspec.ValidationError as error:
+        raise UserFault(f"--about: {error}; keys are {', '.join(_keys())}") from None
+
+
+def _keys() -> list[str]:
+    return [field.name for field in msgspec.structs.fields(About)]

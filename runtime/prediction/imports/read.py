@@ -1,0 +1,251 @@
+"""Reads the metrics that another system has logged, whatever it wrote them into: one row of numbers for each step.
+
+Known are lines of JSON, one JSON document with ``log_history``, tables of comma-separated values with a column for each
+metric or for tag and value, and what is printed on a console (:mod:`.console`). Which of them a file is, its content
+says.
+
+Invariants:
+
+* A log is untrusted: sizes are bounded, nothing of it is evaluated, and no text of it but names of metrics is kept.
+* Rows of one step are one row, from however many files they come. Numbers that no metric can be are left out.
+* Rows before a step that do not name it (what a profiler logs in between) are added up and divided by the steps since.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from typing import TYPE_CHECKING, Final, cast
+
+from penstock.messages.errors import UserFault
+from penstock.runtime.prediction.imports.console import console_rows
+from penstock.runtime.safe_text import terminal_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+MAX_LOG_BYTES: Final = 256 << 20
+MAX_LINE_BYTES: Final = 16 << 20
+MAX_STEPS: Final = 100_000
+MAX_METRICS: Final = 8_192
+"""By name, in all rows together."""
+TOO_LARGE: Final = 1e15
+"""For a time or a count; not a number and the infinities are neither below it."""
+STEP_KEYS: Final = (
+    "rollout/step", "train/global_step", "training/global_step", "step", "Step", "global_step", "_step", "iteration",
+)  # fmt: skip
+"""Where a row says which step it is of; of those that a file has, the first counts."""
+
+Values = dict[str, float]
+
+
+class Log:
+    """Rows by step."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, Values] = {}
+        self._names: set[str] = set()
+
+    def add(self, step: int, values: Mapping[str, float], where: str) -> None:
+        """Merge one row."""
+        self._names.update(values)
+        if step not in self.steps and len(self.steps) >= MAX_STEPS:
+            raise UserFault(f"{where}: more than {MAX_STEPS:,} steps; give a part of the log")
+        if len(self._names) > MAX_METRICS:
+            raise UserFault(
+                f"{where}: more than {MAX_METRICS:,} metrics have names of their own; is it a log of metrics?"
+            )
+        self.steps.setdefault(step, {}).update(
+            {name: value for name, value in values.items() if abs(value) < TOO_LARGE}
+        )
+
+
+def read_logs(files: Iterable[Path]) -> Log:
+    """All files together, as parts of the log of one run.
+
+    Raises:
+        UserFault: one cannot be read, is too large, or has no row with a step; the message says where.
+    """
+    log = Log()
+    for file in files:
+        before = sum(map(len, log.steps.values()))
+        _read(file, log)
+        if sum(map(len, log.steps.values())) == before:
+            raise UserFault(
+                f"{file}: no metrics with a step were found in it; known are lines of JSON, trainer_state.json, CSV "
+                f"with a column of steps ({', '.join(STEP_KEYS)}), and what verl, slime, NeMo-RL and TRL print"
+            )
+    return log
+
+
+def lines_of(file: Path, max_bytes: int = MAX_LOG_BYTES) -> Iterator[tuple[int, str]]:
+    """Number and text of every line that is not empty.
+
+    Raises:
+        UserFault: the file cannot be read, or it or a line is too large.
+    """
+    try:
+        size = file.stat().st_size
+        if size > max_bytes:
+            raise UserFault(f"{file}: {size:,} bytes, at most {max_bytes:,} are read; give a part of it")
+        with file.open("rb") as lines:
+            number = 0
+            while line := lines.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) > MAX_LINE_BYTES:
+                    raise UserFault(f"{file}:{number}: a line of more than {MAX_LINE_BYTES:,} bytes")
+                if text := line.decode("utf-8", errors="replace").strip("\r\n\ufeff"):
+                    yield number, text
+    except OSError as error:
+        raise UserFault(f"{file}: cannot be read: {error.strerror}") from None
+
+
+def _read(file: Path, log: Log) -> None:
+    first = next(lines_of(file), (0, ""))[1].lstrip()
+    is_row = _is_object(first)
+    if is_row and '"log_history"' not in first:
+        _add_rows(file, _json_lines(file), log)
+    elif is_row or (first.startswith("{") and not first.startswith("{'")):
+        _add_rows(file, _history(file), log)
+    elif (columns := [name.strip() for name in _fields(first)]) and _is_table(columns):
+        _read_table(file, columns, log)
+    else:
+        for number, step, values in console_rows(lines_of(file)):
+            log.add(step, values, f"{file}:{number}")
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return _object(_parsed(text, "")) is not None
+    except UserFault:
+        return False
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, object]]]:
+    for number, text in lines_of(file):
+        row = _object(_parsed(text, f"{file}:{number}"))
+        if row is None:
+            raise UserFault(f"{file}:{number}: expected an object with the metrics of a step")
+        yield number, {**row, **(_object(row.get("data")) or {})}
+
+
+def _history(file: Path) -> Iterator[tuple[int, dict[str, object]]]:
+    document = _object(_parsed("\n".join(line for _, line in lines_of(file)), str(file)))
+    history = None if document is None else document.get("log_history")
+    if not isinstance(history, list):
+        raise UserFault(f"{file}: one JSON document is read if it has log_history, as trainer_state.json has")
+    for number, each in enumerate(cast("list[object]", history)):
+        if (row := _object(each)) is None:
+            raise UserFault(f"{file}: log_history[{number}] is no object")
+        yield number, row
+
+
+def _parsed(text: str, where: str) -> object:
+    try:
+        parsed: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserFault(f"{where}: no JSON: {terminal_text(str(error), max_chars=120)}") from None
+    return parsed
+
+
+def _object(value: object) -> dict[str, object] | None:
+    return cast("dict[str, object]", value) if isinstance(value, dict) else None
+
+
+def _add_rows(file: Path, rows: Iterator[tuple[int, dict[str, object]]], log: Log) -> None:
+    kept = [(number, values) for number, row in rows if (values := _numbers(row))]
+    key = next((name for name in STEP_KEYS if any(name in values for _, values in kept)), None)
+    if key is None:
+        return
+    pending: Values = {}
+    last: int | None = None
+    for number, values in kept:
+        if key not in values:
+            for name, value in values.items():
+                pending[name] = pending.get(name, 0.0) + value
+            continue
+        step = _step(values[key], f"{file}:{number}")
+        gap = max(1, step - last) if last is not None else 1
+        between = {name: value / gap for name, value in pending.items() if name not in STEP_KEYS}
+        log.add(step, {**between, **values}, f"{file}:{number}")
+        pending, last = {}, step
+
+
+def _numbers(row: Mapping[str, object]) -> Values:
+    found = {name: number for name, value in row.items() if (number := _number(value)) is not None}
+    if len(found) > MAX_METRICS:
+        return dict(list(found.items())[: MAX_METRICS + 1])  # refused where it is added
+    return found
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _step(value: float, where: str) -> int:
+    if not 0 <= value < 2**53:
+        raise UserFault(f"{where}: {value:g} is no number of a step")
+    return round(value)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _fields(line: str) -> list[str]:
+    try:
+        return next(iter(csv.reader([line])))
+    except (StopIteration, csv.Error):
+        return []
+
+
+def _is_table(columns: list[str]) -> bool:
+    lower = {name.lower() for name in columns}
+    return len(columns) > 1 and bool(lower & {key.lower() for key in STEP_KEYS})
+
+
+def _read_table(file: Path, columns: list[str], log: Log) -> None:
+    lower = [name.lower() for name in columns]
+    if set(lower) == {"wall time", "step", "value"}:
+        raise UserFault(
+            f"{file}: one metric of TensorBoard, without its name; export all of them with the columns step, tag, value"
+        )
+    at = next(lower.index(key.lower()) for key in STEP_KEYS if key.lower() in lower)
+    is_long = {"tag", "value"} <= set(lower)
+    names = [_plain_name(name) for name in columns]
+    rows = csv.reader(text for _, text in lines_of(file))
+    try:
+        next(rows)
+        for number, row in enumerate(rows, start=2):
+            if len(row) != len(columns):
+                raise UserFault(f"{file}:{number}: {len(row)} fields, the first line has {len(columns)}")
+            if (step := _number(row[at])) is None:
+                continue
+            where = f"{file}:{number}"
+            if is_long:
+                value = _number(row[lower.index("value")])
+                values = {} if value is None else {row[lower.index("tag")]: value}
+            else:
+                values = {
+                    name: value
+                    for index, (name, field) in enumerate(zip(names, row, strict=True))
+                    if index != at and name and (value := _number(field)) is not None
+                }
+            log.add(_step(step, where), values, where)
+    except csv.Error as error:
+        raise UserFault(f"{file}: {error}") from None
+
+
+def _plain_name(column: str) -> str:
+    """Of a metric: W&B puts the run's name before it, and has columns for the extremes of several runs."""
+    return "" if column.endswith(("__MIN", "__MAX")) else column.rpartition(" - ")[2]

@@ -1,0 +1,67 @@
+"""The studies of published runs: what they are made of, and the case in which a second half of the GPUs slows a run."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+
+from penstock.actors.buffer.policies import BufferState
+from penstock.benchmarks.published import nemo_rl, skypilot, verl, verl_policies
+from penstock.benchmarks.published._model import bisected
+from penstock.messages.training import UpdateMode
+from penstock.runtime.prediction.imports.lengths import mean_of_cut
+
+PAGE = Path(__file__).parents[2] / "docs" / "studies" / "published.md"
+
+
+def test_a_falling_function_is_met_or_an_end_is_taken() -> None:
+    assert bisected(0.25, lambda x: 1 / x, 1, 10, rounds=30) == pytest.approx(4)
+    assert bisected(5.0, lambda x: 1 / x, 1, 10, rounds=30) == pytest.approx(1)
+
+
+def test_the_mean_of_cut_lengths_is_that_of_drawn_ones() -> None:
+    chance = random.Random(1)
+    drawn = [min(900.0, chance.lognormvariate(6.5, 0.5)) for _ in range(50_000)]
+    assert mean_of_cut(math.exp(6.5), 0.5, 900.0) == pytest.approx(statistics.fmean(drawn), rel=0.01)
+
+
+def test_experts_that_none_has_chosen_are_not_read() -> None:
+    model = nemo_rl.QWEN3_30B
+    whole = model.num_parameters * nemo_rl.BYTES
+    assert model.read_bytes(10_000) == pytest.approx(whole)
+    assert model.read_bytes(1) == pytest.approx(whole * (0.05 + 0.95 * 8 / 128))
+
+
+def test_half_of_the_gpus_for_training_is_too_few_where_training_has_most_of_the_work() -> None:
+    pair = nemo_rl.PAIRS[-1]
+    found = nemo_rl.predicted(pair, seed=0)
+    assert found.training_s == pytest.approx(2 * (pair.on_policy_s - found.generation_s))
+    assert found.generation_s < pair.on_policy_s / 2 < pair.on_policy_s < found.one_off_s
+
+
+def test_each_setting_says_what_its_run_did() -> None:
+    few = skypilot.setting(1, 0.2, skypilot.SLOTS)
+    assert few.group_size * few.groups_per_batch == 184
+    state = BufferState(
+        version=20, announced_version=16, groups_per_batch=10, outstanding=0, ready=0, target_outstanding=0
+    )
+    targets: list[int] = []
+    for threshold in verl.MEASURED_S:
+        policy = getattr(verl_policies, verl.streamed(threshold, 0.5, 0.01).policy.rpartition(":")[2])
+        targets.append(policy(max_staleness=48, update_mode=UpdateMode.IN_FLIGHT).target(state))
+    assert targets == [120, 136, 168, 200]  # of 160, 176, 208, 240, of which four batches of 10 are trained
+    for pair in nemo_rl.PAIRS:
+        made = nemo_rl.setting(pair, pair.num_gpus, pair.gpus_an_engine, 0.5)
+        share = made.engines / (pair.num_gpus // pair.gpus_an_engine)
+        assert made.group_size * made.groups_per_batch == pytest.approx(pair.num_samples * share)
+
+
+def test_the_page_has_every_published_figure() -> None:
+    text = PAGE.read_text()
+    times = [*skypilot.MEASURED_S.values(), *verl.MEASURED_S.values()]
+    times += [each for pair in nemo_rl.PAIRS for each in (pair.on_policy_s, pair.one_off_s)]
+    assert [time for time in times if f"{time:,g}" not in text] == []

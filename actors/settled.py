@@ -41,17 +41,18 @@ class KnownSettled:
         self._evaluation_floor = state.evaluation_floor
         return True
 
-    def newly(self, state: SettledState, groups: Collection[int]) -> list[int]:
-        """Take over a newer state; which of these groups, none of which was settled before, are settled now."""
+    def newly(self, state: SettledState, groups: Collection[int], others: Collection[int] = ()) -> Collection[int]:
+        """Take over a newer state; which of these groups, none of which was settled before, are settled now. Those that
+        stand in both collections are named once."""
         floor, evaluation_floor, above = self._floor, self._evaluation_floor, self._above
         if not self.update(state):
             return []
         num_below = self._floor - floor + self._evaluation_floor - evaluation_floor
-        if num_below + len(self._above) >= len(groups):  # a first state may pass millions
-            return [group_id for group_id in groups if group_id in self]
+        if num_below + len(self._above) >= len(groups) + len(others):  # a first state may pass millions
+            return dict.fromkeys(group_id for held in (groups, others) for group_id in held if group_id in self)
         evaluated = map(evaluation_group_id, range(evaluation_floor, self._evaluation_floor))
         news = (*range(floor, self._floor), *evaluated, *(self._above - above))
-        return [group_id for group_id in news if group_id in groups]
+        return [group_id for group_id in news if group_id in groups or group_id in others]
 
 
 class _LastExceptions:

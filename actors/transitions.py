@@ -23,15 +23,20 @@ class Steps:
         self.table = table
         self.cause: type = NoneType
         """Of what the machine takes in now."""
-        self._taken: set[tuple[State, type, State]] = set()
+        self._taken: dict[type, list[tuple[State, State]]] = {}
+        """By cause. A list, since an ``Enum`` is hashed by Python code, and few steps have the same cause."""
 
     def take(self, before: State, after: State) -> None:
         """A state has changed, if it has."""
         if before is not after:
-            self._taken.add((before, self.cause, after))
+            taken, step = self._taken.setdefault(self.cause, []), (before, after)
+            if step not in taken:
+                taken.append(step)
 
     def validate(self) -> None:
         """Assert that each step is in the table."""
-        for before, cause, after in self._taken:
-            assert after in self.table.get((before, cause), ()), f"{before} → {after} on {cause.__name__} is no step"
+        for cause, taken in self._taken.items():
+            for before, after in taken:
+                allowed = self.table.get((before, cause), ())
+                assert after in allowed, f"{before} → {after} on {cause.__name__} is no step"
         self._taken.clear()

@@ -1,5 +1,5 @@
 """Groups of samples through the observers of all actors, as the shells of a run hand them over: what tracing costs a
-group, without sockets, ledger and the actors themselves."""
+group beside the event log, without sockets, ledger and the actors themselves."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from penstock.messages.samples import (
 )
 from penstock.messages.training import BatchReady, UpdateMode
 from penstock.messages.wire import Header
+from penstock.runtime.observability.event_observer import EventObserver
 from penstock.runtime.observability.span_file import SpanFile, actor_attributes
 from penstock.runtime.observability.spans import SpanRecorder, new_salt
 from penstock.runtime.observability.tracing import TraceObserver
+from penstock.runtime.observability.trackers import EventLog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,16 +44,24 @@ ACTORS: Final = ("prompt_source", "engine/0", "scorer", "filter", "buffer", "lea
 
 
 class TracedGroups:
-    """The observers of one run; none where it is not traced."""
+    """The observers of one run; without traces where ``fraction`` is None."""
 
     def __init__(self, folder: Path, fraction: float | None) -> None:
         self._recorder = SpanRecorder()
         self._file = SpanFile(folder / "spans.jsonl", actor_attributes("engine/0", 1))
+        self._log = EventLog(folder / "events.jsonl")
         salt = new_salt()
         self._observers = {
-            name: TraceObserver(self._recorder, run_salt=salt, name=name, epoch=1, fraction=fraction)
+            name: EventObserver(
+                self._log,
+                name=name,
+                epoch=1,
+                now_s=time.monotonic,
+                inner=None
+                if fraction is None
+                else TraceObserver(self._recorder, run_salt=salt, name=name, epoch=1, fraction=fraction),
+            )
             for name in ACTORS
-            if fraction is not None
         }
 
     def run(self, num_groups: int) -> None:
@@ -64,6 +74,11 @@ class TracedGroups:
                 groups = []
                 while spans := self._recorder.take(SPANS_A_BATCH):
                     self._file.write(spans)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._file.close()
+        self._log.close()
 
     def _group(self, group_id: int) -> Group:
         keys = [SampleKey(group_id, index) for index in range(SAMPLES_A_GROUP)]
@@ -112,9 +127,7 @@ class TracedGroups:
     def _hear(self, name: str, event: Event, context: bytes | None, *commands: AnyCommand) -> list[bytes]:
         """What a shell does for an event: its span, and the contexts of what it sends."""
         header = None if context is None else Header("peer", 1, 1, 1, 0, context)
-        observer, sent, begin_ns, end_ns = self._observers.get(name), [*commands], time.time_ns(), time.time_ns()
-        if observer is None:  # a shell without traces makes all that as well
-            return [b"" for each in sent if isinstance(each, Send)]
+        observer, sent, begin_ns, end_ns = self._observers[name], [*commands], time.time_ns(), time.time_ns()
         contexts = observer.handled(event, header, begin_ns, end_ns, sent)
         return [contexts.get(id(each.event), b"") if contexts else b"" for each in sent if isinstance(each, Send)]
 
@@ -124,4 +137,6 @@ def cost_us(folder: Path, fraction: float | None, num_groups: int) -> float:
     groups = TracedGroups(folder, fraction)
     began_s = time.thread_time()
     groups.run(num_groups)
-    return (time.thread_time() - began_s) / num_groups * 1e6
+    cost_s = time.thread_time() - began_s
+    groups.close()
+    return cost_s / num_groups * 1e6

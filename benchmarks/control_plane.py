@@ -143,11 +143,11 @@ def variants_of(ledger: str) -> tuple[Variant, ...]:
     }[ledger]
 
 
-def turns_of(variants: Sequence[Variant], *, repetitions: int, num_steps: int) -> Turns[Rate]:
+def turns_of(variants: Sequence[Variant], *, repetitions: int, num_steps: int, host: str) -> Turns[Rate]:
     """Runs of every variant in turn."""
 
     def rate(variant: Variant, folder: Path) -> Rate:
-        overrides = (f"run.num_steps={num_steps}", *variant.overrides)
+        overrides = (f"run.num_steps={num_steps}", f"runtime.host={host}", *variant.overrides)
         environment = {MEMORY_VARIABLE: ":memory:"} if variant.in_memory else {}
         return rate_of(run(SCENARIO, overrides, folder, environment=environment))
 
@@ -157,7 +157,7 @@ def turns_of(variants: Sequence[Variant], *, repetitions: int, num_steps: int) -
 def measure(given: argparse.Namespace) -> Measured:
     """Every variant in turn, and what the shares of the pairs come to."""
     variants = variants_of(given.ledger)
-    turns = turns_of(variants, repetitions=given.repetitions, num_steps=given.steps)
+    turns = turns_of(variants, repetitions=given.repetitions, num_steps=given.steps, host=given.host)
     rates = figures(turns, "groups/s", lambda rate: rate.groups_per_s)
     cpu = figures(turns, "CPU-ms a group", lambda rate: sum(rate.cpu_ms_per_group.values()))
     started = figures(turns, "CPU-ms a group after the start", lambda rate: rate.cpu_ms_after_start)
@@ -189,6 +189,12 @@ def main(argv: list[str] | None = None) -> int:
     """Measure and judge; 1 when the rate with CURVE is below what is required, or tracing costs too much."""
     benchmark = Benchmark(__file__, __doc__, repetitions=5)
     benchmark.option("--steps", type=int, default=300)
+    benchmark.option(
+        "--host",
+        choices=("ray", "local"),
+        default="ray",
+        help="what starts the actors; processes of Ray use some CPU of their own each second",
+    )
     benchmark.option(
         "--ledger",
         choices=("both", "file", "memory", "traces", "recording"),

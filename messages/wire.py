@@ -1,12 +1,13 @@
 """The wire: what one turn of an actor sends to one peer, as one frame.
 
-A frame is msgpack: ``[format, [[header, body], …]]``. Bodies are decoded one by one against the union of the inbox,
-so that one bad event costs itself and not its neighbours. Encoders and decoders are built once. Nothing here ever
-unpickles.
+A frame is msgpack: ``[format, [[header, body], …]]``. It is decoded whole against the union of the inbox; where that
+fails, bodies are decoded one by one, so that one bad event costs itself and not its neighbours. Encoders and decoders
+are built once. Nothing here ever unpickles.
 """
 
 from __future__ import annotations
 
+from types import GenericAlias
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -101,6 +102,10 @@ class InboxDecoder(Generic[EventT]):
 
     def __init__(self, union: Any) -> None:  # noqa: ANN401 - a type form, which no annotation of 3.11 describes
         self._body: msgspec.msgpack.Decoder[EventT] = msgspec.msgpack.Decoder(union)
+        items = GenericAlias(list, GenericAlias(tuple, (Header, union)))
+        self._frame: msgspec.msgpack.Decoder[tuple[int, list[tuple[Header, EventT]]]] = msgspec.msgpack.Decoder(
+            GenericAlias(tuple, (int, items))
+        )
 
     def decode(self, frame: bytes) -> tuple[list[tuple[Header, EventT]], list[WireError]]:
         """The readable events of a frame in order, and an error for each that is not.
@@ -110,6 +115,12 @@ class InboxDecoder(Generic[EventT]):
             UnknownFormatError: it has another format number.
             WrongTypeError: it is msgpack, and no list of headers and bodies.
         """
+        try:
+            form, whole = self._frame.decode(frame)
+        except _UNREADABLE:  # an event, a header, or the frame itself: told apart off the usual path
+            form, whole = None, []
+        if form == FORMAT:
+            return whole, []
         events: list[tuple[Header, EventT]] = []
         errors: list[WireError] = []
         for header, raw in _items_of(frame, errors):

@@ -121,22 +121,27 @@ class EngineWorker:
     def activity(self) -> Activity:
         """What the engine's time is spent on."""
         num_generating = self.requests.num_running - self.num_outside
+        if num_generating and self.phase is Phase.SERVING and not self.settings.takes_turns:
+            return Activity.WORKING  # as below, for what is asked after nearly every event
         return engine_activity(self.phase, self.requests, self.weights, num_generating, is_our_turn=self._is_our_turn)
 
     @property
     def occupancy(self) -> float:
         """Requests that the engine works on ÷ slots."""
-        return (self.requests.num_running - self.num_outside) / self.num_slots if self.num_slots else 0.0
+        num_working = self.requests.num_running
+        if self._num_outside:
+            num_working -= self.num_outside
+        return num_working / self.num_slots if self.num_slots else 0.0
 
     @property
     def outside(self) -> float:
         """Requests whose episodes wait for tools, environments and agents ÷ slots."""
-        return self.num_outside / self.num_slots if self.num_slots else 0.0
+        return self.num_outside / self.num_slots if self._num_outside and self.num_slots else 0.0
 
     @property
     def num_outside(self) -> int:
         """Running requests whose episodes wait for something else than the engine."""
-        return min(self._num_outside, self.requests.num_running)
+        return min(self._num_outside, self.requests.num_running) if self._num_outside else 0
 
     def leases(self) -> tuple[HeldLease, ...]:
         """Requests that wait or run here, and those that failed here."""

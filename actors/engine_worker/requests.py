@@ -122,6 +122,8 @@ class RequestTable:
         self._requests: dict[SampleKey, Request] = {}
         self._waiting: OrderedDict[SampleKey, None] = OrderedDict()
         self._running: set[SampleKey] = set()
+        self.num_running = 0
+        """Of them; asked several times for each event."""
         self._num_training = 0
         """Of these."""
         self._ended: dict[SampleKey, int] = {}
@@ -215,10 +217,12 @@ class RequestTable:
 
     def _run(self, key: SampleKey) -> None:
         self._running.add(key)
+        self.num_running += 1
         self._num_training += not is_evaluation(key.group_id)
 
     def _stand(self, key: SampleKey) -> None:
         self._running.remove(key)
+        self.num_running -= 1
         self._num_training -= not is_evaluation(key.group_id)
 
     def settle(self, state: SettledState) -> list[Request]:
@@ -239,10 +243,6 @@ class RequestTable:
         """This attempt, if it is here."""
         request = self._requests.get(key)
         return request if request is not None and request.issued.attempt == attempt else None
-
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
 
     @property
     def runs_only_evaluation(self) -> bool:
@@ -278,6 +278,7 @@ class RequestTable:
     def validate(self) -> None:
         """Assert the invariants."""
         assert self._running == {key for key, request in self._requests.items() if request.is_running}
+        assert self.num_running == len(self._running)
         assert self._waiting.keys() == self._requests.keys() - self._running
         assert self._num_training == sum(1 for key in self._running if not is_evaluation(key.group_id))
         assert not (self._requests.keys() & self._failed.keys())

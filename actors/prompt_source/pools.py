@@ -40,6 +40,11 @@ class EnginePools:
         self._recorded = Router(is_affine=is_affine, max_load=max_load, num_engines=len(recorded))
         self.engines: Mapping[str, EngineView] = ChainMap(self._generating.engines, self._recorded.engines)
 
+    @property
+    def num_engines(self) -> int:
+        """Of both kinds. A ``ChainMap`` makes a set of all keys to count them, and this is asked for every sample."""
+        return len(self._generating.engines) + len(self._recorded.engines)
+
     def has_room(self, num_waiting: int, *, is_recorded: bool) -> bool:
         """Whether any engine of this kind takes one of so many samples."""
         return self._kind(is_recorded).has_room(num_waiting)
@@ -62,7 +67,8 @@ class EnginePools:
 
     def load(self, name: str, change: int) -> None:
         """It has so many samples more, or fewer."""
-        self._of(name).load(name, change)
+        router = self._recorded if name in self._recorded_names else self._generating  # as _of, twice for each sample
+        router.load(name, change)
 
     def progressed(self, name: str, sweep: int) -> None:
         """Something has come of what this engine does."""

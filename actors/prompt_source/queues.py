@@ -124,7 +124,9 @@ class Queues:
         self._queues = {
             (kind, purpose): SampleQueue(is_affine=is_affine, is_held=is_held) for kind in KINDS for purpose in PURPOSES
         }
-        self._of_kind = {kind: tuple(self._queues[kind, purpose] for purpose in PURPOSES) for kind in KINDS}
+        self._of_kind = {
+            kind: (self._queues[kind, Purpose.TRAIN], self._queues[kind, Purpose.EVALUATE]) for kind in KINDS
+        }
 
     def of(self, purpose: Purpose, *, is_recorded: bool) -> SampleQueue:
         """One of the queues."""
@@ -132,7 +134,8 @@ class Queues:
 
     def num_waiting(self, *, is_recorded: bool) -> int:
         """Samples in the queues for engines of this kind."""
-        return sum(queue.num_waiting for queue in self._of_kind[is_recorded])
+        train, evaluate = self._of_kind[is_recorded]
+        return train.num_waiting + evaluate.num_waiting
 
     def forget(self, group_ids: Iterable[int]) -> None:
         """These groups are settled."""

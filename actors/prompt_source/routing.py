@@ -264,10 +264,16 @@ class Router:
         heapq.heappush(self._by_load, entry)
         if view.version >= self._newest:
             heapq.heappush(self._serving, entry)
-        for heap in (self._by_load, self._serving):
-            if len(heap) > 64 + 4 * len(self.engines):
-                heap[:] = [entry for entry in heap if self._is_valid(entry)]
-                heapq.heapify(heap)
+        most = 64 + 4 * len(self.engines)
+        if len(self._by_load) > most:
+            self._clear(self._by_load)
+        if len(self._serving) > most:
+            self._clear(self._serving)
+
+    def _clear(self, heap: _Heap) -> None:
+        """Drop what is out of date."""
+        heap[:] = [entry for entry in heap if self._is_valid(entry)]
+        heapq.heapify(heap)
 
     def _is_serving(self, view: EngineView) -> bool:
         return view.has_room and view.version >= self._newest

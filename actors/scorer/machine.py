@@ -174,7 +174,8 @@ class Scorer:
                 self._start_teacher_sweep()
             case _:
                 assert_never(event)
-        self._out += self.teachers.dispatch()
+        if self.settings.teachers:
+            self._out += self.teachers.dispatch()
         out, self._out = self._out, []
         return out
 
@@ -198,9 +199,10 @@ class Scorer:
 
     def _needs_teacher(self, event: SampleGenerated) -> bool:
         """Only what the objective trains, and has something to be asked about, costs a teacher's time."""
+        if not self.settings.teachers:
+            return False
         sample = event.sample
-        is_trained = event.purpose is Purpose.TRAIN and sample.loss is Loss.OBJECTIVE
-        return bool(self.settings.teachers) and is_trained and sample.num_tokens > 0
+        return event.purpose is Purpose.TRAIN and sample.loss is Loss.OBJECTIVE and sample.num_tokens > 0
 
     def _score(self, item: Pending) -> None:
         item.sweep = self._sweep

@@ -29,6 +29,8 @@ MAX_DRAWS: Final = 256
 def num_tokens_of(model: LatencyOptions, max_tokens: int, command: Generate, *, run_seed: int) -> int:
     """Tokens of the response, at least 1 and at most ``max_tokens``; not less than there are already."""
     num_made = 0 if command.prefix is None else command.prefix.num_tokens
+    if not model.response_tokens_sigma and not model.response_tokens_quantiles:  # all alike: nothing to draw
+        return max(num_made, 1, min(max_tokens, int(model.response_tokens_median)))
     length = _drawn(model, max_tokens, command, normal(command.seed, LENGTH), run_seed)
     for again in range(1, MAX_DRAWS):
         if length >= num_made:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from penstock.runtime.observability.subjects import KEY_OF, SUBJECTS
+from penstock.runtime.observability.subjects import KEY_OF, OF_ONE_GROUP, subject_text
 from penstock.runtime.shell.shell import NO_CONTEXTS
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class EventObserver:
             weights: where publishes go, of a Learner; whoever made it closes it.
             recording: what takes each event whole, with its commands; whoever made it closes it.
         """
-        self._log = log
+        self._append = log.append
         self._name = name
         self._epoch = epoch
         self._now_s = now_s
@@ -60,27 +60,23 @@ class EventObserver:
     ) -> Contexts:
         """Log the event; what is returned is the inner observer's."""
         kind, inner = type(event), self._inner
-        self._write(event, header, commands)
+        key_of = KEY_OF.get(kind)  # looked up here, as most events are about a sample, and a call costs as much as this
+        subject = str(key_of(event)) if key_of is not None else subject_text(event)
+        self._append(self._now_s(), self._name, self._epoch, kind.__name__, subject)
+        if self._recording is not None:
+            self._recording.add(event, header, commands)
         if self._weights is not None:
             self._weights.saw(event)
         if inner is None:
             return NO_CONTEXTS
-        if not commands and header is not None and not header.trace and kind in KEY_OF:
-            return NO_CONTEXTS  # nothing follows, and its sender has left the group out: most of what is heard
+        if key_of is not None and header is not None and not header.trace and (not commands or kind in OF_ONE_GROUP):
+            return NO_CONTEXTS  # its sender has left the group out, and nothing of another follows: most that is heard
         return inner.handled(event, header, start_ns, end_ns, commands)
 
     def failed(self, event: Event, header: Header | None, error: Exception) -> None:
         """Log the event on which the actor has raised: it is the last one."""
-        self._write(event, header, [], error)
+        self._append(self._now_s(), self._name, self._epoch, type(event).__name__, subject_text(event))
+        if self._recording is not None:
+            self._recording.add(event, header, [], error)
         if self._inner is not None:
             self._inner.failed(event, header, error)
-
-    def _write(
-        self, event: Event, header: Header | None, commands: list[AnyCommand], error: Exception | None = None
-    ) -> None:
-        kind = type(event)
-        find = SUBJECTS.get(kind)
-        subject = "" if find is None else str(find(event))
-        self._log.append(self._now_s(), self._name, self._epoch, kind.__name__, subject)
-        if self._recording is not None:
-            self._recording.add(event, header, commands, error)

@@ -80,7 +80,7 @@ def root_span_id(trace_id: bytes) -> bytes:
 def attempt_span_id(trace_id: bytes, attempt: int) -> bytes:
     """The id of the ``issue`` span of an attempt of a sample, 8 bytes: of the first one the root's."""
     if not attempt:
-        return root_span_id(trace_id)
+        return trace_id[:SPAN_ID_BYTES]
     return blake2b(b"attempt/%d" % attempt, digest_size=SPAN_ID_BYTES, key=trace_id).digest()
 
 

@@ -70,7 +70,7 @@ from penstock.messages.samples import is_evaluation
 from penstock.messages.training import BatchReady
 from penstock.messages.weights import VersionAnnounced, WeightsExported
 from penstock.runtime.observability.generations import GenerationStages, Open
-from penstock.runtime.observability.spans import attempt_span_id, root_span_id
+from penstock.runtime.observability.spans import SPAN_ID_BYTES, attempt_span_id, root_span_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -261,7 +261,8 @@ class StageRecorder:
             if since_ns is None:  # offered before
                 continue
             for sample in group.samples:
-                self._stage("buffer_wait", sample.key, since_ns, end_ns, attributes, (link,))
+                trace_id = self._ids.trace_of(sample.key)
+                self._record(trace_id, trace_id[:SPAN_ID_BYTES], "buffer_wait", since_ns, end_ns, attributes, (link,))
 
     # --- Learner ----------------------------------------------------------------------------------------------
 
@@ -281,8 +282,9 @@ class StageRecorder:
         told = (("version", event.version),)
         for key in keys:
             trace_id = self._ids.trace_of(key)
-            self._record(trace_id, root_span_id(trace_id), "train", began_ns, start_ns, told, (link,))
-            links.append((trace_id, root_span_id(trace_id)))
+            root = (trace_id, trace_id[:SPAN_ID_BYTES])
+            self._record(*root, "train", began_ns, start_ns, told, (link,))
+            links.append(root)
         attributes = (
             ("version", event.version),
             ("num_samples", num_samples),
@@ -348,4 +350,4 @@ class StageRecorder:
     ) -> None:
         if self._ids.keeps(key.group_id):
             trace_id = self._ids.trace_of(key)
-            self._record(trace_id, root_span_id(trace_id), name, start_ns, end_ns, attributes, links)
+            self._record(trace_id, trace_id[:SPAN_ID_BYTES], name, start_ns, end_ns, attributes, links)

@@ -157,6 +157,9 @@ KEY_OF: Final[dict[type[Event], Callable[[Any], SampleKey]]] = {
 }
 """Of events about one sample, nearly all of a run: so no Python code runs for one. Such an event comes without the
 context of a trace where its sender has left its group out."""
+OF_ONE_GROUP: Final[frozenset[type[Event]]] = frozenset((SampleGenerated, SampleJudged, SampleScored))
+"""Of these, events that are heard where what follows is about the group of the sample or about nothing in particular:
+Scorer and Filter. Elsewhere one sample makes room for another."""
 SUBJECTS: Final[dict[type[Event], Callable[[Any], Subject]]] = {
     **KEY_OF,
     GroupScored: _of_group_scored,

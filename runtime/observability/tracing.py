@@ -7,7 +7,8 @@ Invariants:
 * The span of an event stands in the trace of what the event is about. An event about nothing in particular (a timer,
   a settlement) has its span in a trace of its actor.
 * A group that is not traced costs look-ups for each event that is handled or sent, a hash at PromptSource, which
-  decides, and one at the Learner, whom a batch does not tell; the others hear it from whoever sends.
+  decides, and one at Scorer and Learner, whom nobody tells; the others hear it from whoever sends. What Scorer and
+  Filter do for one of its samples is about the same group, so nobody looks at it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from penstock.messages.commands import Send
-from penstock.runtime.observability.spans import NO_PARENT, actor_trace_id, root_span_id
+from penstock.runtime.observability.spans import NO_PARENT, SPAN_ID_BYTES, actor_trace_id, root_span_id
 from penstock.runtime.observability.stages import StageRecorder
+from penstock.runtime.observability.subjects import OF_ONE_GROUP
 from penstock.runtime.observability.trace_ids import UNTRACED, TraceIds
 from penstock.runtime.shell.shell import NO_CONTEXTS
 
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.spans import SpanRecorder
     from penstock.runtime.shell.shell import Contexts
 
-_TRACE: Final = slice(0, 16)
 _SPAN: Final = slice(16, 24)
 
 
@@ -85,12 +86,19 @@ class TraceObserver:
                 self._told(key.group_id, False)
             elif keeps(key.group_id):
                 trace_id = self._trace_of(key)
+            elif kind in OF_ONE_GROUP:
+                return NO_CONTEXTS
         elif (find := self._of_event.get(kind)) is not None:
             trace_id = find(event)
         else:
             self._untied(kind, event, start_ns, end_ns)
-        if trace_id:
-            context = self._span(kind, event, header, trace_id, start_ns, end_ns)
+        if trace_id:  # spelt out: a traced sample is one call less for each of its events
+            name = self._span_names.get(kind) or self._name(kind)
+            is_caused = header is not None and header.trace.startswith(trace_id)
+            parent_id = header.trace[_SPAN] if header is not None and is_caused else trace_id[:SPAN_ID_BYTES]
+            context = trace_id + self._record(trace_id, parent_id, name, start_ns, end_ns)
+            if (act := self._on_event.get(kind)) is not None:
+                act(event, start_ns, end_ns)
         contexts: dict[int, bytes] | None = None
         for command in commands:
             if type(command) is not Send:
@@ -114,18 +122,6 @@ class TraceObserver:
 
     def failed(self, event: Event, header: Header | None, error: Exception) -> None:
         """There is no span of what was not handled."""
-
-    def _span(
-        self, kind: type[Event], event: Event, header: Header | None, trace_id: bytes, start_ns: int, end_ns: int
-    ) -> bytes:
-        """Record what was handled, and the stage that it ends; returns the context of what it causes."""
-        name = self._span_names.get(kind) or self._name(kind)
-        is_caused = header is not None and header.trace[_TRACE] == trace_id
-        parent_id = header.trace[_SPAN] if header is not None and is_caused else root_span_id(trace_id)
-        context = trace_id + self._record(trace_id, parent_id, name, start_ns, end_ns)
-        if (act := self._on_event.get(kind)) is not None:
-            act(event, start_ns, end_ns)
-        return context
 
     def _untied(self, kind: type[Event], event: Event, start_ns: int, end_ns: int) -> None:
         """An event about nothing in particular, which is kept at the same rate as groups are, so that a small fraction

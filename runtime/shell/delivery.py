@@ -20,7 +20,8 @@ Pure: time comes in as an argument, what is to be sent goes out as a list.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -43,7 +44,7 @@ from penstock.messages.flow import (
 from penstock.messages.membership import HeldLease, LeaseStage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 MAX_BACKOFF: Final = 12.0
 """The longest pause between two repeats, as a multiple of ``resend_after_s``."""
@@ -97,7 +98,7 @@ class Delivery:
         due_s = now_s + self._resend_after_s
         kept = _Kept(outgoing, due_s, self._resend_after_s)
         if delivery is Kind.DATA:
-            group_id, index = data_key(event)
+            group_id, index, _ = data_key(event)
             if group_id in self.settled:
                 return
             self._data.setdefault(group_id, {})[outgoing.to, type(event).__name__, index] = kept
@@ -105,7 +106,8 @@ class Delivery:
             self._control[outgoing.to, event.topic()] = kept
             if isinstance(event, _TELL_SETTLED):
                 self.settle(event.settled)
-        self.next_due_s = min(self.next_due_s, due_s)
+        if due_s < self.next_due_s:
+            self.next_due_s = due_s
 
     def returned(self, name: str, now_s: float) -> list[Outgoing]:
         """What a peer that was replaced, or could not be reached for a while, has to hear again."""
@@ -120,11 +122,16 @@ class Delivery:
         """What is to be repeated now; each repeat doubles the pause to the next."""
         if now_s < self.next_due_s:
             return []
-        again = [kept for kept in self._all() if kept.due_s <= now_s]
-        for kept in again:
-            kept.pause_s = min(2 * kept.pause_s, MAX_BACKOFF * self._resend_after_s)
-            kept.due_s = now_s + kept.pause_s
-        self.next_due_s = min((kept.due_s for kept in self._all()), default=math.inf)
+        again: list[_Kept] = []
+        next_due_s = math.inf
+        for kept in self._all():
+            if kept.due_s <= now_s:
+                again.append(kept)
+                kept.pause_s = min(2 * kept.pause_s, MAX_BACKOFF * self._resend_after_s)
+                kept.due_s = now_s + kept.pause_s
+            if kept.due_s < next_due_s:
+                next_due_s = kept.due_s
+        self.next_due_s = next_due_s
         return sorted((kept.outgoing for kept in again), key=lambda outgoing: outgoing.message_id)
 
     def kept(self) -> Iterator[Outgoing]:
@@ -152,14 +159,13 @@ class Delivery:
         return True
 
     def _accepts_data(self, event: Event) -> bool:
-        group_id, index = data_key(event)
+        group_id, index, attempt = data_key(event)
         if group_id in self.settled:
             self.num_late += 1
             return False
         if isinstance(event, GenerationClosed):
             return True  # PromptSource compares attempts itself: a later failure is news, not a duplicate
         accepted = self._accepted.setdefault(group_id, {})
-        attempt = _attempt_of(event)
         if index not in accepted:
             accepted[index] = attempt
             return True
@@ -176,7 +182,7 @@ class Delivery:
 
     def settle(self, state: SettledState) -> None:
         """Forget everything about groups that are settled."""
-        for group_id in self.settled.newly(state, self._data.keys() | self._accepted.keys()):
+        for group_id in self.settled.newly(state, self._data, self._accepted):
             self._data.pop(group_id, None)
             self._accepted.pop(group_id, None)
 
@@ -192,29 +198,26 @@ class Delivery:
         return sum(len(group) for group in self._data.values())
 
 
-def data_key(event: Event) -> tuple[int, int]:
-    """Group id and index that a data event is about; index −1 for the group as a whole."""
-    match event:
-        case SampleGenerated() | SampleScored():
-            return event.sample.key.group_id, event.sample.key.index
-        case ScoringFailed() | SampleFailed() | GenerationClosed():
-            return event.key.group_id, event.key.index
-        case GroupAdmitted():
-            return event.group.group_id, -1
-        case GroupRejected():
-            return event.group_id, -1
-        case _:
-            raise TypeError(f"{type(event).__name__} is no data event")
+_SAMPLE_ATTEMPT: Final = attrgetter("sample.key.group_id", "sample.key.index", "sample.attempt")
+_OWN_ATTEMPT: Final = attrgetter("key.group_id", "key.index", "attempt")
+_ABOUT: Final[dict[type[Event], Callable[[Any], tuple[int, int, int]]]] = {
+    SampleGenerated: _SAMPLE_ATTEMPT,
+    SampleScored: _SAMPLE_ATTEMPT,
+    ScoringFailed: _OWN_ATTEMPT,
+    SampleFailed: _OWN_ATTEMPT,
+    GenerationClosed: _OWN_ATTEMPT,
+    GroupAdmitted: lambda event: (event.group.group_id, -1, 0),
+    GroupRejected: lambda event: (event.group_id, -1, 0),
+}
+"""By class of a data event, group id, index and attempt of what it is about; index −1 for the group as a whole."""
 
 
-def _attempt_of(event: Event) -> int:
-    match event:
-        case SampleGenerated() | SampleScored():
-            return event.sample.attempt
-        case ScoringFailed() | SampleFailed():
-            return event.attempt
-        case _:
-            return 0
+def data_key(event: Event) -> tuple[int, int, int]:
+    """Group id, index and attempt of what a data event is about; index −1 and attempt 0 for the group as a whole."""
+    about = _ABOUT.get(type(event))
+    if about is None:
+        raise TypeError(f"{type(event).__name__} is no data event")
+    return about(event)
 
 
 def _leases_of(event: Event) -> Iterator[HeldLease]:

@@ -9,12 +9,14 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.messages.membership import ActorEpoch, ActorLost, ActorReturned, EngineJoined, EngineLeaving, EngineLost
 from penstock.messages.names import is_engine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.messages.base import Event
 
 
@@ -25,10 +27,8 @@ class Membership:
         self._members: dict[str, int] = {}
         self._fences: dict[str, int] = {}
         self._leaving: dict[str, int] = {}
-
-    def epoch_of(self, name: str) -> int | None:
-        """The live incarnation of ``name``, if there is one."""
-        return self._members.get(name)
+        self.epoch_of: Final[Callable[[str], int | None]] = self._members.get
+        """The live incarnation of this name, if there is one. Asked for each event, so looking it up runs no Python."""
 
     def members(self) -> tuple[ActorEpoch, ...]:
         """Every live incarnation."""

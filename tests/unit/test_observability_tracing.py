@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from math import nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.commands import (
+    AnyCommand,
     ApplyWeights,
     FetchWeights,
     Generate,
@@ -83,9 +84,9 @@ from penstock.runtime.observability.trackers import EventLog, event_file, read_r
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from typing import NoReturn
 
     from penstock.messages.base import Event
-    from penstock.messages.commands import AnyCommand
     from penstock.runtime.observability.spans import SpanTuple
     from penstock.runtime.shell.shell import Observer
 
@@ -316,6 +317,22 @@ def test_a_group_that_is_left_out_is_decided_on_once_an_actor_and_then_only_look
     assert calls_of(lambda: handled(ended, None, 1, 2, sends)) == ["handled"]
     assert calls_of(lambda: handled(ended, without, 1, 2, [generate()])) == ["generate", "handled", "begins"]
     assert not engine.spans
+
+
+def test_what_follows_from_a_sample_that_is_left_out_costs_scorer_and_filter_no_look_at_their_commands() -> None:
+    scorer = Actor("scorer", fraction=0.0)
+    observer = EventObserver(EventLog(), name="scorer", epoch=1, now_s=lambda: 0.0, inner=scorer.observer)
+    commands = _Unread([Send("filter", SampleScored(sample=sample(), group_size=4, prompt=PROMPT))])
+    header = Header("engine/0", 1, 1, 1, 0)
+    generated = SampleGenerated(sample=sample(), group_size=4, prompt=PROMPT)
+    assert not observer.handled(generated, header, 1, 2, commands)
+    assert not observer.handled(SampleJudged(key=KEY, attempt=0, reward=None), None, 1, 2, commands)
+    assert not scorer.recorder.num_pending
+
+
+class _Unread(list[Any]):
+    def __iter__(self) -> NoReturn:
+        raise AssertionError("a group that is left out needs no look at what was asked for")
 
 
 def test_what_is_about_a_step_is_traced_whoever_sent_it() -> None:

@@ -54,7 +54,7 @@ from penstock.runtime.observability.recording import LedgerTee
 from penstock.runtime.shell.shell import Shell, ShellSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.actors.machine import Machine
     from penstock.backends.ledger.protocol import LedgerStore
@@ -165,7 +165,7 @@ class ActorLoop:
         self.boot = boot
         self._links = links
         self._pulse = pulse
-        self._clock = clock
+        self.now_s: Final[Callable[[], float]] = clock.now_s  # of the shell's ``Host``: asked for each event
         self._answers: Wakeup[LocalEvent | _Failure] = Wakeup()
         self._decoder: InboxDecoder[Event] = InboxDecoder(wiring.inbox_union(boot.name) | ProcessControl)
         self._senders = frozenset((*boot.names, SUPERVISOR))
@@ -385,10 +385,6 @@ class ActorLoop:
             _log.warning("dropped (%s): %s; more of this kind are only counted", kind, error)
 
     # --- what the shell asks for ------------------------------------------------------------------------------
-
-    def now_s(self) -> float:
-        """See :class:`~penstock.runtime.shell.shell.Host`, as for the other methods."""
-        return self._clock.now_s()
 
     def commit(self, entries: Sequence[LedgerEntry]) -> None:
         assert self._store is not None, "only the Buffer keeps records"

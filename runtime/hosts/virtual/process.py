@@ -241,8 +241,8 @@ class Process:
 
     def is_up(self, act: Callable[[Any, Any], None], what: object) -> bool:
         """Whether it can do this now; a busy or stopped process does it later, a dead one never."""
-        if not self._is_awake(act, what):
-            return False
+        if self.status is not Status.RUNNING:
+            return self._is_awake(act, what)
         if self._clock.now_s >= self._busy_until_s or self._is_draining:
             return True
         if not self._waiting:

@@ -9,7 +9,15 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.backends.processes.guardian import Exited, GuardianJob, LogLine, Started, decode_word, start_guardian
+from penstock.backends.processes.guardian import (
+    Exited,
+    GuardianJob,
+    Handed,
+    LogLine,
+    Started,
+    decode_word,
+    start_guardian,
+)
 from penstock.backends.processes.remote_ranks import RankEnded, RemoteRankError
 
 if TYPE_CHECKING:
@@ -91,7 +99,7 @@ def _read(guardian: subprocess.Popen[bytes]) -> tuple[int, tuple[str, ...]]:
                 lines.append(text)
             case Exited(code):
                 exit_code = code
-            case Started():
+            case Started() | Handed():
                 pass
     guardian.wait()
     guardian.stdout.close()

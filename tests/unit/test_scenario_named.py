@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 NO_PATHS = {
     ("run", "folder"),  # where the command is given
+    ("engines", "notice_file"),  # on the machines of engines
     ("evaluation", "defaults", "max_prompts"),  # a number, which speaks of paths
     ("evaluation", "datasets[]", "max_prompts"),
 }

@@ -275,7 +275,7 @@ class PackedModel:
         Raises:
             CheckpointError: see there.
         """
-        if notice := choose_layout(self):
+        if notice := choose_layout(self):  # pyright: ignore[reportArgumentType]  # to which this class has two names
             _log.warning("%s", notice)
             self.notices = (notice,)
 

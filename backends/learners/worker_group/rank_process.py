@@ -12,7 +12,15 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.learners.worker_group.rank_view import RankView
-from penstock.backends.processes.guardian import Exited, GuardianJob, LogLine, Started, decode_word, start_guardian
+from penstock.backends.processes.guardian import (
+    Exited,
+    GuardianJob,
+    Handed,
+    LogLine,
+    Started,
+    decode_word,
+    start_guardian,
+)
 from penstock.backends.processes.process_facts import is_stopped
 
 if TYPE_CHECKING:
@@ -70,6 +78,8 @@ class RankProcess(RankView):
                     self.keep_lines([text])
                 case Exited(exit_code):
                     self.exit_code = exit_code
+                case Handed():  # only servers are handed over
+                    pass
 
     @property
     def is_stopped(self) -> bool:

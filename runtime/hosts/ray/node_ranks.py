@@ -27,7 +27,15 @@ import signal
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.backends.processes.guardian import Exited, GuardianJob, LogLine, Started, decode_word, start_guardian
+from penstock.backends.processes.guardian import (
+    Exited,
+    GuardianJob,
+    Handed,
+    LogLine,
+    Started,
+    decode_word,
+    start_guardian,
+)
 from penstock.backends.processes.remote_ranks import (
     START_TIMEOUT_S,
     STOP_TIMEOUT_S,
@@ -88,7 +96,7 @@ class NodeRank:
                     self._last_lines.append(text)
                 case Exited(code):
                     exit_code = code
-                case Started():
+                case Started() | Handed():
                     pass
         self._guardian.wait(STOP_TIMEOUT_S)
         return exit_code, tuple(self._last_lines)

@@ -441,11 +441,5 @@ def _decoded(data: bytes, kind: type[ReplyT], path: str) -> ReplyT:
 
 
 def _rank_checksums(rank: wire.RankReply) -> RankChecksums:
-    place = rank.parallelism_info[0] if rank.parallelism_info else wire.Rank()
-    return RankChecksums(
-        tp_rank=place.tp_rank,
-        pp_rank=place.pp_rank,
-        dp_rank=place.dp_rank,
-        checksums=rank.checksums,
-        overall=rank.per_gpu_checksum,
-    )
+    at = rank.parallelism_info[0] if rank.parallelism_info else wire.Rank()
+    return RankChecksums(at.tp_rank, at.pp_rank, at.dp_rank, rank.checksums, rank.per_gpu_checksum)

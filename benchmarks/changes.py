@@ -7,7 +7,8 @@ that lets so many bits pass a second: one that has the version before, and one t
 the digest. At 1e-5, where more weights come out as another number, the figures are rows of their own.
 """
 
-# torch is typed in part only: pyright: reportUnknownMemberType=false
+# torch is typed in part only:
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 

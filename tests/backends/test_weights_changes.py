@@ -1,6 +1,7 @@
 """What has changed between two versions of the weights."""
 
-# torch is typed in part only: pyright: reportUnknownMemberType=false
+# torch is typed in part only:
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 

@@ -443,9 +443,6 @@ def _decoded(data: bytes, kind: type[ReplyT], path: str) -> ReplyT:
 def _rank_checksums(rank: wire.RankReply) -> RankChecksums:
     at = rank.parallelism_info[0] if rank.parallelism_info else wire.Rank()
     return RankChecksums(
-        tp_rank=at.tp_rank,
-        pp_rank=at.pp_rank,
-        dp_rank=at.dp_rank,
-        checksums=rank.checksums,
-        overall=rank.per_gpu_checksum,
-    )
+        tp_rank=at.tp_rank, pp_rank=at.pp_rank, dp_rank=at.dp_rank,
+        checksums=rank.checksums, overall=rank.per_gpu_checksum,
+    )  # fmt: skip

@@ -18,7 +18,7 @@ class MtpOptions(Options, frozen=True, kw_only=True):
     the policy, so that an engine which drafts with them keeps up with it. Their loss is the cross-entropy of the
     trained tokens, whatever their rewards."""
 
-    loss_coef: Annotated[float, Meta(gt=0.0)] = 0.1
+    loss_coef: Annotated[float, Meta(gt=0)] = 0.1
     """What the mean of their losses is multiplied by."""
     trains_trunk: bool = False
     """Let the gradient of their loss go on into the model's layers, embedding and output head, which then learn from it

@@ -252,11 +252,13 @@ def test_packed_gradients_are_those_of_a_padded_batch(folder: Path) -> None:
     assert_same((value, gradients(model.model)), (value, gradients(padded)))
 
 
-def test_an_architecture_that_mixes_packed_sequences_is_refused(tmp_path: Path) -> None:
+def test_an_architecture_that_mixes_packed_sequences_gets_padded_rows_and_says_so(tmp_path: Path) -> None:
     config = MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, state_size=4, initializer_range=0.3)
     AutoModel.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="Mamba"):
-        PackedModel.load(tmp_path, dtype="float32", device=CPU)
+    model = PackedModel.load(tmp_path, dtype="float32", device=CPU)
+    assert model.layout == "padded"
+    [notice] = model.notices
+    assert "padded" in notice
 
 
 def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:

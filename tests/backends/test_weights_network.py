@@ -139,7 +139,7 @@ def test_a_version_lives_as_long_as_somebody_has_it_open(exporter: PushExporter)
 
 def test_a_line_that_breaks_is_made_anew_and_goes_on_with_what_is_missing(exporter: PushExporter) -> None:
     manifest = export(exporter, 0)
-    with Cutting(address_in(manifest), after_bytes=3 * PIECE_BYTES, num_cuts=2) as cutting:
+    with Cutting(address_in(manifest), after_bytes=3 * PIECE_BYTES // 2, num_cuts=2) as cutting:
         manifest = msgspec.structs.replace(manifest, location=location_of(cutting.address))
         data = memoryview(bytearray(manifest.size_bytes))
         came = pulled.pull(manifest, data)

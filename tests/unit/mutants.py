@@ -97,14 +97,14 @@ MUTANTS = (
                 for command in commands:
                     if type(command) is Send:
                         self._send(command, cause, contexts)
-                    else:
+                    elif not isinstance(command, _DONE_BEFORE):
                         self._carry_out(command)
 """,
         """            for commands, cause, contexts in effects:
                 for command in commands:
                     if type(command) is Send:
                         self._send(command, cause, contexts)
-                    else:
+                    elif not isinstance(command, _DONE_BEFORE):
                         self._carry_out(command)
             if records:
                 self._host.commit(records)
@@ -149,7 +149,7 @@ MUTANTS = (
     Mutant(
         "a control event is sent beside the later one that replaces it",
         "runtime/shell/shell.py",
-        "return [item for item in outgoing if last.get(item.event.topic(), item.message_id) == item.message_id]",
+        "return [item for item in outgoing if item.event.delivery is not control or last[item.event.topic()] is item]",
         "return outgoing",
         SHELL,
     ),

@@ -21,7 +21,8 @@ def test_a_small_run_reports_every_case(tmp_path: Path) -> None:
     found = {figure.name: figure.estimate.median for figure in result.figures}
     cases = [[name for name in found if name.startswith(case)] for case in ("batch 8", "64 long-tailed, ", "8 × 8")]
     assert [len(names) for names in cases] == [3, 3, 4]
-    assert all(name.endswith((": engine", ": generate, 16 at once", ": generate, 64 at once")) for name in cases[2])
+    arms = ("engine", "generate, 16 at once", "generate, 64 at once", "engine by transformers' layers")
+    assert all(name.endswith(tuple(f": {arm}" for arm in arms)) for name in cases[2])
     assert 18 <= int(cases[1][0].partition("mean ")[2].partition(",")[0]) <= 23  # the mean length of the task
     assert min(found.values()) > 0
     assert [claim.wanted for claim in result.claims] == ["at least 2", "at least 5"]

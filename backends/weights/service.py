@@ -212,9 +212,10 @@ class WeightService:
             case Read():
                 send(Piece(), self._slice(request).cpu().numpy().data)
             case ReadChanges():
-                changes = self._changes.of(request, self._slice(request))
+                piece = self._slice(request)
+                changes = self._changes.of(request, piece)
                 if changes is None:
-                    send(Piece(), self._slice(request).cpu().numpy().data)
+                    send(Piece(), piece.cpu().numpy().data)
                 else:
                     send(Changed(num_words=changes.num_words), changes.data)
             case Pack():

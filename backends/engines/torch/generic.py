@@ -36,6 +36,7 @@ from penstock.backends.engines.torch.requests import (
     GenerationRequest,
     RequestError,
     Running,
+    check_scored,
     checked_tokens,
     new_spans,
 )
@@ -241,13 +242,8 @@ class GenericEngine:
         return self._scored(ids, [ids] * (len(ids) - 1))
 
     def _scored(self, ids: Sequence[int], wanted: Sequence[Sequence[int]]) -> torch.Tensor:
-        if self.version is None:
-            raise RequestError("no weights were loaded yet")
-        if len(ids) > self._max_scored or any(not 0 <= token < self.config.vocab_size for token in ids):
-            raise RequestError(
-                f"tokens to score must be ids below {self.config.vocab_size}, at most {self._max_scored} of them,"
-                f" got {len(ids)}"
-            )
+        has_weights = self.version is not None
+        check_scored(ids, vocab_size=self.config.vocab_size, max_tokens=self._max_scored, has_weights=has_weights)
         if len(ids) < 2:
             return torch.zeros(0)
         with torch.inference_mode():

@@ -147,6 +147,20 @@ def new_spans(marks: Sequence[VersionMark], begin: int, end: int) -> tuple[Versi
     return spans_between(spans, begin, end)
 
 
+def check_scored(ids: Sequence[int], *, vocab_size: int, max_tokens: int, has_weights: bool) -> None:
+    """Raise unless an engine can say the log-probs of these tokens.
+
+    Raises:
+        RequestError: no weights were loaded yet, or the tokens do not fit the model.
+    """
+    if not has_weights:
+        raise RequestError("no weights were loaded yet")
+    if len(ids) > max_tokens or any(not 0 <= token < vocab_size for token in ids):
+        raise RequestError(
+            f"tokens to score must be ids below {vocab_size}, at most {max_tokens} of them, got {len(ids)}"
+        )
+
+
 def checked_tokens(data: bytes, what: str, vocab_size: int) -> list[int]:
     """The token ids in ``data``.
 

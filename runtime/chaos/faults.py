@@ -43,6 +43,8 @@ class ChaosKind(StrEnum):
     SLOW = "slow"
     """Stopped and continued in turn, for shorter than the supervisor takes for death: ``amount`` times as slow, at most
     twice."""
+    NOTICE = "notice"
+    """SIGTERM of an engine: word that its machine will be taken (``engines.notice_s``); without that key it ends."""
     CUT = "cut"
     """The connections of a link are broken, and new ones too until its end."""
     RESTORE = "restore"
@@ -74,7 +76,9 @@ class ChaosKind(StrEnum):
     """A Ray node that is not the driver's goes away, with all its processes."""
 
 
-PROCESS_FAULTS: Final = frozenset({ChaosKind.KILL, ChaosKind.STOP, ChaosKind.CONTINUE, ChaosKind.SLOW})
+PROCESS_FAULTS: Final = frozenset(
+    {ChaosKind.KILL, ChaosKind.STOP, ChaosKind.CONTINUE, ChaosKind.SLOW, ChaosKind.NOTICE}
+)
 LINK_FAULTS: Final = frozenset(
     {
         ChaosKind.CUT,
@@ -257,6 +261,8 @@ def _check_ends(text: str, kind: ChaosKind, target: str, peer: str, names: Seque
         need = "a sender and a receiver (scorer>filter)" if is_link else "an actor" if is_process else "no target"
         raise UserFault(f"--faults: '{text}': {kind} takes {need}")
     allowed = {*names, ANY} | ({DRIVER} if is_process and kind is not ChaosKind.SLOW else set[str]())
+    if kind is ChaosKind.NOTICE:  # to any other SIGTERM is the end
+        allowed = {name for name in names if is_engine(name)}
     for end in filter(None, (target, peer)):
         if end not in allowed:
             raise UserFault(f"--faults: '{text}': the run has no '{end}'; it has {', '.join(sorted(allowed))}")

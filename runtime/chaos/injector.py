@@ -171,6 +171,8 @@ class Injector:
                 return hit
             case ChaosKind.CONTINUE:
                 return self._run.signal(fault.target, signal.SIGCONT)
+            case ChaosKind.NOTICE:
+                return self._run.signal(fault.target, signal.SIGTERM)
             case ChaosKind.SLOW:
                 hit = self._run.find(fault.target)
                 if hit is not None:
@@ -218,6 +220,7 @@ class Injector:
                 | ChaosKind.STOP
                 | ChaosKind.CONTINUE
                 | ChaosKind.SLOW
+                | ChaosKind.NOTICE
                 | ChaosKind.CUT
                 | ChaosKind.RESTORE
                 | ChaosKind.DROP

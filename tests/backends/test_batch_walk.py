@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from learner_cases import RunningLearner
 
-MAX_FILES = 39
-MAX_FUNCTIONS = 181
+MAX_FILES = 38
+MAX_FUNCTIONS = 177
 """Lower them with the walk. Nothing is added here."""
 
 HOUSE = Path(__file__).parents[2]

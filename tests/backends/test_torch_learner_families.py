@@ -21,7 +21,8 @@ from penstock.backends.learners.batch.packing import pack
 from penstock.backends.learners.batch.sequences import demonstration_sequence
 from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.options import LearnerOptions, LoraOptions
-from penstock.backends.learners.torch import layout
+from penstock.backends.learners.torch import attention
+from penstock.backends.learners.torch.attention import TokenInputs
 from penstock.backends.learners.torch.critic import Critic
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.messages.errors import UserFault
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.learners.batch.packing import PackedTokens
+    from penstock.backends.learners.torch import layout
 
 models: Any = transformers
 CPU = torch.device("cpu")
@@ -94,11 +96,11 @@ def test_a_trunk_of_the_critic_is_given_padded_rows_as_well(tmp_path: Path) -> N
 
 def test_models_that_see_the_future_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made(PADDED["lfm2"](), tmp_path)
-    attend = layout.token_inputs
+    attend = attention.token_inputs
 
-    def backwards(packed: PackedTokens, kind: layout.Layout, **where: Any) -> dict[str, Any]:  # noqa: ANN401
-        inputs = attend(packed, kind, **where)
-        return {**inputs, "input_ids": inputs["input_ids"].flip(1)}  # type: ignore[union-attr]
+    def backwards(packed: PackedTokens, kind: layout.Layout, **where: Any) -> TokenInputs:  # noqa: ANN401
+        inputs, places = attend(packed, kind, **where)
+        return TokenInputs({**inputs, "input_ids": inputs["input_ids"].flip(1)}, places)  # type: ignore[union-attr]
 
     monkeypatch.setattr("penstock.backends.learners.torch.model.token_inputs", backwards)
     with pytest.raises(UserFault, match=r"on packed tokens, nor on padded rows: .* nats when another"):

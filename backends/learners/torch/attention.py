@@ -19,7 +19,7 @@ Axis letters: ``N`` tokens, ``B`` rows, ``P`` positions of a row, ``H`` heads, `
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
-from penstock.backends.learners.torch.row_products import attend_row_by_row
+from penstock.backends.learners.torch.row_products import attend_row_by_row, filled_up
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from penstock.backends.learners.batch.packing import PackedTokens
+    from penstock.backends.learners.torch.layout import Layout
 
 PACKED_ATTENTION: Final = "penstock_packed"
 """Name under which transformers finds it. It has no entry among transformers' mask functions, so no mask is built."""
@@ -115,6 +116,42 @@ class PackedRows:
         _, heads, _, size = rows.shape
         flat = rows.transpose(1, 2).reshape(-1, heads * size)
         return flat.index_select(0, self.places).view(1, -1, heads, size)
+
+
+class TokenInputs(NamedTuple):
+    """What a model is called with for the tokens of a micro-batch."""
+
+    arguments: dict[str, Tensor | PackedRows]
+    places: Tensor
+    """Where trained tokens are predicted, int64 ``[T]``: among the ``N`` inputs, or the ``B · P`` places of rows."""
+
+
+def token_inputs(
+    packed: PackedTokens, layout: Layout, *, device: torch.device, dtype: torch.dtype, num_places: int | None = None
+) -> TokenInputs:
+    """The tokens of a micro-batch, as the model's layout (:mod:`.layout`) has them.
+
+    Args:
+        packed: the micro-batch; its images are left aside.
+        layout: of the model.
+        device: of the model.
+        dtype: that it computes in.
+        num_places: attention fills contexts up to so many positions (packed only); None: it does not.
+    """
+    tokens = torch.from_numpy(packed.input_ids).to(device, non_blocking=True)
+    if layout == "padded":
+        places = torch.from_numpy(packed.places[packed.predicted_at]).to(device, non_blocking=True)
+        # Without a mask: transformers makes the causal one, with its windows, by itself.
+        return TokenInputs({"input_ids": tokens[torch.from_numpy(packed.rows).to(device)]}, places)
+    positions = torch.from_numpy(packed.position_ids).to(device, non_blocking=True)
+    if num_places is not None:
+        tokens, positions = filled_up(tokens), filled_up(positions)
+    arguments: dict[str, Tensor | PackedRows] = {
+        "input_ids": tokens[None],
+        "position_ids": positions[None],
+        "packed_rows": PackedRows.of(packed, device, dtype, num_places),
+    }
+    return TokenInputs(arguments, torch.from_numpy(packed.predicted_at).to(device, non_blocking=True))
 
 
 def packed_attention(

@@ -26,7 +26,7 @@ from torch import nn
 from penstock.backends.learners.checkpoints.shards import is_divided
 from penstock.backends.learners.learning_rate import critic_learning_rate
 from penstock.backends.learners.objectives.values import clipped_value_loss
-from penstock.backends.learners.torch.layout import predicting_places, token_inputs
+from penstock.backends.learners.torch.attention import token_inputs
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.learners.torch.optimizer import MASTER, MasterAdamW
 from penstock.backends.learners.torch.parallel import (
@@ -211,10 +211,10 @@ class Critic:
 
     def _own_hidden(self, packed: PackedTokens) -> Tensor:
         """What the trunk says before each trained token ``[T, H]``."""
-        inputs = token_inputs(packed, self._layout, device=self._device, dtype=self._trunk_dtype)
+        inputs, places = token_inputs(packed, self._layout, device=self._device, dtype=self._trunk_dtype)
         output = self._module["trunk"](**inputs, use_cache=False)
         hidden = cast("Tensor", output.last_hidden_state).flatten(0, 1)
-        return hidden[predicting_places(packed, self._layout, self._device)]
+        return hidden[places]
 
 
 def _copied_trunk(policy: PackedModel, options: LearnerOptions, workers: WorkerGroup) -> nn.Module:

@@ -29,8 +29,7 @@ from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.learners.batch.packing import pack
 from penstock.backends.learners.batch.sequences import demonstration_sequence
 from penstock.backends.learners.checkpoints.record import CheckpointError
-from penstock.backends.learners.torch.attention import PACKED_ATTENTION, PackedRows
-from penstock.backends.learners.torch.row_products import filled_up
+from penstock.backends.learners.torch.attention import PACKED_ATTENTION
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
-    from penstock.backends.learners.batch.packing import PackedTokens
     from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.torch.model import PackedModel
 
@@ -54,38 +52,6 @@ PROBE_TOKENS: Final = (12, 20)
 NUM_CONTEXT_TOKENS: Final = 4
 
 _log: Final = logging.getLogger(__name__)
-
-
-def token_inputs(
-    packed: PackedTokens, layout: Layout, *, device: torch.device, dtype: torch.dtype, num_places: int | None = None
-) -> dict[str, Tensor | PackedRows]:
-    """What a model is called with for the tokens of a micro-batch.
-
-    Args:
-        packed: the micro-batch, without images.
-        layout: of the model.
-        device: of the model.
-        dtype: that it computes in.
-        num_places: attention fills contexts up to so many positions (packed only); None: it does not.
-    """
-    tokens = torch.from_numpy(packed.input_ids).to(device, non_blocking=True)
-    if layout == "padded":
-        # Without a mask: transformers makes the causal one, with its windows, by itself.
-        return {"input_ids": tokens[torch.from_numpy(packed.rows).to(device)]}
-    positions = torch.from_numpy(packed.position_ids).to(device, non_blocking=True)
-    if num_places is not None:
-        tokens, positions = filled_up(tokens), filled_up(positions)
-    return {
-        "input_ids": tokens[None],
-        "position_ids": positions[None],
-        "packed_rows": PackedRows.of(packed, device, dtype, num_places),
-    }
-
-
-def predicting_places(packed: PackedTokens, layout: Layout, device: torch.device) -> Tensor:
-    """Where trained tokens are predicted, int64 ``[T]``: among the ``N`` inputs, or the ``B · P`` places of rows."""
-    places = packed.predicted_at if layout == "packed" else packed.places[packed.predicted_at]
-    return torch.from_numpy(places).to(device, non_blocking=True)
 
 
 @contextmanager

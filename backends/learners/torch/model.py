@@ -34,8 +34,8 @@ from penstock.backends.learners.batch.padded_division import divide_padded
 from penstock.backends.learners.batch.sequences import open_ended_sequence
 from penstock.backends.learners.checkpoints.record import CheckpointError as CheckpointError
 from penstock.backends.learners.objectives.logprobs import other_logprobs, token_entropy, token_logprobs
-from penstock.backends.learners.torch.attention import PACKED_ATTENTION, PackedRows
-from penstock.backends.learners.torch.layout import choose_layout, kept_places, predicting_places, token_inputs
+from penstock.backends.learners.torch.attention import PACKED_ATTENTION, token_inputs
+from penstock.backends.learners.torch.layout import choose_layout, kept_places
 from penstock.backends.learners.torch.row_products import BLOCK, multiply_in_tiles
 from penstock.backends.learners.training.freezing import frozen_weights
 from penstock.messages.errors import UserFault
@@ -80,6 +80,11 @@ class PackedModel:
     def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
         self.model = model
         self.device = device
+        config = model.config.get_text_config()
+        self.hidden_size = int(config.hidden_size)
+        """Width of what goes into the output head."""
+        self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
+        """The longest sequence that the architecture says it takes; None where it does not say."""
         self.checkpoint_names = CheckpointNames(model)
         self.adapters: Adapters | None = None
         """What is trained in place of the weights; None: the weights are."""
@@ -125,11 +130,6 @@ class PackedModel:
         return int(self.model.config.get_text_config().vocab_size)
 
     @property
-    def max_positions(self) -> int | None:
-        """The longest sequence that the architecture says it takes; None where it does not say."""
-        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-
-    @property
     def dtype(self) -> torch.dtype:
         """What it computes in."""
         return self._dtype or next(self.model.parameters()).dtype
@@ -142,11 +142,6 @@ class PackedModel:
         """
         self._dtype = dtype
         _ = self.checkpoint_names.can_rename_one_by_one  # asks the whole weights
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of what goes into the output head."""
-        return int(self.model.config.get_text_config().hidden_size)
 
     def divided(self, sequences: Sequence[TrainSequence], *, num_ranks: int, max_tokens: int) -> Division:
         """The micro-batches of these sequences, as its layout has them; see :func:`.divide_over_ranks`."""
@@ -317,19 +312,17 @@ class PackedModel:
 
     def _logits(self, packed: PackedTokens) -> Tensor:
         """``[T, V]`` in the dtype of the model."""
-        places = predicting_places(packed, self.layout, self.device)
+        inputs, places = token_inputs(
+            packed, self.layout, device=self.device, dtype=self.dtype, num_places=self.num_places
+        )
+        if packed.looks:
+            inputs = {"packed_rows": inputs["packed_rows"], **self._with_images(packed)}
         if self.layout == "padded":
             with kept_places(self.model, places):
-                output = self.model(**self._inputs(packed), use_cache=False)
+                output = self.model(**inputs, use_cache=False)
         else:
-            output = self.model(**self._inputs(packed), logits_to_keep=places, use_cache=False)
+            output = self.model(**inputs, logits_to_keep=places, use_cache=False)
         return cast("Tensor", output.logits)[0]
-
-    def _inputs(self, packed: PackedTokens) -> dict[str, Any]:
-        if packed.looks:
-            rows = PackedRows.of(packed, self.device, self.dtype, self.num_places)
-            return {**self._with_images(packed), "packed_rows": rows}
-        return {**token_inputs(packed, self.layout, device=self.device, dtype=self.dtype, num_places=self.num_places)}
 
 
 def _leave_files(model: PreTrainedModel) -> None:

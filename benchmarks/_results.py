@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.benchmarks._statistics import Estimate, Verdict, differs, shown_from
+from penstock.messages.errors import UserFault
 from penstock.runtime.observability.facts import Package
 from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows
 from penstock.runtime.observability.page import render_page
@@ -205,9 +206,21 @@ def _row(cells: Sequence[str]) -> str:
 
 def page(results: Iterable[Result], not_run: Iterable[str]) -> str:
     """One page of results, and of what there is no result of."""
-    head = "# Benchmarks\n\nMade by `penstock bench --all` from results; nothing in it is written by hand.\n\n"
+    head = "# Benchmarks\n\nMade from results of `penstock bench`; nothing in it is written by hand.\n\n"
     rest = "".join(f"* {line}\n" for line in not_run) or "* Everything was.\n"
     return head + "\n".join(map(markdown, results)) + f"\n## What was not measured\n\n{rest}"
+
+
+def read_result(file: Path) -> Result:
+    """What ``--output`` wrote.
+
+    Raises:
+        UserFault: it is no result.
+    """
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Result)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UserFault(f"{file}: not a result of penstock bench --output: {error}") from None
 
 
 def html(title: str, results: Sequence[Result], not_run: Sequence[str]) -> str:

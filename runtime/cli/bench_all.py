@@ -10,14 +10,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-import msgspec
 from rich.table import Table
 from rich.text import Text
 
 from penstock.benchmarks._harness import MISSED, NOT_TOLD
 from penstock.benchmarks._processes import FAULT, failure_text, watched
 from penstock.benchmarks._progress import in_turn
-from penstock.benchmarks._results import Result, page
+from penstock.benchmarks._results import Result, page, read_result
 from penstock.runtime.cli.benches import Benchmark, registered
 
 if TYPE_CHECKING:
@@ -70,6 +69,14 @@ def run_all(console: Console, into: Path, *, is_quick: bool, deadline_s: float |
     return NOT_TOLD if "not told" in endings else 0
 
 
+def kept_page(folder: Path) -> str:
+    """The page of results that are kept in a folder, ``NAME.json`` of each benchmark: ``docs/benchmarks.md``."""
+    known = registered()
+    files = {name: folder / f"{name}.json" for name in known}
+    absent = [f"`{name}`: {known[name].doc}" for name, file in files.items() if not file.exists()]
+    return page((read_result(file) for file in files.values() if file.exists()), absent)
+
+
 def command_of(name: str) -> list[str]:
     """What runs a benchmark in a process of its own."""
     return [sys.executable, "-m", "penstock.runtime.cli", "bench", name]
@@ -88,7 +95,7 @@ def _run(name: str, found: Benchmark, into: Path, *, is_quick: bool, deadline_s:
         code, said = watched(name, [*command_of(name), *arguments], deadline_s)
     except subprocess.TimeoutExpired:
         return Outcome(name, "past its deadline", f"killed after {deadline_s:g} s", time.monotonic() - began_s)
-    result = msgspec.json.decode(output.read_bytes(), type=Result) if output.exists() else None
+    result = read_result(output) if output.exists() else None
     ending, why = _ending(code, said, result)
     return Outcome(name, ending, why, time.monotonic() - began_s, result)
 

@@ -9,6 +9,9 @@ import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from rich.table import Table
+from rich.text import Text
+
 from penstock import benchmarks
 from penstock.messages.errors import UserFault
 
@@ -24,7 +27,7 @@ class Benchmark(NamedTuple):
     """What is known of a benchmark before it is imported."""
 
     doc: str
-    """The first line of its docstring."""
+    """The first paragraph of its docstring, on one line."""
     quick: tuple[str, ...] | None
     """Its ``QUICK``: arguments with which it takes a minute or so; None: there are none."""
     is_on_harness: bool
@@ -41,7 +44,7 @@ def registered() -> dict[str, Benchmark]:
         tree = ast.parse((stem / "__init__.py" if module.ispkg else stem.with_suffix(".py")).read_text())
         if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
             found[module.name] = Benchmark(
-                doc=(ast.get_docstring(tree) or "").partition("\n")[0],
+                doc=" ".join((ast.get_docstring(tree) or "").partition("\n\n")[0].split()),
                 quick=_quick_of(tree),
                 is_on_harness=any(_imports_benchmark(node) for node in tree.body),
             )
@@ -65,14 +68,16 @@ def _quick_of(tree: ast.Module) -> tuple[str, ...] | None:
 
 
 def benchmark_docs() -> dict[str, str]:
-    """Every benchmark with the first line of its docstring; nothing is imported for it."""
+    """Every benchmark with the first paragraph of its docstring; nothing is imported for it."""
     return {name: found.doc for name, found in registered().items()}
 
 
 def list_benchmarks(console: Console) -> None:
     """Print the names and what each measures."""
+    table = Table.grid(padding=(0, 2))
     for name, doc in benchmark_docs().items():
-        console.print(f"  [bold]{name:<16}[/] {doc}")
+        table.add_row(Text(name, style="bold"), Text(doc))
+    console.print(table)
 
 
 def run_benchmark(name: str, arguments: Sequence[str], *, is_quick: bool = False) -> int:

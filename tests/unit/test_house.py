@@ -253,7 +253,7 @@ def test_every_http_server_has_the_same_bounds() -> None:
 @pytest.mark.parametrize("name", sorted(GENERATED))
 def test_generated_pages_are_up_to_date(name: str) -> None:
     there = (HOUSE / "docs" / name).read_text(encoding="utf-8")
-    assert there == GENERATED[name](), f"docs/{name} is out of date: run `make docs`"
+    assert there == GENERATED[name](HOUSE / "docs"), f"docs/{name} is out of date: run `make docs`"
 
 
 def test_links_in_the_documentation_lead_somewhere() -> None:

@@ -15,28 +15,30 @@ Invariants:
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
-from megatron.core import dist_checkpointing, parallel_state
-from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, merge, nested_values
 from megatron.core.dist_checkpointing.mapping import (
     LocalNonpersistentObject,
     ShardedBase,
     ShardedObject,
     ShardedTensor,
     ShardedTensorFactory,
+    apply_factory_merges,
     is_main_replica,
 )
-from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
-from megatron.core.dist_checkpointing.strategies.base import LoadCommonStrategy, LoadShardedStrategy
+from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess, save_preprocess
+from megatron.core.dist_checkpointing.utils import extract_sharded_base, force_all_tensors_to_non_fp8
+from megatron.core.dist_checkpointing.validation import determine_global_metadata, validate_sharding_integrity
 
 from penstock.backends.learners.megatron.checkpoint.dist_format import DistReader
 from penstock.backends.learners.megatron.checkpoint.dist_writer import WrittenPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -130,51 +132,6 @@ def num_steps(common: State) -> int:
     return max(found, default=0)
 
 
-class _SafeTensors(LoadShardedStrategy):
-    """Reads through :class:`.DistReader`."""
-
-    def load(self, sharded_state_dict: State, checkpoint_dir: str) -> State:
-        reader = DistReader(Path(checkpoint_dir))
-
-        def read(tensor: ShardedTensor) -> Tensor:
-            tensor.init_data(torch.device("cpu"))
-            own = cast("Tensor", tensor.data).detach()
-            target = own.view((1,) * tensor.prepend_axis_num + tuple(own.shape))
-            reader.read_into(tensor.key, target, tuple(tensor.global_offset), pads=tensor.allow_shape_mismatch)
-            return own
-
-        return dict_list_map_outplace(read, sharded_state_dict)
-
-    def load_tensors_metadata(self, checkpoint_dir: Path) -> State:
-        raise NotImplementedError("asked by comparisons that are not asked for: a tensor that is missing is refused")
-
-    def check_backend_compatibility(self, loaded_version: object) -> None:
-        """The reader has looked."""
-
-    def check_version_compatibility(self, loaded_version: object) -> None:
-        """Likewise."""
-
-    @property
-    def can_handle_sharded_objects(self) -> bool:
-        return True
-
-
-class _NothingCommon(LoadCommonStrategy):
-    """What is no tensor is in the record, and not read from a pickle."""
-
-    def load_common(self, checkpoint_dir: Path) -> State:
-        return {}
-
-    def load_sharded_objects(self, sharded_objects_state_dict: State, checkpoint_dir: Path) -> State:
-        raise NotImplementedError("objects are left out of every state")
-
-    def check_backend_compatibility(self, loaded_version: object) -> None:
-        """Any will do."""
-
-    def check_version_compatibility(self, loaded_version: object) -> None:
-        """Likewise."""
-
-
 def _metadata() -> State:
     return CONTENT | {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
 
@@ -199,9 +156,23 @@ def _part(tensor: ShardedTensor, *, is_copied: bool) -> WrittenPart:
 
 
 def _loaded(state: State, folder: Path) -> State:
-    return dist_checkpointing.load(
-        state, str(folder), sharded_strategy=_SafeTensors(), common_strategy=_NothingCommon()
-    )
+    """What ``dist_checkpointing.load`` does around its strategies, which differ between versions of megatron-core.
+    Tensors come through :class:`.DistReader`; what is no tensor is in the record, and not read from a pickle."""
+    reader = DistReader(folder)
+
+    def read(tensor: ShardedTensor) -> Tensor:
+        tensor.init_data(torch.device("cpu"))
+        own = cast("Tensor", tensor.data).detach()
+        target = own.view((1,) * tensor.prepend_axis_num + tuple(own.shape))
+        reader.read_into(tensor.key, target, tuple(tensor.global_offset), pads=tensor.allow_shape_mismatch)
+        return own
+
+    force_all_tensors_to_non_fp8(state)
+    sharded, result, factories = load_preprocess(state)
+    sharded, _ = extract_sharded_base(sharded)
+    validate_sharding_integrity(determine_global_metadata(sharded)[1])
+    merge(result, dict_list_map_outplace(read, sharded))
+    return apply_factory_merges(result, factories)
 
 
 def _local_but_tensors(state: State) -> State:

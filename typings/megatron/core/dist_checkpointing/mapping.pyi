@@ -1,3 +1,5 @@
+from typing import Any
+
 from torch import Tensor, device, dtype
 
 ReplicaId = int | tuple[int, ...]
@@ -25,3 +27,4 @@ class LocalNonpersistentObject:
     def __init__(self, obj: object) -> None: ...
 
 def is_main_replica(replica_id: ReplicaId) -> bool: ...
+def apply_factory_merges(x1: dict[str, Any], x2: dict[str, Any]) -> dict[str, Any]: ...

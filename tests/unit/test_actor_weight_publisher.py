@@ -243,6 +243,16 @@ def test_an_older_version_under_a_newer_number_is_not_staged_where_a_newer_one_i
     assert stages(bench.export(1_000_001, version=5)) == [(0, 1_000_001), (1, 1_000_001)]
 
 
+def test_an_engine_that_goes_first_takes_the_newest_version_and_not_the_newest_publish() -> None:
+    bench = PublisherBench()
+    bench.ready(0)
+    bench.export(5)
+    bench.takes(5, 0)
+    bench.lose(0)
+    bench.export(1_000_000, version=3)
+    assert stages(bench.ready(1)) == [(1, 5)], "a learner goes over old batches again, and 5 has passed"
+
+
 def test_a_new_engine_takes_the_older_version_when_the_newer_one_has_gone_with_its_learner() -> None:
     bench = PublisherBench()
     bench.ready(0)

@@ -1,4 +1,5 @@
-"""The embedded engine against transformers' ``generate``, both with log-probs: tokens per CPU second, one thread.
+"""The embedded engine against transformers' ``generate`` and continuous batching, all with log-probs: tokens per CPU
+second, one thread.
 
 Cases: batches in which every response has the same length, and the long-tailed lengths of the quickstart's task, where
 only the tokens that a response wants are counted. The latter are taken in two ways: 256 rows at even quantiles of the
@@ -13,6 +14,8 @@ How it is measured:
 * Lengths are forced (no end token, a limit per request), so both sides make the same number of useful tokens.
 * ``generate`` decodes a batch until its longest response has ended. It may take the requests all at once or in chunks
   of the engine's slots, in the order of their arrival; the faster of the two is compared with.
+* Transformers' continuous batching takes the long-tailed requests, with pages and batches of the sizes that were the
+  quickest of those tried on two cores; its start is not counted.
 * The engine's generic path (:mod:`penstock.backends.engines.torch.generic`) makes the same tokens of the same model.
 """
 
@@ -29,7 +32,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import msgspec
 import torch
-from transformers import Qwen3ForCausalLM
+from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3ForCausalLM
 
 from penstock.backends.checkpoint.make import PAD_ID, SYMBOLS, character_tokenizer, make_model
 from penstock.backends.checkpoint.model_config import read_model_config
@@ -47,15 +50,22 @@ from penstock.messages.arrays import pack_tokens
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 QUICK: Final = ("--batches", "8", "--repetitions", "1")
 REQUIRED_EQUAL: Final = 2.0
-REQUIRED_LONG_TAILED: Final = 5.0
+REQUIRED_LONG_TAILED: Final = 6.0
+REQUIRED_CONTINUOUS: Final = 2.5
+"""Times transformers' continuous batching."""
 SAMPLES_PER_GROUP: Final = 8
 PROMPT_TOKENS: Final = 16
 NUM_ROWS: Final = 20_480
 """Rows of the task whose lengths stand for all."""
 MAX_CONTEXT: Final = 512
+PAGE_TOKENS: Final = 128
+BATCH_TOKENS: Final = 512
+"""Of transformers' continuous batching."""
+RESULT_TIMEOUT_S: Final = 120.0
 TIMED_TOKENS: Final = 2048
 """A measurement is repeated within a repetition until it makes so many tokens."""
 
@@ -70,6 +80,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """In what chunks ``generate`` may take the requests."""
     num_slots: int
     required_ratio: float | None = None
+    is_long_tailed: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -82,10 +93,26 @@ class _Generated(Protocol):
     logits: tuple[torch.Tensor, ...]
 
 
+class _Output(Protocol):
+    request_id: str
+    generated_tokens: list[int]
+    logprobs: list[float]
+
+    def is_finished(self) -> bool: ...
+
+
+class _Manager(Protocol):
+    def add_request(self, input_ids: list[int], *, max_new_tokens: int, eos_token_id: int) -> str: ...
+
+    def get_result(self, *, timeout: float) -> _Output | None: ...
+
+
 class _Generator(Protocol):
     """What is used of a transformers model."""
 
     def generate(self, **options: object) -> _Generated: ...
+
+    def continuous_batching_context_manager(self, **options: object) -> AbstractContextManager[_Manager]: ...
 
 
 def measure(given: argparse.Namespace) -> Measured:
@@ -145,6 +172,7 @@ def _of_the_task(name: str, rows: list[LinesRow], num_slots: int, required_ratio
         chunk_sizes=tuple(sorted({min(num_slots, len(rows)), len(rows)})),
         num_slots=num_slots,
         required_ratio=required_ratio,
+        is_long_tailed=True,
     )
 
 
@@ -167,16 +195,47 @@ def _measure(workload: Workload, folder: Path, generator: _Generator, repetition
     arms["engine"] = partial(rate, lambda: _decode_all(engine, workload, next(numbers)))
     generic = _open_generic_engine(folder, workload.num_slots)
     arms["engine by transformers' layers"] = partial(rate, lambda: _decode_all(generic, workload, next(numbers)))
+    if workload.is_long_tailed:
+        arms["transformers' continuous batching"] = partial(_continuous_rate, generator, workload)
     turns = interleaved(arms, repetitions)
-    *others, ours, slower = figures(turns, "useful tokens/CPU-s", float, f"{workload.name}: {{}}")
+    found = figures(turns, "useful tokens/CPU-s", float, f"{workload.name}: {{}}")
+    others, (ours, *compared) = found[: len(workload.chunk_sizes)], found[len(workload.chunk_sizes) :]
     fastest = max(others, key=lambda figure: figure.estimate.median)
-    measured.figures.extend([*others, ours, slower])
-    measured.figures.append(plain_figure(f"engine ÷ {slower.name}", "×", pairs(ours, slower)))
-    ratios, text = pairs(ours, fastest), f"engine ÷ {fastest.name}"
-    if workload.required_ratio is None:
-        measured.figures.append(plain_figure(text, "×", ratios))
-    else:
-        measured.claims.append(claim(text, ratios, at_least=workload.required_ratio))
+    measured.figures.extend(found)
+    continuous = REQUIRED_CONTINUOUS if workload.required_ratio else None
+    for against, required in zip((fastest, *compared), (workload.required_ratio, None, continuous), strict=False):
+        text, ratios = f"engine ÷ {against.name}", pairs(ours, against)
+        if required is None:
+            measured.figures.append(plain_figure(text, "×", ratios))
+        else:
+            measured.claims.append(claim(text, ratios, at_least=required))
+
+
+def _continuous_rate(generator: _Generator, workload: Workload) -> float:
+    """Useful tokens per CPU second of transformers' continuous batching, from the first request to the last answer."""
+    sampling = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, pad_token_id=PAD_ID)  # type: ignore[no-untyped-call]
+    pages = len(workload.prompts) * -(-MAX_CONTEXT // PAGE_TOKENS)
+    batching = ContinuousBatchingConfig(
+        page_size=PAGE_TOKENS, num_blocks=pages, max_batch_tokens=BATCH_TOKENS, return_logprobs=True,
+        use_cuda_graph=False, allow_block_sharing=False,
+    )  # fmt: skip
+    with generator.continuous_batching_context_manager(
+        generation_config=sampling, continuous_batching_config=batching
+    ) as manager:
+        began_s = time.process_time()
+        wanted = {
+            manager.add_request(prompt, max_new_tokens=length, eos_token_id=-1): length
+            for prompt, length in zip(workload.prompts, workload.lengths, strict=True)
+        }
+        while wanted:
+            output = manager.get_result(timeout=RESULT_TIMEOUT_S)
+            if output is None:
+                raise RuntimeError(f"transformers' continuous batching did not answer {len(wanted)} requests")
+            if output.is_finished():
+                length = wanted.pop(output.request_id)
+                if not len(output.generated_tokens) == len(output.logprobs) == length:
+                    raise RuntimeError(f"{len(output.generated_tokens)} tokens came where {length} were wanted")
+        return workload.num_tokens / (time.process_time() - began_s)
 
 
 def _open_engine(folder: Path, num_slots: int) -> TorchEngine:

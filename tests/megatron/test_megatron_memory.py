@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +24,8 @@ KEPT_IN_PLAIN_TORCH = (1.7, 2.7)
 """Times what is estimated, which is for fused layers: those in plain torch keep each step of a norm, of the rotation
 and of the gate. A micro-batch under way too many or too few, or an axis that divides nothing, is outside."""
 PREDICTING = "deepseek_v3"
+NEWER = importlib.metadata.version("megatron-core") >= "0.19"
+"""Its latent attention in plain torch keeps 1.4 to 1.5 times what is estimated, that of 0.16 at least 1.7."""
 CASES: dict[str, tuple[str, int, dict[str, Any], str]] = {
     "one": ("qwen3", 1, {}, "float32"),
     "one, recomputed": ("qwen3", 1, {"recompute": "full"}, "float32"),
@@ -54,6 +57,8 @@ def test_the_estimate_of_a_rank_is_what_it_takes(
         least, most = (1.0, 1.7) if "recompute" in keys else KEPT_IN_PLAIN_TORCH
         if "mtp" in keys:  # a larger share are logits, of which both keep the same
             least = 1.6
+        if family == PREDICTING and NEWER:
+            least = 1.35
         assert least * kept <= found["activations"] <= most * kept
 
 

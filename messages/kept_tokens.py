@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 COUNT_BYTES: Final = 2
+MAX_COUNT: Final = (1 << 16) - 1
+"""That a record can say of one token."""
 MAX_KEPT: Final = 4096
-"""For one token, at most."""
+"""That a scenario can ask for: as many as a stock SGLang server names."""
 
 
 class KeptTokens(Value, frozen=True, array_like=True):

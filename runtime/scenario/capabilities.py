@@ -33,8 +33,8 @@ def lacking(
     if scenario.sampling.replay_kept is not None and Capability.RECORDS_KEPT not in can:
         yield (
             ("sampling", "replay_kept"),
-            f"{backend} engines cannot say which tokens they drew from; set it to null, or take "
-            f"{' or '.join(engines_that(Capability.RECORDS_KEPT))} engines",
+            f"{backend} engines cannot say which tokens they drew from, nor SGLang's with a draft model or behind a "
+            "router; set it to null, or take torch or sglang engines without these",
         )
     is_quantized = scenario.engines.quantization is not None and Capability.HOLDS_WEIGHTS in can
     if is_quantized and Capability.TAKES_FP8 not in can:

@@ -88,6 +88,10 @@ def test_what_is_drawn_from_is_recorded_for_training_and_not_for_evaluations(fil
         (("engines.backend=simulated", "learner.backend=simulated"), "sampling.replay_kept: is for learner.backend"),
         (("engines.more=[{backend: recorded}]",), "recorded engines cannot say which tokens they drew from"),
         (("sampling.replay_kept=5000",), "4096"),
+        (
+            ("engines.backend=sglang", "engines.sglang={speculative_algorithm: NGRAM}"),
+            "nor SGLang's with a draft model",
+        ),
     ],
 )
 def test_replay_is_refused_where_it_would_not_be_heeded(file: Path, overrides: tuple[str, ...], words: str) -> None:

@@ -71,7 +71,10 @@ def _longest_sample(folder: Path) -> int | None:
 
 def _granted(group: EngineGroupOptions) -> frozenset[Capability]:
     can_draw = supports_seeded_sampling(group.sglang, is_cpu=group.device == "cpu")
-    return frozenset({Capability.SEEDED_SAMPLING}) if can_draw else frozenset()
+    # Drafted tokens are not drawn from what is left, and routers pass on only what they know.
+    says_kept = group.sglang.get(ALGORITHM) is None and group.router is None
+    found = {Capability.SEEDED_SAMPLING: can_draw, Capability.RECORDS_KEPT: says_kept}
+    return frozenset(capability for capability, is_there in found.items() if is_there)
 
 
 def _size(options: EngineBlock) -> EngineSize | None:

@@ -90,7 +90,7 @@ def test_what_is_drawn_from_is_recorded_for_training_and_not_for_evaluations(fil
         (("sampling.replay_kept=5000",), "4096"),
         (
             ("engines.backend=sglang", "engines.sglang={speculative_algorithm: NGRAM}"),
-            "nor SGLang's with a draft model",
+            "nor SGLang's with a draft",
         ),
     ],
 )

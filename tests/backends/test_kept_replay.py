@@ -29,6 +29,7 @@ from test_torch_engine_generic import as_torch, open_generic
 
 from penstock.backends.engines.torch.engine_settings import OtherSampling
 from penstock.backends.engines.torch.sampling import Sampler, uniforms
+from penstock.backends.episodes.transcript import Transcript
 from penstock.backends.learners.batch.kept_sets import KeptSets, kept_of
 from penstock.backends.learners.batch.packing import pack
 from penstock.backends.learners.batch.sequences import read_groups
@@ -189,6 +190,27 @@ def test_requests_that_are_drawn_otherwise_keep_no_record_of_others(case: Case) 
     )
     assert all(sets_of(ended[0].part))
     assert ended[1].part.kept is ended[2].part.kept is None
+
+
+def test_an_episode_keeps_the_record_of_its_turns_in_their_places(groups: tuple[Group, ...]) -> None:
+    """Between them stand tokens that the model did not make, and a turn that was drawn otherwise."""
+    [first, second] = (sample.parts[0] for sample in groups[0].samples[:2])
+    script = Transcript(groups[0].prompt)
+    script.add_model(first)
+    script.add_foreign(pack_tokens([3, 4, 5]))
+    script.add_model(msgspec.structs.replace(second, kept=None), is_trained=False)
+    script.add_model(second)
+    whole = script.whole()
+    none = [set[int]()]
+    expected = [*sets_of(first), *(none * (3 + second.num_tokens)), *sets_of(second)]
+    assert sets_of(whole) == expected
+    assert sets_of(script.slice(2, whole.num_tokens - 1)) == expected[2:-1]
+    again = Transcript(groups[0].prompt)
+    again.add_known(whole)
+    assert again.whole().kept == whole.kept
+    [sequence] = read_groups([group_of(0, PROMPT, [whole])], min_token_version=0).sequences
+    assert sequence.kept is not None
+    assert unpacked(sequence.kept) == [*sets_of(first), *sets_of(second)]
 
 
 # --- the learner --------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from engine_cases import (
     run_all,
     run_steps,
     tokens_of,
+    weights_of,
 )
 from test_torch_engine_generic import as_torch, open_generic
 
@@ -190,6 +191,17 @@ def test_requests_that_are_drawn_otherwise_keep_no_record_of_others(case: Case) 
     )
     assert all(sets_of(ended[0].part))
     assert ended[1].part.kept is ended[2].part.kept is None
+
+
+def test_asleep_an_engine_holds_no_memory_for_records_and_awake_it_records_again(case: Case) -> None:
+    plain = open_engine(case, num_slots=4, max_context=64, sampler=replace(TOP_P, num_recorded=0))
+    engine = open_engine(case, num_slots=4, max_context=64, sampler=TOP_P)
+    wanted = [request(tag, PROMPT, 20) for tag in range(3)]
+    before = run_all(engine, wanted)
+    assert engine.sleep() - plain.sleep() == 4 * 64 * TOP_P.num_recorded * 4
+    engine.load(weights_of(case.model), 1)
+    after = run_all(engine, wanted)
+    assert [after[tag].part.kept for tag in range(3)] == [before[tag].part.kept for tag in range(3)]
 
 
 def test_an_episode_keeps_the_record_of_its_turns_in_their_places(groups: tuple[Group, ...]) -> None:

@@ -176,7 +176,8 @@ class TorchEngine:
         if self._parked is None:
             if self._graphs is not None:
                 self._graphs.clear()
-            self._parked = ParkedMemory([*self._weights.tensors(), self._cache.data], keeps_values=False)
+            kept = () if self._slots.kept is None else (self._slots.kept,)
+            self._parked = ParkedMemory([*self._weights.tensors(), self._cache.data, *kept], keeps_values=False)
             self.version = None
         return self._parked.size_bytes
 

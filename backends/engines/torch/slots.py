@@ -143,7 +143,10 @@ class SlotState:
 
     def kept_for(self, slot: int, begin: int, end: int) -> KeptTokens | None:
         """What these were drawn from."""
-        return None if self.kept is None else pack_kept(self.kept[slot, begin:end].cpu().numpy())
+        if self.kept is None:
+            return None
+        # Memory that NumPy has seen cannot be given up while the engine sleeps.
+        return pack_kept(self.kept[slot, begin:end].to("cpu", copy=True).numpy())
 
 
 class PromptIndex:

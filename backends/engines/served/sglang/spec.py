@@ -153,7 +153,7 @@ def _true_on_policy(path: KeyPath, group: EngineGroupOptions) -> Iterator[Broken
             "servers that run already do not say which kernels they compute with; with learner.true_on_policy remove "
             "the addresses, so that they are started here",
         )
-    elif _granted(group) == frozenset() or group.sglang.get("rl_on_policy_target") != "fsdp":
+    elif Capability.SEEDED_SAMPLING not in _granted(group) or group.sglang.get("rl_on_policy_target") != "fsdp":
         yield (*path, "sglang"), f"with learner.true_on_policy a server needs {wanted} ({backends})"
 
 

@@ -44,6 +44,8 @@ class Capability(StrEnum):
     """In float32 its log-probs are those of the learner but for rounding."""
     RECORDS_EXPERTS = "records_experts"
     """It can say which experts of a mixture each token went to."""
+    RECORDS_KEPT = "records_kept"
+    """It can say which tokens cut-offs left for each draw (``sampling.replay_kept``)."""
     MEDIA = "media"
     """It takes images, video and sound by their references, and looks at them itself."""
     SEES = "sees"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES
 from penstock.messages.engine_counts import added
+from penstock.messages.kept_tokens import joined_kept
 from penstock.messages.samples import Part, VersionSpan
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def join(chunks: Sequence[Part]) -> Part:
         save_point=next((chunk.save_point for chunk in reversed(chunks) if chunk.save_point is not None), None),
         counts=added(chunk.counts for chunk in chunks),
         media=tuple(each.moved(begin) for chunk, begin in zip(chunks, begins, strict=False) for each in chunk.media),
+        kept=joined_kept((chunk.kept, chunk.num_tokens) for chunk in chunks),
     )
 
 
@@ -72,4 +74,5 @@ def cut(part: Part, begin: int, end: int | None = None) -> Part:
         context_tokens=b"" if begin else part.context_tokens,
         save_point=None if begin else part.save_point,
         media=tuple(each.moved(-begin) for each in part.media if (not begin or each.at >= begin) and each.at < stop),
+        kept=None if part.kept is None else part.kept.between(begin, stop),
     )

@@ -19,6 +19,7 @@ import msgspec
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES, ArrayLengthError
 from penstock.messages.base import Metric, Value
 from penstock.messages.engine_counts import EngineCounts, added
+from penstock.messages.kept_tokens import KeptTokens
 from penstock.messages.top_logprobs import TopLogprobs
 
 MAX_ANSWER_CHARACTERS: Final = 200
@@ -208,6 +209,8 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
     media: tuple[Media, ...] = ()
     """Images in the order of their places: those that an episode put among its tokens, and, where ``context_tokens``
     are given, those that stand there. Only these tokens stand for images; the same id elsewhere is text."""
+    kept: KeptTokens | None = None
+    """Which tokens each was drawn from, and its log-prob is taken over; None: not recorded."""
 
     def __post_init__(self) -> None:
         _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
@@ -223,6 +226,8 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
             )
         if self.teacher_top is not None and self.teacher_top.num_tokens != n:
             raise ArrayLengthError(f"teacher_top: expected {n} tokens, got {self.teacher_top.num_tokens}")
+        if self.kept is not None and self.kept.num_tokens != n:
+            raise ArrayLengthError(f"kept: expected {n} tokens, got {self.kept.num_tokens}")
         if self.loss_mask and len(self.loss_mask) != n:
             raise ArrayLengthError(f"loss_mask: expected {n} bytes for {n} tokens, got {len(self.loss_mask)}")
         spans = self.spans

@@ -9,6 +9,7 @@ from msgspec import Meta, field
 
 from penstock.messages.base import Options
 from penstock.messages.base import OptionValue as OptionValue
+from penstock.messages.kept_tokens import MAX_KEPT
 from penstock.messages.option_keys import FileKey
 
 
@@ -27,6 +28,10 @@ class SamplingOptions(Options, frozen=True, kw_only=True):
     """0: all."""
     min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """Draw only tokens that are at least this share as likely as the likeliest one; 0: all."""
+    replay_kept: Annotated[int, Meta(ge=1, le=MAX_KEPT)] | None = None
+    """Record which tokens ``top_p``, ``top_k`` and ``min_p`` leave for each draw, so that the learner takes log-probs
+    over the same ones (docs/objectives.md). At most so many are left; each takes 4 bytes of a sample, and each token of
+    the response 2. null: log-probs are of the whole vocabulary."""
     max_response_tokens: Annotated[int, Meta(ge=1)] = 256
     """Of one response (of an episode: of one turn). There it is cut off, and counts as truncated."""
     stop: tuple[str, ...] = ()

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES
+from penstock.messages.kept_tokens import joined_kept
 from penstock.messages.parts import add_span, spans_between
 from penstock.messages.samples import Part, VersionSpan
 
 if TYPE_CHECKING:
     from penstock.messages.engine_counts import EngineCounts
+    from penstock.messages.kept_tokens import KeptTokens
     from penstock.messages.samples import Media, Prompt
 
 
@@ -37,6 +39,7 @@ class Transcript:
         self._logprobs = bytearray()
         self._mask = bytearray()
         self._spans: list[VersionSpan] = []
+        self._kept: list[tuple[KeptTokens | None, int]] = []
         self.counts: EngineCounts | None = None
         """What the engine counted of the turns that have ended."""
 
@@ -74,6 +77,7 @@ class Transcript:
         self._tokens += tokens
         self._logprobs += bytes(num_tokens * LOGPROB_BYTES)
         self._mask += bytes(num_tokens)
+        self._kept.append((None, num_tokens))
         add_span(self._spans, VersionSpan(self._spans[-1].version, num_tokens))
 
     def add_model(self, part: Part, *, is_trained: bool = True) -> None:
@@ -81,6 +85,7 @@ class Transcript:
         self._tokens += part.tokens
         self._logprobs += part.logprobs
         self._mask += (b"\1" if is_trained else b"\0") * part.num_tokens
+        self._kept.append((part.kept, part.num_tokens))
         for span in part.spans:
             add_span(self._spans, span)
 
@@ -91,6 +96,7 @@ class Transcript:
         self._tokens += part.tokens
         self._logprobs += part.logprobs
         self._mask += part.loss_mask or b"\1" * part.num_tokens
+        self._kept.append((part.kept, part.num_tokens))
         for span in part.spans:
             add_span(self._spans, span)
 
@@ -119,6 +125,7 @@ class Transcript:
         num_context = len(self._context) // TOKEN_BYTES
         seen = tuple(each for each in self.media if each.at < num_context)
         is_own = begin == 0 and (self._context, seen) != self._prompt
+        kept = joined_kept(self._kept)
         later = (each for each in self.media[len(seen) :] if begin <= each.at - num_context < stop)
         return Part(
             tokens=bytes(self._tokens[begin * TOKEN_BYTES : stop * TOKEN_BYTES]),
@@ -127,6 +134,7 @@ class Transcript:
             loss_mask=mask if 0 in mask else b"",
             context_tokens=self._context if is_own else b"",
             media=tuple(each.moved(-num_context - begin) for each in (*(seen if is_own else ()), *later)),
+            kept=None if kept is None else kept.between(begin, stop),
         )
 
     def whole(self) -> Part:

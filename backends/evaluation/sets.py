@@ -106,7 +106,7 @@ def _data_of(dataset: EvaluationDataset, defaults: EvaluationSettings, run: Data
 def _sampling_of(
     dataset: EvaluationDataset, defaults: EvaluationSettings, run: SamplingOptions, samples: int
 ) -> SamplingOptions:
-    changes: dict[str, object] = {"samples_per_group": samples}
+    changes: dict[str, object] = {"samples_per_group": samples, "replay_kept": None}
     for settings in (defaults.sampling, dataset.sampling):
         for key in settings.__struct_fields__:
             if (value := getattr(settings, key)) is not None:

@@ -61,6 +61,8 @@ class LearnerSpec:
     """What a rank of it needs on a GPU can be said before the run (:mod:`penstock.runtime.preflight.gpu_memory`)."""
     can_record_steps: bool = False
     """It heeds ``learner.dump`` and ``learner.profile``."""
+    replays_kept: bool = False
+    """It takes log-probs over the tokens that an engine drew from (``sampling.replay_kept``)."""
     modules: tuple[str, ...] = ()
     """What its process imports first with one rank, so that a host can have it ready."""
 

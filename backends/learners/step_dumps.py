@@ -28,6 +28,7 @@ DUMP_FOLDER: Final = "steps"
 """In a run's folder."""
 _NAME: Final = re.compile(r"step-(\d{7,})\.parquet")
 FIGURES: Final = {
+    "num_kept": "tokens that cut-offs left for the draw (sampling.replay_kept); null where that was not recorded",
     "rollout_logprobs": "as the engine drew the token",
     "reference_logprobs": "of the reference, where there is one",
     "proximal_logprobs": "of the policy that the trust region is around, where that is not the engine's",
@@ -149,9 +150,14 @@ def read_step(run_folder: Path, step: int, *, group_id: int | None = None) -> li
 
 def _rows(table: Any) -> Iterator[DumpedSequence]:  # noqa: ANN401 - as above
     names = ("context", "tokens", "mask", "versions", *FIGURES)
-    columns = {name: table.column(name).combine_chunks() for name in ("group_id", "sample_index", "part", *names)}
+    known = ("group_id", "sample_index", "part", *(name for name in names if name not in FIGURES))
+    # Whoever wrote it may not have known every figure.
+    known += tuple(name for name in FIGURES if name in table.column_names)
+    columns = {name: table.column(name).combine_chunks() for name in known}
 
     def of(name: str, row: int, absent: float, dtype: type[np.generic]) -> NDArray[Any]:
+        if name not in columns:
+            return np.full(len(columns["tokens"][row].values), absent, dtype=dtype)
         values = columns[name][row].values.fill_null(absent)
         found: NDArray[Any] = values.to_numpy(zero_copy_only=False).astype(dtype)
         return found

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from penstock.backends.ledger.protocol import LedgerReader
     from penstock.messages.base import Metric
-    from penstock.messages.samples import Group, Media, Part, Sample
+    from penstock.messages.kept_tokens import KeptTokens
+    from penstock.messages.samples import ExpertChoices, Group, Media, Part, Sample
 
 _NAME: Final = re.compile(r"steps-(\d{7,})-(\d{7,})\.parquet")
 COLLECTED_NAME: Final = "collected.parquet"
@@ -54,6 +55,8 @@ COLUMNS: Final = {
     "part_contexts": "list of lists of int32; what stands before each part; null: the prompt before all",
     "part_experts": "list of {num_layers, per_token, id_bytes, ids}; the experts that each part's inputs went to, "
     "as the engine chose them; null: not recorded",
+    "part_kept": "list of {counts, ids}; the tokens that each part's tokens were drawn from (sampling.replay_kept): "
+    "uint16 counts of each token, and the int32 ids of all of them; null: not recorded",
     "prompt_media": "list of {kind, reference, digest, at, num_tokens}; images that came with the prompt, of which "
     "`num_tokens` of its tokens from `at` on stand for each; null: none",
     "part_media": "list of lists of such images; those that came with each part, `at` counted from its first response "
@@ -137,6 +140,7 @@ def _schema(pa: Any) -> Any:  # noqa: ANN401 - as above
         "loss_mask": pa.list_(pa.uint8()),
         "spans": pa.list_(pa.struct([("version", pa.int32()), ("num_tokens", pa.int32())])),
         "part_lengths": tokens, "part_contexts": pa.list_(tokens), "part_experts": pa.list_(_experts_type(pa)),
+        "part_kept": pa.list_(pa.struct([("counts", pa.binary()), ("ids", pa.binary())])),
         "prompt_media": pa.list_(_media_type(pa)), "part_media": pa.list_(pa.list_(_media_type(pa))),
         "outcome": pa.string(),
         "outcome_detail": pa.string(), "loss": pa.string(), "reward": pa.float64(),
@@ -185,7 +189,8 @@ def _row(sample: Sample, version: int | None) -> dict[str, Any]:
         "spans": [{"version": s.version, "num_tokens": s.num_tokens} for part in parts for s in part.spans],
         "part_lengths": [part.num_tokens for part in parts],
         "part_contexts": _contexts(parts),
-        "part_experts": _experts(parts),
+        "part_experts": _recorded([part.experts for part in parts]),
+        "part_kept": _recorded([part.kept for part in parts]),
         "part_media": [_media(part.media) for part in parts] if any(part.media for part in parts) else None,
         "outcome": outcome.__struct_config__.tag,
         "outcome_detail": _detail(sample),
@@ -225,10 +230,10 @@ def _experts_type(pa: Any) -> Any:  # noqa: ANN401 - as above
     return pa.struct([*counts, ("ids", pa.binary())])
 
 
-def _experts(parts: Sequence[Part]) -> list[dict[str, Any] | None] | None:
-    if all(part.experts is None for part in parts):
+def _recorded(of_parts: Sequence[ExpertChoices | KeptTokens | None]) -> list[dict[str, Any] | None] | None:
+    if all(record is None for record in of_parts):
         return None
-    return [None if part.experts is None else msgspec.structs.asdict(part.experts) for part in parts]
+    return [None if record is None else msgspec.structs.asdict(record) for record in of_parts]
 
 
 def _media_type(pa: Any) -> Any:  # noqa: ANN401 - as above

@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.messages.base import Metric
 from penstock.messages.errors import UserFault
+from penstock.messages.kept_tokens import KeptTokens
 from penstock.messages.parts import spans_between
 from penstock.messages.samples import (
     Completed,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 TOKENS: Final = "<i4"
 LOGPROBS: Final = "<f4"
+LARGE_RECORDS: Final = ("part_experts", "part_kept")
+"""Columns that only a learner needs."""
 _UNREADABLE: Final = "no file of samples that can be read"
 
 Row = dict[str, Any]
@@ -49,7 +52,7 @@ Row = dict[str, Any]
 
 
 def read_archived_group(path: Path, group_id: int) -> Group | None:
-    """One group of a file, without the choices of experts, which are large; None where it is not in it.
+    """One group of a file, without :data:`LARGE_RECORDS`; None where it is not in it.
 
     Raises:
         UserFault: the file cannot be read.
@@ -59,7 +62,7 @@ def read_archived_group(path: Path, group_id: int) -> Group | None:
 
     pa, pq = cast("Any", pyarrow), cast("Any", parquet)
     try:
-        names = [name for name in pq.read_schema(path).names if name != "part_experts"]
+        names = [name for name in pq.read_schema(path).names if name not in LARGE_RECORDS]
         rows = pq.read_table(path, columns=names, filters=[("group_id", "=", group_id)]).to_pylist()
         return _group([row for row in rows if row["version"] == rows[0]["version"]]) if rows else None
     except KeyError as error:
@@ -136,7 +139,7 @@ def _sample(row: Row) -> Sample:
 def _parts(row: Row) -> Iterator[Part]:
     tokens, logprobs, mask = row["response_tokens"], row["logprobs"], row["loss_mask"]
     teacher = row.get("teacher_logprobs")
-    experts, media = row.get("part_experts"), row.get("part_media")
+    experts, kept, media = (row.get(f"part_{name}") for name in ("experts", "kept", "media"))
     contexts, spans = row["part_contexts"], [VersionSpan(s["version"], s["num_tokens"]) for s in row["spans"]]
     start = 0
     for number, length in enumerate(row["part_lengths"]):
@@ -150,6 +153,7 @@ def _parts(row: Row) -> Iterator[Part]:
             loss_mask=bytes(made),
             context_tokens=b"" if contexts is None else _bytes(contexts[number], TOKENS),
             experts=None if experts is None or experts[number] is None else ExpertChoices(**experts[number]),
+            kept=None if kept is None or kept[number] is None else KeptTokens(**kept[number]),
             media=_media(media and media[number]),
         )
         start = end

@@ -30,6 +30,12 @@ def lacking(
         yield ("weights", "canary"), f"{backend} engines cannot return log-probs of a given text; set it to false"
     if scenario.engines.record_experts and Capability.RECORDS_EXPERTS not in can:
         yield ("engines", "record_experts"), f"{backend} engines cannot say it; set it to false"
+    if scenario.sampling.replay_kept is not None and Capability.RECORDS_KEPT not in can:
+        yield (
+            ("sampling", "replay_kept"),
+            f"{backend} engines cannot say which tokens they drew from, nor SGLang's with a draft model or behind a "
+            "router; set it to null, or take torch or sglang engines without these",
+        )
     is_quantized = scenario.engines.quantization is not None and Capability.HOLDS_WEIGHTS in can
     if is_quantized and Capability.TAKES_FP8 not in can:
         yield ("engines", "quantization"), f"{backend} engines take no weights in FP8; remove it"

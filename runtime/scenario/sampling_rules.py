@@ -6,8 +6,9 @@ import difflib
 from typing import TYPE_CHECKING
 
 from penstock.actors.prompt_source.policies import ROUTINGS
+from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.objectives.validity import compares_rewards
-from penstock.backends.learners.spec import is_modelled
+from penstock.backends.learners.spec import LEARNERS, is_modelled
 from penstock.messages.option_keys import is_user_code
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def sampling_rules(s: Scenario) -> Iterator[Broken]:
             f"staleness.max_rejected_batches = {fails_after}; set it lower than that",
         )
     yield from _rows(s)
+    if s.sampling.replay_kept is not None:
+        yield from _replayed(s)
 
 
 def _drops(s: Scenario) -> Iterator[Broken]:
@@ -45,6 +48,27 @@ def _drops(s: Scenario) -> Iterator[Broken]:
             ("filter", "drop_samples"),
             f"{s.learner.objective.name} takes no mean over a group, so nothing can count in one; set it to "
             "before_statistics",
+        )
+
+
+def _replayed(s: Scenario) -> Iterator[Broken]:
+    key, sampling, objective = ("sampling", "replay_kept"), s.sampling, s.learner.objective
+    if sampling.top_p == 1 and not sampling.top_k and not sampling.min_p:
+        yield key, "nothing is cut off that could be replayed; set sampling.top_p, top_k or min_p, or remove this key"
+    able = LEARNERS.having(lambda spec: spec.replays_kept)
+    if s.learner.backend not in able:
+        yield key, f"is for learner.backend: {' or '.join(able)}; found {s.learner.backend}, set it to null"
+    if s.teacher is not None or objective.opd_kl_coef or loss_of(objective).needs_teacher_top:
+        yield (
+            key,
+            "a teacher's log-probs are of the whole vocabulary and cannot be compared with those of what was kept; set "
+            "it to null, or train without a teacher",
+        )
+    if s.learner.true_on_policy:
+        yield (
+            key,
+            "engine and learner add up what was kept in their own ways, so the bits differ; set it to null, or "
+            "learner.true_on_policy to false",
         )
 
 

@@ -22,6 +22,9 @@ NODE_GPUS: Final = 8
 CONCURRENCY: Final = 512
 """Requests that slime sends to one engine at a time, where the script does not say."""
 START_TIMEOUT_S: Final = 1800.0
+DRAFT_MODEL: Final = "sglang-speculative-algorithm"
+MAX_REPLAYED: Final = 1024
+"""Tokens that top-p leaves for a draw at most; slime bounds them by the vocabulary."""
 _FP8_COPY: Final = re.compile(r"(?P<model>.*[^/])[-_](?i:fp8)/?")
 """How folders of such copies are called."""
 REWARDS: Final = {
@@ -156,8 +159,11 @@ def write_sampling(writer: Writer) -> None:
         }
         return
     if writer.number("rollout-top-p", 1.0) < 1:
-        reason = "what top-p cuts off stays in the loss: log-probs are of the whole distribution (docs/objectives.md)"
-        writer.leave_named("rollout-top-p", reason)
+        if DRAFT_MODEL in writer.flags:
+            reason = "what top-p cuts off stays in the loss: SGLang does not name it with a draft model"
+            writer.leave_named("rollout-top-p", f"{reason} (docs/objectives.md)")
+        else:
+            writer.set("sampling.replay_kept", MAX_REPLAYED)
     if (top_k := writer.count("rollout-top-k", -1)) > 0:
         writer.set("sampling.top_k", top_k)
     if stop := writer.flags.get("rollout-stop"):

@@ -33,9 +33,10 @@ from penstock.backends.learners.step_dumps import (
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.backends.profiling import profile_files
-from penstock.messages.arrays import floats_view, tokens_view
+from penstock.messages.arrays import floats_view, pack_tokens, tokens_view
 from penstock.messages.commands import OpenLearner, PublishWeights
 from penstock.messages.errors import UserFault
+from penstock.messages.kept_tokens import KeptTokens
 from penstock.messages.local import BatchTrained, LearnerOpened, WeightsPublished
 from penstock.messages.samples import Loss
 from penstock.runtime.cli.app import app
@@ -93,7 +94,8 @@ def test_a_dump_has_every_token_and_changes_no_bit_of_the_training(folder: Path,
             assert row.mask.all()
             assert row.versions.tolist() == [0, *[1] * (len(row.tokens) - 1)]
             assert row.figures["rollout_logprobs"].tolist() == floats_view(part.logprobs).tolist()
-            assert all(np.isfinite(values).all() for values in row.figures.values())
+            assert np.isnan(row.figures["num_kept"]).all()
+            assert all(np.isfinite(values).all() for name, values in row.figures.items() if name != "num_kept")
         told = figures[step - 1]
         every = {name: np.concatenate([row.figures[name] for row in rows]) for name in rows[0].figures}
         assert every["losses"].sum() == pytest.approx(told["train/loss"], abs=1e-6)
@@ -224,6 +226,32 @@ def test_the_file_has_the_columns_that_are_documented(folder: Path, tmp_path: Pa
     assert table.column("step").to_pylist() == [2] * 5
     assert not list(dump_file(tmp_path, 2).parent.glob(".*"))
     assert len(read_step(tmp_path, 2, group_id=1)) == 3
+
+
+def test_a_dump_says_from_how_many_tokens_each_was_drawn_and_one_from_before_that_can_be_read(
+    folder: Path, tmp_path: Path
+) -> None:
+    import pyarrow.parquet as parquet
+
+    replace, [group, _] = msgspec.structs.replace, make_groups()
+    [first, second] = (sample.parts[0] for sample in group.samples)
+    tokens = tokens_view(first.tokens).tolist()
+    kept = KeptTokens(b"\1\0\0\0\2\0", pack_tokens([tokens[0], tokens[2], (tokens[2] + 1) % 40]))
+    parts = (replace(first, kept=kept), second)
+    samples = tuple(replace(each, parts=(part,)) for each, part in zip(group.samples, parts, strict=True))
+    learner = open_learner(folder, tmp_path / "checkpoints", LearnerOptions(dump=DumpOptions(last_step=1)))
+    learner.ask(OpenLearner(), LearnerOpened)
+    learner.ask(train_command(groups=(replace(group, samples=samples),)), BatchTrained)
+    learner.close()
+    rows = rows_of(tmp_path, 1)
+    found = [np.nan_to_num(row.figures["num_kept"], nan=-1).tolist() for row in rows]
+    assert found == [[1.0, -1.0, 2.0], [-1.0] * 4]
+    assert rows[0].figures["logprobs"][0] == 0.0, "over one token"
+    file = dump_file(tmp_path, 1)
+    parquet.write_table(parquet.read_table(file).drop_columns(["num_kept"]), file)
+    older = rows_of(tmp_path, 1)
+    assert np.isnan(np.concatenate([row.figures["num_kept"] for row in older])).all()
+    assert older[0].figures["logprobs"].tolist() == rows[0].figures["logprobs"].tolist()
 
 
 def test_a_step_that_cannot_be_written_down_ends_no_training(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pytest
 import torch
 from engine_cases import Case, make_case, open_engine, random_tokens, request, run_all, run_steps, tokens_of, weights_of
@@ -14,6 +15,7 @@ from penstock.backends.engines.torch.attention import SlotRange
 from penstock.backends.engines.torch.decode_graphs import DecodeGraphs, Drawn, can_capture
 from penstock.backends.engines.torch.low_rank import Adapters
 from penstock.backends.engines.torch.sampling import Sampler
+from penstock.backends.learners.batch.kept_sets import read_kept
 from penstock.messages.weights import ADAPTER_DOWN, ADAPTER_UP, LowRank
 
 if TYPE_CHECKING:
@@ -99,6 +101,29 @@ def test_steps_that_are_done_again_draw_the_same(case: Case, captures: Captures,
         plain = run_all(open_engine(case, num_slots=num_slots), requests())
     assert tokens_by_tag(replayed) == tokens_by_tag(plain)
     assert num_captured < 20 < num_replayed
+
+
+RECORDING: Final = Sampler(top_p=0.7, num_recorded=32)
+
+
+def test_steps_that_are_done_again_record_what_they_draw_from(case: Case, captures: Captures) -> None:
+    replayed = run_all(open_engine(case, num_slots=5, sampler=RECORDING), requests())
+    assert captures.num_replayed > 20
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "can_capture", never)
+        plain = run_all(open_engine(case, num_slots=5, sampler=RECORDING), requests())
+    assert {tag: end.part.kept for tag, end in replayed.items()} == {tag: end.part.kept for tag, end in plain.items()}
+    assert all(end.part.kept is not None for end in plain.values())
+
+
+@needs_gpu
+def test_graphs_of_cuda_record_what_they_draw_from(case: Case) -> None:
+    """A token that its record lacks is refused where a learner reads it."""
+    engine = open_engine(case, num_slots=5, sampler=RECORDING, device=torch.device("cuda"))
+    for end in run_all(engine, requests()).values():
+        record, tokens = end.part.kept, np.asarray(tokens_of(end.part), dtype=np.int32)
+        assert record is not None
+        assert read_kept(record, np.arange(len(tokens)), tokens) is not None
 
 
 def test_new_weights_and_sleep_reach_the_next_step(case: Case, other: Case, captures: Captures) -> None:

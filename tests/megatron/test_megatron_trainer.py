@@ -83,6 +83,16 @@ def test_likeliest_tokens_are_found_in_a_divided_vocabulary_and_a_divided_sequen
     check_against_torch(tiny_family("qwen3"), options, ranks(2), 2, plan.make_batches(2, with_imitated=True))
 
 
+@pytest.mark.parametrize("keys", [plan.TP2, {"context_parallel": 2}], ids=["tensor 2", "context 2"])
+def test_tokens_that_were_kept_are_found_in_a_divided_vocabulary_and_a_divided_sequence(
+    keys: dict[str, Any], ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
+) -> None:
+    """With a reference, and with tokens beside them that were drawn from the whole vocabulary."""
+    options = plan.learner_options(objective("grpo", old_logprobs="recompute", kl_coef=0.1, entropy_coef=0.01), keys)
+    batches = plan.with_kept(plan.make_batches(2))
+    check_against_torch(tiny_family("qwen3"), options, ranks(2), 2, batches)
+
+
 def test_imitated_samples_are_trained_beside_the_others(
     ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
 ) -> None:

@@ -6,11 +6,14 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from penstock.backends.learners.megatron_options import MegatronOptions
 from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.options import LearnerOptions
-from penstock.messages.arrays import pack_floats, pack_tokens
+from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
 from penstock.messages.base import Metric
+from penstock.messages.kept_tokens import KeptTokens
 from penstock.messages.samples import Completed, Group, Loss, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
 from penstock.messages.top_logprobs import TopLogprobs
 
@@ -130,6 +133,25 @@ def _batch(draw: random.Random, version: int, *, with_imitated: bool) -> tuple[G
         prompt = Prompt(row=0, epoch=0, tokens=_tokens(draw, 3 + 2 * group_id))
         groups.append(Group(group_id=group_id, prompt=prompt, samples=samples))
     return tuple(groups)
+
+
+def with_kept(batches: list[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
+    """The same, where three of four tokens were drawn from a few."""
+    replace = msgspec.structs.replace
+
+    def recorded(part: Part) -> Part:
+        draw = random.Random(f"kept of {part.tokens!r}")
+        sets = [
+            {token, *(draw.randrange(VOCAB) for _ in range(draw.randint(0, 5)))} if draw.randint(0, 3) else set[int]()
+            for token in tokens_view(part.tokens)
+        ]
+        counts = b"".join(len(own).to_bytes(2, "little") for own in sets)
+        return replace(part, kept=KeptTokens(counts, pack_tokens(token for own in sets for token in sorted(own))))
+
+    def sample_of(sample: Sample) -> Sample:
+        return replace(sample, parts=tuple(map(recorded, sample.parts)))
+
+    return [tuple(replace(g, samples=tuple(map(sample_of, g.samples))) for g in groups) for groups in batches]
 
 
 def _reward(draw: random.Random) -> Reward:

@@ -20,6 +20,7 @@ from penstock.backends.ledger.archived_groups import read_archived
 from penstock.backends.ledger.sqlite import SqliteStore
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.base import Metric
+from penstock.messages.kept_tokens import KeptTokens
 from penstock.messages.ledger import StepRecorded, VersionRecorded
 from penstock.messages.samples import (
     Completed,
@@ -59,6 +60,7 @@ SECOND = Part(
     context_tokens=pack_tokens([1, 2]),
     media=(Media("image", "/a", "d", -1, 2),),
     teacher_logprobs=pack_floats([-0.5, -0.125]),
+    kept=KeptTokens(b"\0\0\1\0", pack_tokens([9])),
 )
 GROUP = Group(
     group_id=0,
@@ -99,6 +101,7 @@ EXPECTED: list[dict[str, Any]] = [
         "spans": [{"version": 0, "num_tokens": 2}, {"version": 1, "num_tokens": 1}, {"version": 1, "num_tokens": 2}],
         "part_lengths": [3, 2], "part_contexts": [[], [1, 2]],
         "part_experts": [{"num_layers": 1, "per_token": 2, "id_bytes": 1, "ids": b"\0\3"}, None],
+        "part_kept": [None, {"counts": b"\0\0\1\0", "ids": b"\x09\0\0\0"}],
         "prompt_media": [SEEN], "part_media": [[], [SEEN | {"at": -1}]],
         "outcome": "completed", "outcome_detail": "episode", "loss": "", "reward": 0.75,
         "reward_components": [("format", 0.5)], "counted": COUNTED,
@@ -108,7 +111,7 @@ EXPECTED: list[dict[str, Any]] = [
         "row": 41, "epoch": 2, "prompt": "two + two", "prompt_tokens": [3, 1, 2], "label": "4",
         "metadata": '{"level": 3}', "response_tokens": [], "logprobs": [], "teacher_logprobs": None,
         "loss_mask": None, "spans": [], "part_lengths": [0], "part_contexts": None, "part_experts": None,
-        "prompt_media": [SEEN], "part_media": None,
+        "part_kept": None, "prompt_media": [SEEN], "part_media": None,
         "outcome": "policy_error", "outcome_detail": "no such tool", "loss": "sft", "reward": None,
         "reward_components": [], "counted": COUNTED,
     },

@@ -117,6 +117,7 @@ def test_trained_samples_are_kept_as_they_were(backend: LedgerBackend, listener:
         "loss": "",
         "teacher_logprobs": None,
         "part_experts": None,
+        "part_kept": None,
         "prompt_media": None,
         "part_media": None,
         "reward": 0.5,

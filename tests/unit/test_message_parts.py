@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.messages.arrays import ArrayLengthError, pack_tokens
+from penstock.messages.kept_tokens import KeptTokens, joined_kept
 from penstock.messages.parts import add_span, cut, join, joined_spans, spans_between
 from penstock.messages.samples import ExpertChoices, Media, Part, Prompt, VersionSpan
 
@@ -46,6 +47,38 @@ def test_neighbours_of_one_version_are_one_span_and_empty_ones_none() -> None:
     assert joined_spans(spans) == (VersionSpan(1, 3), VersionSpan(3, 1))
     add_span(spans, VersionSpan(3, 4))
     assert spans[-1] == VersionSpan(3, 5)
+
+
+kept_sets = st.lists(st.lists(st.integers(0, 500), max_size=4, unique=True), min_size=1, max_size=9)
+
+
+def kept_tokens(sets: list[list[int]]) -> KeptTokens:
+    return KeptTokens(
+        b"".join(len(own).to_bytes(2, "little") for own in sets), pack_tokens(each for own in sets for each in own)
+    )
+
+
+@given(sets=kept_sets, place=st.integers(0, 9), more=st.integers(0, 3))
+def test_what_tokens_were_drawn_from_is_cut_and_joined_with_them(sets: list[list[int]], place: int, more: int) -> None:
+    bare, length = drive.part((0, more)), len(sets)
+    recorded = kept_tokens(sets) if any(sets) else None
+    whole = msgspec.structs.replace(drive.part((0, length)), kept=recorded)
+    place = min(place, length)
+    head, tail = cut(whole, 0, place), cut(whole, place)
+    assert [part.kept for part in (head, tail)] == [
+        kept_tokens(own) if any(own) else None for own in (sets[:place], sets[place:])
+    ]
+    assert join([head, tail]).kept == recorded
+    longer = [*([list[int]()] * more), *sets]
+    assert join([bare, whole]).kept == (kept_tokens(longer) if any(sets) else None)
+    assert joined_kept([(None, 3), (None, 0)]) is None
+
+
+def test_a_record_of_other_tokens_than_there_are_is_refused() -> None:
+    with pytest.raises(ArrayLengthError, match="do not add up to 4 bytes of ids"):
+        KeptTokens(b"\2\0", b"\1\0\0\0")
+    with pytest.raises(ArrayLengthError, match="kept: expected 3 tokens, got 1"):
+        msgspec.structs.replace(drive.part((0, 3)), kept=kept_tokens([[1]]))
 
 
 @given(places=st.lists(st.integers(1, 8), max_size=4), begin=st.integers(0, 40), context=st.booleans())

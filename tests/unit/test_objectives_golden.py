@@ -20,7 +20,7 @@ from penstock.backends.learners.objectives.correction import (
     truncated_importance_weights,
 )
 from penstock.backends.learners.objectives.kl import k3_kl, kl_estimate
-from penstock.backends.learners.objectives.logprobs import token_entropy, token_logprobs
+from penstock.backends.learners.objectives.logprobs import kept_logprobs, token_entropy, token_logprobs
 from penstock.backends.learners.objectives.policy_loss import cispo_loss, clipped_policy_loss, sequence_logprobs
 from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_advantages
@@ -214,6 +214,28 @@ def test_logprobs_and_entropy_have_the_golden_values() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
     assert_near(token_logprobs(logits, torch.tensor([2, 1])), [-0.407606, -1.098612])
     assert_near(token_entropy(logits), [0.832396, 1.098612])
+
+
+def test_logprobs_over_the_tokens_that_were_kept_have_the_golden_values() -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]], requires_grad=True)
+    own, kept = logits[[0, 1], [2, 1]], torch.tensor([[1, 2], [0, 1]])
+    found = kept_logprobs(own, logits.gather(1, kept), kept)
+    assert_near(found.detach(), [-0.313262, -0.693147])
+    torch.autograd.backward(found.sum())
+    assert logits.grad is not None
+    assert_near(logits.grad.flatten(), [0.0, -0.268941, 0.268941, -0.5, 0.5, 0.0])
+
+
+def test_a_row_without_a_set_is_taken_over_the_whole_vocabulary_and_has_its_gradient() -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]], requires_grad=True)
+    targets, kept = torch.tensor([2, 1]), torch.tensor([[-1, -1], [0, 1]])
+    whole = token_logprobs(logits, targets, temperature=0.5)
+    own = logits[[0, 1], targets]
+    found = kept_logprobs(own, logits.gather(1, kept.clamp(min=0)), kept, whole=whole, temperature=0.5)
+    assert_near(found.detach(), [float(whole[0].detach()), -0.693147])
+    gradient = torch.autograd.grad(found.sum(), logits, retain_graph=True)[0]
+    torch.testing.assert_close(gradient[0], torch.autograd.grad(whole[0], logits)[0][0])
+    assert_near(gradient[1], [-1.0, 1.0, 0.0])
 
 
 def test_truncated_importance_weights_have_the_golden_values() -> None:

@@ -46,7 +46,7 @@ def test_what_cannot_be_recorded_is_refused_with_the_key(case: str) -> None:
 def test_the_size_of_a_dump_is_told_before_the_run() -> None:
     keys = ("run.num_steps=10", "learner.groups_per_batch=4", "sampling.samples_per_group=2", "model.max_context=100")
     scenario = load_scenario(QUICKSTART, (*keys, "sampling.max_response_tokens=50", "learner.dump.every=4"))
-    of_step = 4 * 2 * (50 * (4 + 1 + 4 + 7 * 4) + 50 * 4)
+    of_step = 4 * 2 * (50 * (4 + 1 + 4 + 8 * 4) + 50 * 4)
     assert dump_text(scenario).startswith(f"# learner.dump: 3 steps of at most {of_step / 1024:.1f} KiB, ")
     assert dump_text(load_scenario(QUICKSTART)) == ""
 

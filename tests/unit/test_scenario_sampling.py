@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from penstock.backends.evaluation.sets import RunSettings, evaluation_sets
 from penstock.messages.errors import UserFault
 from penstock.runtime.preflight.functions import check_user_code
 from penstock.runtime.run.plan import RunPlan
@@ -68,6 +69,34 @@ def test_a_scenario_may_have_all_of_it_and_every_actor_is_told(file: Path) -> No
     buffer = settings_of("buffer", plan)
     assert (buffer.keep_after_batches, buffer.mask_old_tokens, buffer.chooses_rows) == (3, True, True)
     assert settings_of("prompt_source", plan).chooses_rows
+
+
+def test_what_is_drawn_from_is_recorded_for_training_and_not_for_evaluations(file: Path) -> None:
+    data = "evaluation.datasets=[{name: one, path: 'lines:3'}]"
+    scenario = load_scenario(file, ("sampling.top_p=0.9", "sampling.replay_kept=64", data, "evaluation.every=1"))
+    run = RunSettings(scenario.data, scenario.sampling, scenario.reward)
+    [one] = evaluation_sets(scenario.evaluation, run)
+    assert (scenario.sampling.replay_kept, one.sampling.top_p, one.sampling.replay_kept) == (64, 0.9, None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("sampling.top_p=1",), "sampling.replay_kept: nothing is cut off that could be replayed"),
+        (("learner.objective={name: grpo, opd_kl_coef: 0.1}", "teacher={model: {path: x}}"), "a teacher's log-probs"),
+        (("learner.true_on_policy=true", "staleness.policy=sync"), "so the bits differ"),
+        (("engines.backend=simulated", "learner.backend=simulated"), "sampling.replay_kept: is for learner.backend"),
+        (("engines.more=[{backend: recorded}]",), "recorded engines cannot say which tokens they drew from"),
+        (("sampling.replay_kept=5000",), "4096"),
+        (
+            ("engines.backend=sglang", "engines.sglang={speculative_algorithm: NGRAM}"),
+            "nor SGLang's with a draft",
+        ),
+    ],
+)
+def test_replay_is_refused_where_it_would_not_be_heeded(file: Path, overrides: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UserFault, match=words):
+        load_scenario(file, ("sampling.top_p=0.9", "sampling.replay_kept=64", *overrides))
 
 
 def test_without_any_of_it_nothing_is_different(file: Path) -> None:

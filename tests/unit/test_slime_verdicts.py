@@ -97,7 +97,10 @@ CASES: Final = {
     "no length": Case(FULL.replace("--num-rollout 10", ""), "other job", "num-rollout"),
     "a policy that learns nothing": Case(FULL + "--eps-clip 0", "other job"),
     "frozen layers": Case(FULL + "--freeze-params-name-list embedding output_layer", "same job"),
-    "a nucleus": Case(FULL + "--rollout-top-p 0.9", "same job but for", "rollout-top-p"),
+    "a nucleus": Case(FULL + "--rollout-top-p 0.9", "same job"),
+    "a nucleus and a draft model": Case(
+        FULL + "--rollout-top-p 0.9 --sglang-speculative-algorithm NGRAM", "same job but for", "rollout-top-p"
+    ),
     "raw rewards": Case(FULL + "--disable-rewards-normalization", "same job"),
     "layers that are trained alone": Case(FULL + "--only-train-params-name-list experts", "same job"),
     "frozen by no regular expression": Case(

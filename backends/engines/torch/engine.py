@@ -109,7 +109,7 @@ class TorchEngine:
                 self._cache.record_experts(config)
             self._max_scored = min(config.max_positions, max(settings.max_context, MAX_SCORED_ROWS))
             self._weights, self._model = open_model(config, settings, self._cache, self._max_scored)
-            self._slots = SlotState(num_slots, self._cache, dtype, device)
+            self._slots = SlotState(num_slots, self._cache, dtype, device, settings.sampler.num_recorded)
             self._stops_of = settings.stop_tables(config)
             self._has_others = bool(settings.others)
         self._prompts = PromptIndex(settings.num_slots)
@@ -176,7 +176,8 @@ class TorchEngine:
         if self._parked is None:
             if self._graphs is not None:
                 self._graphs.clear()
-            self._parked = ParkedMemory([*self._weights.tensors(), self._cache.data], keeps_values=False)
+            kept = () if self._slots.kept is None else (self._slots.kept,)
+            self._parked = ParkedMemory([*self._weights.tensors(), self._cache.data, *kept], keeps_values=False)
             self.version = None
         return self._parked.size_bytes
 
@@ -343,12 +344,17 @@ class TorchEngine:
             attention = Segments([(num_rows, decoding), *prefill.parts])
         logits = self._model.logits(self._model.hidden_states(rows, attention))
         uniform = state.uniform.gather(1, state.at)
-        drawn, logprobs = self.settings.sampler(logits, uniform)
+        drawn, logprobs, kept = self.settings.sampler.recorded(logits, uniform)
         others = self._rows_drawn_otherwise() if self._has_others else ()
         for sampler, _, rows_of_it in others:
-            drawn[rows_of_it], logprobs[rows_of_it] = sampler(logits[rows_of_it], uniform[rows_of_it])
+            found = sampler.recorded(logits[rows_of_it], uniform[rows_of_it])
+            drawn[rows_of_it], logprobs[rows_of_it] = found.tokens, found.logprobs
+            if kept is not None:
+                kept[rows_of_it] = -1 if found.kept is None else found.kept
         state.tokens.scatter_(1, state.at, drawn)
         state.logprobs.scatter_(1, state.at, logprobs)
+        if state.kept is not None and kept is not None:
+            state.kept.scatter_(1, state.at[:, :, None].expand(-1, 1, kept.shape[1]), kept[:, None])
         ids = drawn.view(-1)
         state.fed.copy_(ids)
         is_stop = self._stops_of[0].index_select(0, ids)
@@ -410,7 +416,8 @@ class TorchEngine:
     def _new_tokens(self, slot: int, running: Running, begin: int, end: int) -> Part:
         first = running.first_position
         tokens, logprobs = self._slots.drawn(slot, first + begin, first + end)
-        return Part(tokens=tokens, logprobs=logprobs, spans=new_spans(running.marks, begin, end))
+        kept = self._slots.kept_for(slot, first + begin, first + end)
+        return Part(tokens=tokens, logprobs=logprobs, spans=new_spans(running.marks, begin, end), kept=kept)
 
     def _reports(self) -> list[Advanced]:
         num_tokens = self.settings.progress_tokens

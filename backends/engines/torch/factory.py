@@ -86,4 +86,10 @@ def open_torch_engine(
 
 
 def _sampler(sampling: SamplingOptions) -> Sampler:
-    return Sampler(temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
+    return Sampler(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        num_recorded=sampling.replay_kept or 0,
+    )

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from penstock.backends.device_memory import ParkedMemory
+from penstock.backends.engines.kept_tokens import pack_kept
 from penstock.backends.engines.torch.engine import MAX_SCORED_ROWS, Tick
 from penstock.backends.engines.torch.generic_weights import GenericWeights
 from penstock.backends.engines.torch.requests import (
@@ -45,6 +46,7 @@ from penstock.backends.engines.torch.stopping import EndReason, StopStringWatch
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.engine_counts import EngineCounts
 from penstock.messages.errors import UserFault
+from penstock.messages.kept_tokens import KeptTokens, joined_kept
 from penstock.messages.parts import join
 from penstock.messages.samples import Part
 
@@ -72,6 +74,8 @@ class _Row:
     tokens: list[int] = field(default_factory=list[int])
     """Drawn since it was admitted."""
     logprobs: list[float] = field(default_factory=list[float])
+    kept: list[KeptTokens | None] = field(default_factory=list["KeptTokens | None"])
+    """What each of them was drawn from."""
 
     @property
     def num_response(self) -> int:
@@ -85,7 +89,12 @@ class _Row:
     def part(self, begin: int) -> Part:
         """What was drawn, from this token on."""
         spans = new_spans(self.running.marks, begin, len(self.tokens))
-        return Part(tokens=pack_tokens(self.tokens[begin:]), logprobs=pack_floats(self.logprobs[begin:]), spans=spans)
+        return Part(
+            tokens=pack_tokens(self.tokens[begin:]),
+            logprobs=pack_floats(self.logprobs[begin:]),
+            spans=spans,
+            kept=joined_kept((each, 1) for each in self.kept[begin:]),
+        )
 
 
 @dataclass(slots=True)
@@ -323,10 +332,13 @@ class GenericEngine:
             sampler = request.sampler or self.settings.sampler_of(request.sampling_index)
             alike.setdefault(sampler, []).append(place)
         for sampler, places in alike.items():
-            tokens, logprobs = sampler(logits[places], uniform[places])
-            for place, token, logprob in zip(places, tokens.view(-1).cpu(), logprobs.view(-1).cpu(), strict=True):
+            drawn = sampler.recorded(logits[places], uniform[places])
+            tokens, logprobs = drawn.tokens.view(-1).cpu(), drawn.logprobs.view(-1).cpu()
+            kept = [None] * len(places) if drawn.kept is None else drawn.kept.cpu().numpy()[:, None]
+            for place, token, logprob, own in zip(places, tokens, logprobs, kept, strict=True):
                 rows[place].tokens.append(int(token))
                 rows[place].logprobs.append(float(logprob))
+                rows[place].kept.append(None if own is None else pack_kept(own))
         self.num_generated += len(rows)
 
     def _over(self, row: _Row) -> EndReason | None:

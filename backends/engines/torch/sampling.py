@@ -5,14 +5,15 @@ Invariants:
 * The uniform of token ``t`` of a sample is a pure function of (seed of the sample, ``t``): Philox with the seed as
   its key, output number ``t``. It does not depend on slots, batches, attempts or interruptions.
 * Log-probs are those that the learner computes: of the whole distribution at the sampling temperature (1 when
-  greedy), before top-k, top-p and min-p cut it down.
+  greedy), before top-k, top-p and min-p cut it down; where what is kept is recorded, of the distribution that is left.
 * A token of probability zero, or one that was cut off, is never drawn: the first entry whose cumulated weight is
   *above* the threshold always has weight of its own. The cumulation is in float64, so the tail of a vocabulary of
   any size keeps its share.
 * Logits that are no numbers draw some token with a log-prob that is none either; who asked for it is to end.
 
 Cut-offs apply in this order, each on what the one before left, renormalised: top-k, top-p, min-p. Tokens as likely
-as the last one that is kept are kept as well, so the order of equal tokens never matters.
+as the last one that is kept are kept as well, so the order of equal tokens never matters. Where tokens are recorded,
+the likeliest ``num_recorded`` of these are the last cut, and of equal ones those that topk names first.
 
 What is guaranteed about repetition. Always: equal uniforms. On a CPU in float32, where a row of a matrix product has
 the same bits however many rows stand beside it (MKL from four rows on; the rest of the engine sees to its part): a
@@ -24,7 +25,7 @@ between two roundings of a cumulated probability: in float32 a few times in a mi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -44,6 +45,17 @@ def uniforms(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float6
     return np.float64(2.0**-UNIFORM_BITS) * (words >> np.uint64(SEED_BITS - UNIFORM_BITS))
 
 
+class Recorded(NamedTuple):
+    """What was drawn, and from what."""
+
+    tokens: torch.Tensor
+    """int64 ``[N, 1]``"""
+    logprobs: torch.Tensor
+    """float32 ``[N, 1]``, over what was kept."""
+    kept: torch.Tensor | None
+    """int32 ``[N, num_recorded]``: what was kept, the likeliest first, and −1 behind it; None: it was all."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
     """How tokens are drawn from logits; the same for all rows."""
@@ -54,6 +66,8 @@ class Sampler:
     """0: all."""
     top_p: float = 1.0
     min_p: float = 0.0
+    num_recorded: int = 0
+    """Tokens that are kept at most, and recorded; 0: none are."""
 
     def turned(self, asked: TurnSampling) -> Sampler:
         """As this, but for what is asked for."""
@@ -78,6 +92,21 @@ class Sampler:
         probs = self._truncated(logprobs.exp())
         tokens = draw_in_blocks(probs, uniform) if probs.is_cuda else draw(probs, uniform)
         return tokens, logprobs.gather(1, tokens)
+
+    def recorded(self, logits: torch.Tensor, uniform: torch.Tensor) -> Recorded:
+        """As a call, with what was kept; without it where ``num_recorded`` is 0, or the likeliest token is taken."""
+        if self.temperature == 0 or not self.num_recorded:
+            return Recorded(*self(logits, uniform), None)
+        logprobs = torch.log_softmax(logits / self.temperature, -1)
+        probs = logprobs.exp()
+        likeliest, ids = self._truncated(probs).topk(min(self.num_recorded, probs.shape[-1]), dim=-1)
+        left = torch.zeros_like(probs).scatter_(1, ids, likeliest)
+        tokens = draw_in_blocks(left, uniform) if probs.is_cuda else draw(left, uniform)
+        is_kept = likeliest > 0
+        of_kept = logprobs.gather(1, ids).masked_fill(~is_kept, float("-inf"))
+        kept = logits.new_full((len(logits), self.num_recorded), -1, dtype=torch.int32)
+        kept[:, : ids.shape[1]] = ids.where(is_kept, -1)
+        return Recorded(tokens, logprobs.gather(1, tokens) - of_kept.logsumexp(-1, keepdim=True), kept)
 
     def _truncated(self, probs: torch.Tensor) -> torch.Tensor:
         """Zero what is cut off; ``probs [N, V]`` add up to 1."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import torch
 
+from penstock.backends.engines.kept_tokens import pack_kept
 from penstock.backends.engines.torch.sampling import uniforms
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.engines.torch.cache import KeyValueCache
     from penstock.backends.engines.torch.requests import Running
+    from penstock.messages.kept_tokens import KeptTokens
 
 MASKED: Final = float("-inf")
 MIN_ROWS: Final = 4
@@ -60,12 +62,17 @@ class RunningSlots(NamedTuple):
     """int64 ``[m, C]``"""
     logprobs: torch.Tensor
     """float32 ``[m, C]``"""
+    kept: torch.Tensor | None
+    """int32 ``[m, C, W]``"""
 
 
 class SlotState:
     """S slots of C positions each."""
 
-    def __init__(self, num_slots: int, cache: KeyValueCache, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, num_slots: int, cache: KeyValueCache, dtype: torch.dtype, device: torch.device, num_recorded: int = 0
+    ) -> None:
+        """``num_recorded``: W, tokens that are kept for one at most and recorded; 0: none are."""
         self._cache = cache
         self._device = device
         shape = (num_slots, cache.capacity)
@@ -81,6 +88,8 @@ class SlotState:
         """``[S, C]``: the drawn token after the one at this position."""
         self.logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
         """``[S, C]``: its log-prob."""
+        self.kept = torch.full((*shape, num_recorded), -1, dtype=torch.int32, device=device) if num_recorded else None
+        """``[S, C, W]``: what it was drawn from, −1 where there are fewer."""
         self._range = torch.arange(cache.capacity, device=device)
         self._seen = torch.zeros((), dtype=dtype, device=device)
         self._hidden = torch.full((), MASKED, dtype=dtype, device=device)
@@ -116,19 +125,28 @@ class SlotState:
             uniform=self.uniform[:m],
             tokens=self.tokens[:m],
             logprobs=self.logprobs[:m],
+            kept=None if self.kept is None else self.kept[:m],
         )
 
     def move(self, source: int, target: int, num_positions: int) -> None:
         """Let slot ``target`` go on where ``source`` stands, ``num_positions`` into its context."""
         self._cache.copy(source, target, num_positions)
         self._numbers[:, target].copy_(self._numbers[:, source])
-        for table in (self.mask, self.uniform, self.tokens, self.logprobs):
-            table[target].copy_(table[source])
+        for table in (self.mask, self.uniform, self.tokens, self.logprobs, self.kept):
+            if table is not None:
+                table[target].copy_(table[source])
 
     def drawn(self, slot: int, begin: int, end: int) -> tuple[bytes, bytes]:
         """Tokens (int32) and log-probs (float32) drawn at the positions ``begin`` … ``end − 1``."""
         tokens = self.tokens[slot, begin:end].cpu().numpy().astype(np.int32)
         return tokens.tobytes(), self.logprobs[slot, begin:end].cpu().numpy().tobytes()
+
+    def kept_for(self, slot: int, begin: int, end: int) -> KeptTokens | None:
+        """What these were drawn from."""
+        if self.kept is None:
+            return None
+        # Memory that NumPy has seen cannot be given up while the engine sleeps.
+        return pack_kept(self.kept[slot, begin:end].to("cpu", copy=True).numpy())
 
 
 class PromptIndex:

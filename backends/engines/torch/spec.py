@@ -105,6 +105,7 @@ TORCH: Final = EngineSpec(
             Capability.HOLDS_WEIGHTS,
             Capability.EXACT,
             Capability.RECORDS_EXPERTS,
+            Capability.RECORDS_KEPT,
             Capability.ANSWERS_JUDGES,
             Capability.EMBEDDED,
             Capability.SEES,

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from penstock.backends.learners.batch.kept_sets import kept_of
 from penstock.backends.learners.batch.sequences import teacher_top_of
 
 if TYPE_CHECKING:
@@ -74,6 +75,9 @@ class PackedTokens(NamedTuple):
     """Positions of each row ``[B]``, shared ones counted."""
     top_ids: NDArray[np.int64] | None = None
     """Tokens whose log-probs are wanted beside the target's ``[T, k]``; None: none are."""
+    kept_ids: NDArray[np.int64] | None = None
+    """Tokens that the log-prob of each target is taken over ``[T, W]``, −1 behind them; all −1: over the vocabulary.
+    None: all are."""
     looks: tuple[Look, ...] = ()
     """Of the contexts and responses that have images, a context before its responses."""
     context_starts: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
@@ -125,6 +129,7 @@ def tiny_sequence(sequence: TrainSequence) -> TrainSequence:
         versions=sequence.versions[:1],
         teacher_top=None,
         media=(),
+        kept=None,
     )
 
 
@@ -170,6 +175,7 @@ def pack(sequences: Sequence[TrainSequence]) -> PackedTokens:
         sample_of=np.repeat(np.asarray([sequence.sample for sequence in sequences], dtype=np.int64), counts),
         lengths=np.asarray([len(at) for at in rows], dtype=np.int64),
         top_ids=None if top is None else top.ids,
+        kept_ids=kept_of(sequences) if any(s.kept is not None for s in sequences) else None,
         looks=tuple(looks),
         context_starts=np.concatenate(starts),
     )

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from penstock.backends.learners.batch.kept_sets import read_kept
 from penstock.messages.arrays import TOKEN_BYTES
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import Loss
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.backends.learners.batch.kept_sets import KeptSets
     from penstock.messages.samples import ExpertChoices, Group, Media, Part, Sample
     from penstock.messages.top_logprobs import TopLogprobs
 
@@ -83,6 +85,8 @@ class TrainSequence(NamedTuple):
     """The same weights made the whole sample, all its parts, so none of its tokens was drawn over a cache of others."""
     media: tuple[Media, ...] = ()
     """Images among its tokens, in their order."""
+    kept: KeptSets | None = None
+    """Which tokens each trained token was drawn from; None: from all of the vocabulary."""
 
     @property
     def places(self) -> NDArray[np.int64]:
@@ -125,7 +129,8 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int, mask_old_tok
         mask_old_tokens: nor are those of a sample that are older than its newest ones.
 
     Raises:
-        ValueError: a sample has no reward, or a part has no context at all, so that nothing predicts its first token.
+        ValueError: a sample has no reward, a part has no context at all, so that nothing predicts its first token, or a
+            token is not among those that it was drawn from.
     """
     sequences: list[TrainSequence] = []
     rewards: list[float] = []
@@ -250,7 +255,7 @@ def _sequence(
     if not context:
         raise ValueError(f"sample {sample.key}: the prompt has no tokens, so nothing predicts the first response token")
     before = np.frombuffer(context, dtype=np.int32)
-    response = np.frombuffer(part.tokens, dtype=np.int32)[: trained[-1] + 1]
+    response: NDArray[np.int32] = np.frombuffer(part.tokens, dtype=np.int32)[: trained[-1] + 1]
     return TrainSequence(
         tokens=np.concatenate([before, response]),
         num_context=len(before),
@@ -267,6 +272,7 @@ def _sequence(
         else None,
         teacher_top=None if part.teacher_top is None else _teacher_top(part.teacher_top, trained),
         experts=None if part.experts is None else _experts(part.experts, len(before) + int(trained[-1])),
+        kept=None if part.kept is None else read_kept(part.kept, trained, response[trained]),
     )
 
 

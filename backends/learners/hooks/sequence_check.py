@@ -38,6 +38,8 @@ def _array_problem(s: TrainSequence) -> str:
         arrays.append(("teacher_logprobs", s.teacher_logprobs, np.float32, count))
     if s.teacher_top is not None and {len(array) for array in s.teacher_top} != {count}:
         return f"whose teacher_top is not of {count} tokens, as many as there are in `trained`"
+    if s.kept is not None and (len(s.kept.counts) != count or s.kept.lacks(s.tokens[s.trained])):
+        return f"whose kept is not of the {count} tokens in `trained`; kept.at(places) takes some of them"
     for name, value, dtype, length in arrays:
         expected = f"expected a NumPy array of {np.dtype(dtype)} with one dimension"
         if not isinstance(value, np.ndarray):

@@ -25,5 +25,10 @@ def _open(context: LearnerContext) -> Backend[LearnerCommand]:
 
 
 MEGATRON: Final = LearnerSpec(
-    open=_open, together=_together, has_layout=True, has_known_memory=True, can_record_steps=True
+    open=_open,
+    together=_together,
+    has_layout=True,
+    has_known_memory=True,
+    can_record_steps=True,
+    replays_kept=True,
 )

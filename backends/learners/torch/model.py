@@ -33,7 +33,7 @@ from penstock.backends.learners.batch.packing import PackedTokens, divide_over_r
 from penstock.backends.learners.batch.padded_division import divide_padded
 from penstock.backends.learners.batch.sequences import open_ended_sequence
 from penstock.backends.learners.checkpoints.record import CheckpointError as CheckpointError
-from penstock.backends.learners.objectives.logprobs import other_logprobs, token_entropy, token_logprobs
+from penstock.backends.learners.objectives.logprobs import kept_logprobs, other_logprobs, token_entropy, token_logprobs
 from penstock.backends.learners.torch.attention import PACKED_ATTENTION, token_inputs
 from penstock.backends.learners.torch.layout import choose_layout, kept_places
 from penstock.backends.learners.torch.row_products import BLOCK, multiply_in_tiles
@@ -167,7 +167,10 @@ class PackedModel:
                 f"{type(self.model).__name__} does not show it; set critic: own"
             )
         targets, top = self.tensor(packed.targets), None
-        logprobs = self._token_logprobs(logits, targets, temperature=temperature)
+        if packed.kept_ids is None:
+            logprobs = self._token_logprobs(logits, targets, temperature=temperature)
+        else:
+            logprobs = self._over_kept(logits, targets, packed.kept_ids, temperature)
         if packed.top_ids is not None:
             ids = self.tensor(packed.top_ids)
             is_known = ids < logits.shape[1]
@@ -181,7 +184,10 @@ class PackedModel:
     def logprobs(self, packed: PackedTokens, *, temperature: float) -> Tensor:
         """Log-probs ``[T]`` of the trained tokens of a micro-batch, float32."""
         logits = self._logits(packed)
-        return self._token_logprobs(logits, self.tensor(packed.targets), temperature=temperature)
+        targets = self.tensor(packed.targets)
+        if packed.kept_ids is None:
+            return self._token_logprobs(logits, targets, temperature=temperature)
+        return self._over_kept(logits, targets, packed.kept_ids, temperature)
 
     @torch.no_grad()
     def next_token_logits(self, tokens: Sequence[int]) -> Tensor:
@@ -309,6 +315,15 @@ class PackedModel:
                 "(model.path), or remove data.multimodal_keys"
             )
         return self.eyes.inputs(packed, self.device)
+
+    def _over_kept(self, logits: Tensor, targets: Tensor, kept: NDArray[np.int64], temperature: float) -> Tensor:
+        """Log-probs ``[T]`` of each target over the tokens ``[T, W]`` that were kept for it."""
+        whole = None
+        if (kept[:, 0] < 0).any():
+            whole = self._token_logprobs(logits, targets, temperature=temperature)
+        ids = self.tensor(kept)
+        of_kept, own = logits.gather(1, ids.clamp(min=0)), logits.gather(1, targets[:, None])[:, 0]
+        return kept_logprobs(own, of_kept, ids, whole=whole, temperature=temperature)
 
     def _logits(self, packed: PackedTokens) -> Tensor:
         """``[T, V]`` in the dtype of the model."""

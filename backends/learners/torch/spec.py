@@ -31,6 +31,7 @@ TORCH: Final = LearnerSpec(
     sees_images=True,
     has_known_memory=True,
     can_record_steps=True,
+    replays_kept=True,
     modules=(
         "penstock.backends.data.demonstrations",
         "penstock.backends.weights.renamed",

@@ -18,6 +18,7 @@ from penstock.messages.samples import Truncated
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
+    from penstock.messages.kept_tokens import KeptTokens
     from penstock.messages.samples import Group, Sample
 
 REPETITION_TOKENS: Final = 2500
@@ -36,6 +37,7 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
     rewards = list(_rewards(groups))
     chances = pass_at_k([[reward == 1.0 for reward in group] for group in rewards])
     lengths = [sample.num_tokens for sample in samples]
+    kept = [part.kept for sample in samples for part in sample.parts if part.kept is not None]
     return {
         **({"rollout/raw_reward": statistics.fmean(chain.from_iterable(rewards))} if rewards else {}),
         "rollout/response_len/mean": statistics.fmean(lengths),
@@ -47,6 +49,7 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "train/global_batch_size": float(len(samples)),
         **{f"passrate/pass@{k}": chance for k, chance in chances.items()},
         **_without_spread(rewards),
+        **(_kept_per_token(kept) if kept else {}),
     }
 
 
@@ -57,6 +60,12 @@ def ends_in_repetition(sample: Sample) -> bool:
         return False
     ending = b"".join(part.tokens for part in sample.parts)[-REPETITION_TOKENS * TOKEN_BYTES :]
     return len(ending) > REPETITION_RATIO * len(zlib.compress(ending, 1))
+
+
+def _kept_per_token(known: Sequence[KeptTokens]) -> dict[str, float]:
+    """``rollout/top_p_kept_vocab_per_token``: tokens that cut-offs left for a draw, where they were recorded."""
+    num_ids, num_tokens = sum(len(kept.ids) // TOKEN_BYTES for kept in known), sum(kept.num_recorded for kept in known)
+    return {"rollout/top_p_kept_vocab_per_token": num_ids / num_tokens} if num_tokens else {}
 
 
 def _rewards(groups: Sequence[Group]) -> Iterator[list[float]]:

@@ -71,6 +71,7 @@ def _behind(
         teacher_logprobs=None,
         teacher_top=None,
         experts=None,
+        kept=None,
         sample=sample,
         first=first,
     )

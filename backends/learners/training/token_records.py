@@ -101,7 +101,8 @@ class TokenRecorder:
 
 def _figures(tokens: PolicyTokens, terms: ObjectiveTerms, options: ObjectiveOptions) -> Tensor:
     new, old = tokens.logprobs.detach(), old_logprobs(tokens, options)
-    known = {
+    known: dict[str, Tensor | None] = {
+        "num_kept": None,  # the batch knows it
         "rollout_logprobs": tokens.rollout_logprobs,
         "reference_logprobs": tokens.reference_logprobs,
         "proximal_logprobs": None if options.old_logprobs == "engine" else old,
@@ -138,6 +139,9 @@ def _rows(batch: TrainBatch, found: Mapping[str, NDArray[np.float32]]) -> list[D
         for name, values in found.items():
             figures[name] = np.full(len(tokens), np.nan, dtype=np.float32)
             figures[name][trained] = values[sequence.first : sequence.first + len(trained)]
+        if sequence.kept is not None:
+            counts = sequence.kept.counts
+            figures["num_kept"][trained] = np.where(counts > 0, counts, np.nan)
         context = sequence.tokens[: sequence.num_context]
         rows.append(DumpedSequence(*keys[sequence.sample], sequence.part, context, tokens, mask, versions, figures))
     return rows

@@ -6,12 +6,14 @@ Invariants:
   the first disagreement is refused with :class:`BadReply`, and what came before stays.
 * Every kept id lies inside the vocabulary and has a log-prob that is a number.
 * Version spans add up to the tokens.
+* Every token is among those that it was drawn from, where these were asked for.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.engines.served.base.calls import Chunk, EndReason, Failure, Generated, VersionTokens
@@ -25,6 +27,7 @@ from penstock.backends.engines.served.base.http import (
     ServerError,
     TimedOut,
 )
+from penstock.messages.kept_tokens import MAX_COUNT, KeptTokens, joined_kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -65,6 +68,8 @@ class Assembler(ABC):
         self._accepted_tokens: int | None = None
         self._num_retractions = 0
         self._routed_experts = b""
+        self._kept: KeptTokens | None = None
+        """Of the tokens, and of some behind them where one has no log-prob."""
 
     @property
     def num_tokens(self) -> int:
@@ -107,6 +112,25 @@ class Assembler(ABC):
         self._extend(ids[:good], numbers[:good], version)
         raise NotANumberReply(f"token {len(self._tokens)} of the response has a log-prob that is no number")
 
+    def _note_kept(self, ids: Sequence[int], sets: Sequence[Sequence[int]]) -> None:
+        """What the next tokens were drawn from; before they are appended.
+
+        Raises:
+            BadReply: it cannot be.
+        """
+        if len(sets) != len(ids):
+            raise BadReply(f"{len(ids)} tokens came, and what {len(sets)} were drawn from (return_sampling_mask)")
+        for token, own in zip(ids, sets, strict=True):
+            if token not in own or min(own) < 0 or max(own) >= self._vocab_size or len(own) > MAX_COUNT:
+                raise BadReply(f"token {token} is not among the {len(own)} that it was drawn from, or these cannot be")
+        counts, kept = array("H", map(len, sets)), array("i", chain.from_iterable(sets))
+        self._kept = joined_kept(
+            [(self._kept, len(self._tokens)), (KeptTokens(counts.tobytes(), kept.tobytes()), len(ids))]
+        )
+
+    def _kept_from(self, begin: int) -> KeptTokens | None:
+        return None if self._kept is None else self._kept.between(begin, len(self._tokens))
+
     def _extend(self, ids: Sequence[int], logprobs: Sequence[float], version: str) -> None:
         if not ids:
             return
@@ -119,7 +143,8 @@ class Assembler(ABC):
 
     def _chunk(self, have: int, version: str) -> Chunk:
         """The tokens beyond those that came before."""
-        return Chunk(have, self._tokens[have:].tobytes(), self._logprobs[have:].tobytes(), version)
+        tokens, logprobs = self._tokens[have:].tobytes(), self._logprobs[have:].tobytes()
+        return Chunk(have, tokens, logprobs, version, self._kept_from(have))
 
     def _generated(self, end: EndReason, detail: str, failure: Failure | None) -> Generated:
         versions = self._labels if self._exact is None else self._exact
@@ -131,6 +156,7 @@ class Assembler(ABC):
             cached_tokens=self._cached_tokens,
             drafted_tokens=self._drafted_tokens,
             accepted_tokens=self._accepted_tokens,
+            kept=self._kept_from(0),
             num_retractions=self._num_retractions,
             routed_experts=self._routed_experts,
             detail=detail,

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from penstock.messages.base import Value
+from penstock.messages.kept_tokens import KeptTokens
 from penstock.messages.samples import Media
 
 
@@ -44,6 +45,8 @@ class GenerateCall(Value, frozen=True, kw_only=True):
     """That the text has to follow; empty: none."""
     regex: str = ""
     """That it has to match as a whole; empty: none."""
+    max_kept: int = 0
+    """Tokens that are drawn from at most, which the server is to name, with log-probs over them; 0: neither."""
     with_experts: bool = False
     """Whether the server is to say which experts it chose for each token."""
 
@@ -92,6 +95,8 @@ class Chunk(NamedTuple):
     """float32 ``[T]``."""
     version: str
     """The oldest version that can have made them."""
+    kept: KeptTokens | None = None
+    """What they were drawn from, where that was asked for."""
 
 
 class VersionTokens(NamedTuple):
@@ -108,7 +113,7 @@ class Generated(Value, frozen=True, kw_only=True):
     tokens: bytes
     """int32 ids ``[T]``."""
     logprobs: bytes
-    """float32 ``[T]``: log-softmax of logits ÷ temperature, over the whole vocabulary."""
+    """float32 ``[T]``: log-softmax of logits ÷ temperature, over the whole vocabulary, or over ``kept``."""
     versions: tuple[VersionTokens, ...]
     """Adds up to T."""
     cached_tokens: int | None = None
@@ -116,6 +121,8 @@ class Generated(Value, frozen=True, kw_only=True):
     drafted_tokens: int | None = None
     accepted_tokens: int | None = None
     """Of these."""
+    kept: KeptTokens | None = None
+    """What they were drawn from, where that was asked for."""
     num_retractions: int = 0
     routed_experts: bytes = b""
     """int32, as the server sent them; empty: not asked for, or the request did not end by itself."""

@@ -131,6 +131,8 @@ class OpenRequest:
             min_p=own.min_p,
             json_schema=asked.json_schema,
             regex=asked.regex,
+            # What is drawn otherwise than the run says is not trained.
+            max_kept=0 if asked.is_constrained or not own.temperature else own.replay_kept or 0,
             stop=own.stop,
             stop_token_ids=tuple(sorted(self._sampling.stop_token_ids)),
             seed=command.seed & 0x7FFF_FFFF if rules.is_seeded else None,
@@ -163,7 +165,7 @@ class OpenRequest:
         version = VersionTokens(chunk.version, len(chunk.tokens) // TOKEN_BYTES)
         begin = self._num_reported
         # What an earlier request had left unreported comes first.
-        report = join((cut(self.part, begin), self._new_part(chunk.tokens, chunk.logprobs, [version])))
+        report = join((cut(self.part, begin), self._new_part(chunk, [version])))
         self._num_reported += report.num_tokens
         return GenerationAdvanced(key=self.command.key, attempt=self.command.attempt, from_token=begin, chunk=report)
 
@@ -171,7 +173,7 @@ class OpenRequest:
         """A request has ended; how the sample has, or None when it is to be sent again."""
         begin, self.rid = self.part.num_tokens, ""
         num_read = (len(self._prompt) + len(self.part.tokens)) // TOKEN_BYTES
-        new = self._new_part(generated.tokens, generated.logprobs, generated.versions)
+        new = self._new_part(generated, generated.versions)
         self.part = join((self.part, msgspec.structs.replace(new, counts=_counts(num_read, generated))))
         outcome = self._outcome(begin, generated)
         try:
@@ -227,8 +229,8 @@ class OpenRequest:
         """The answer to the actor."""
         return GenerationEnded(key=self.command.key, attempt=self.command.attempt, outcome=outcome, part=self.part)
 
-    def _new_part(self, tokens: bytes, logprobs: bytes, versions: Sequence[VersionTokens]) -> Part:
-        return Part(tokens=tokens, logprobs=logprobs, spans=spans_of(versions, self._version))
+    def _new_part(self, made: Chunk | Generated, versions: Sequence[VersionTokens]) -> Part:
+        return Part(tokens=made.tokens, logprobs=made.logprobs, spans=spans_of(versions, self._version), kept=made.kept)
 
 
 def _counts(num_read: int, generated: Generated) -> EngineCounts | None:

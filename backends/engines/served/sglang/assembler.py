@@ -37,8 +37,12 @@ NOT_A_NUMBER_STOP: Final = "NaN happened"
 class SglangAssembler(Assembler):
     """The tokens of one request, event by event."""
 
-    def __init__(self, *, incremental: bool, vocab_size: int, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *, incremental: bool, vocab_size: int, stop: Sequence[str] = (), with_kept: bool = False
+    ) -> None:
+        """``with_kept``: the server is to say what each token was drawn from."""
         super().__init__(vocab_size=vocab_size)
+        self._with_kept = with_kept
         self._incremental = incremental
         self._stop = stop
         self._version = ""
@@ -58,6 +62,8 @@ class SglangAssembler(Assembler):
         self._drafted_tokens = _larger(self._drafted_tokens, meta.spec_num_proposed_drafts)
         self._accepted_tokens = _larger(self._accepted_tokens, meta.spec_num_correct_drafts)
         self._num_retractions = max(self._num_retractions, meta.num_retractions)
+        if self._with_kept:
+            entries = self._over_kept(meta, ids, entries, have)
         self._keep(ids, entries, version)
         if meta.completion_tokens is not None and meta.completion_tokens != len(self._tokens):
             raise BadReply(f"{len(self._tokens)} tokens came where the server counts {meta.completion_tokens}")
@@ -80,6 +86,18 @@ class SglangAssembler(Assembler):
         if len(ids) < have or (have and ids[have - 1] != self._tokens[-1]):
             raise BadReply(f"an event names other tokens than those before it ({len(ids)}, after {have})")
         return ids[have:], entries[have:]
+
+    def _over_kept(
+        self, meta: MetaInfo, ids: Sequence[int], entries: Sequence[TokenLogprob], have: int
+    ) -> list[TokenLogprob]:
+        """Take what the new tokens were drawn from; their entries with log-probs over that. A short ``meta_info`` adds
+        nothing to either list."""
+        begin = 0 if self._incremental else have
+        logprobs = meta.output_token_sampling_logprobs[begin:]
+        self._note_kept(ids, meta.output_token_sampling_mask[begin:])
+        if len(logprobs) != len(entries):
+            raise BadReply(f"{len(entries)} tokens came with {len(logprobs)} log-probs over what they were drawn from")
+        return [(logprob, token, text) for logprob, (_, token, text) in zip(logprobs, entries, strict=True)]
 
     def _keep(self, ids: list[int], entries: list[TokenLogprob], version: str) -> None:
         named = [entry[1] for entry in entries]

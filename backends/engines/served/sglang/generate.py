@@ -41,6 +41,7 @@ ROUTING_HEADER: Final = "X-SMG-Routing-Key"
 ADAPTER: Final = "lora_path"
 """The server's word for the name of an adapter that is loaded."""
 ROUTED_EXPERTS: Final = "return_routed_experts"
+SAMPLING_MASK: Final = "return_sampling_mask"
 
 
 class _Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -214,11 +215,18 @@ class SglangGenerator(Generator):
             fields = ((ADAPTER, msgspec.Raw(_ENCODER.encode(call.adapter))), *fields)
         if call.with_experts:
             fields = ((ROUTED_EXPERTS, msgspec.Raw(b"true")), *fields)
+        if call.max_kept:
+            fields = ((SAMPLING_MASK, msgspec.Raw(b"true")), *fields)
         more = b"".join(b"," + _ENCODER.encode(name) + b":" + bytes(value) for name, value in fields)
         return body[:-1] + more + b"}"
 
     def _assembler(self, call: GenerateCall) -> SglangAssembler:
-        return SglangAssembler(incremental=self._incremental, vocab_size=self._vocab_size, stop=call.stop)
+        return SglangAssembler(
+            incremental=self._incremental,
+            vocab_size=self._vocab_size,
+            stop=call.stop,
+            with_kept=call.max_kept > 0,
+        )
 
     def _headers(self, call: GenerateCall) -> Mapping[str, str] | None:
         return {ROUTING_HEADER: call.routing_key} if call.routing_key else None
@@ -239,7 +247,8 @@ def _sampling(call: GenerateCall, stream_interval: int) -> _Sampling:
         max_new_tokens=call.max_new_tokens,
         temperature=call.temperature,
         top_p=call.top_p,
-        top_k=call.top_k or -1,
+        # A server names what it drew from only where top_k bounds that.
+        top_k=min(call.top_k or call.max_kept, call.max_kept) if call.max_kept else call.top_k or -1,
         min_p=call.min_p,
         stop=call.stop,
         stop_token_ids=call.stop_token_ids,

@@ -57,6 +57,10 @@ class MetaInfo(msgspec.Struct, gc=False):
     input_top_logprobs: list[list[TokenLogprob] | None] = []
     """The likeliest tokens in the place of each input token, the likeliest first; null in the first place."""
     output_token_logprobs: list[TokenLogprob] = []
+    output_token_sampling_mask: list[list[int]] = []
+    """What each output token was drawn from; of a request that asked for it, and not in a short one."""
+    output_token_sampling_logprobs: list[float | None] = []
+    """Of the output tokens over these."""
     routed_experts: str | None = None
     """Base64 of int32 ``[N, layers, k]`` for prompt and response but the last token; of a request that asked for it and
     has ended."""

@@ -71,7 +71,10 @@ def _longest_sample(folder: Path) -> int | None:
 
 def _granted(group: EngineGroupOptions) -> frozenset[Capability]:
     can_draw = supports_seeded_sampling(group.sglang, is_cpu=group.device == "cpu")
-    return frozenset({Capability.SEEDED_SAMPLING}) if can_draw else frozenset()
+    # Drafted tokens are not drawn from what is left, and routers pass on only what they know.
+    says_kept = group.sglang.get(ALGORITHM) is None and group.router is None
+    found = {Capability.SEEDED_SAMPLING: can_draw, Capability.RECORDS_KEPT: says_kept}
+    return frozenset(capability for capability, is_there in found.items() if is_there)
 
 
 def _size(options: EngineBlock) -> EngineSize | None:
@@ -150,7 +153,7 @@ def _true_on_policy(path: KeyPath, group: EngineGroupOptions) -> Iterator[Broken
             "servers that run already do not say which kernels they compute with; with learner.true_on_policy remove "
             "the addresses, so that they are started here",
         )
-    elif _granted(group) == frozenset() or group.sglang.get("rl_on_policy_target") != "fsdp":
+    elif Capability.SEEDED_SAMPLING not in _granted(group) or group.sglang.get("rl_on_policy_target") != "fsdp":
         yield (*path, "sglang"), f"with learner.true_on_policy a server needs {wanted} ({backends})"
 
 

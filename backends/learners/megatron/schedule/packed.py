@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from penstock.backends.learners.batch.kept_sets import kept_of
 from penstock.backends.learners.batch.sequences import teacher_top_of
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ class PackedShare(NamedTuple):
     """Of which sequence each input is, −1 where it counts nowhere ``[T]``."""
     top_ids: NDArray[np.int64] | None
     """Tokens whose log-probs are wanted beside the target's ``[M, k]``; None: none are."""
+    kept_ids: NDArray[np.int64] | None
+    """Tokens that the log-prob of each target is taken over ``[M, W]``; see
+    :class:`~penstock.backends.learners.batch.packing.PackedTokens`."""
 
 
 class FurtherShare(NamedTuple):
@@ -78,6 +82,7 @@ def stand_in(sequence: TrainSequence) -> TrainSequence:
         teacher_logprobs=None,
         teacher_top=None,
         experts=None,
+        kept=None,
     )
 
 
@@ -118,18 +123,20 @@ def pack_share(
         start += length
     own = _own_inputs(lengths, num_context, context_rank)
     predicted_at = np.flatnonzero(place[own] >= 0)
-    top = teacher_top_of(sequences)
+    top, kept = teacher_top_of(sequences), kept_of(sequences)
+    of_targets = place[own][predicted_at]
     return PackedShare(
         input_ids=ids[own],
         position_ids=positions[own],
         lengths=tuple(lengths),
         predicted_at=predicted_at,
         targets=target[own][predicted_at],
-        places=place[own][predicted_at],
+        places=of_targets,
         num_trained=num_trained,
         own=own,
         sequence_of=sequence_of[own],
-        top_ids=None if top is None else top.ids[place[own][predicted_at]],
+        top_ids=None if top is None else top.ids[of_targets],
+        kept_ids=None if kept is None else kept[of_targets],
     )
 
 

@@ -292,6 +292,7 @@ class MicroBatchRunner:
             temperature=self._temperature if temperature is None else temperature,
             entropy_gradient=self._entropy_gradient,
             top_ids=None if share.top_ids is None else self._tensor(share.top_ids),
+            kept_ids=None if share.kept_ids is None else self._tensor(share.kept_ids),
         )
         values = None if self._value_head is None else self._placed(self._value_head.values(), share)
         top = None if own.top is None else self._over_context(own.top, share)

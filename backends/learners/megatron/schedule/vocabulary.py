@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 import torch.distributed as dist
 
-from penstock.backends.learners.objectives.logprobs import at_least_float32, other_logprobs
+from penstock.backends.learners.objectives.logprobs import at_least_float32, kept_logprobs, other_logprobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,6 +55,7 @@ def vocabulary_scores(
     temperature: float = 1.0,
     entropy_gradient: bool = True,
     top_ids: Tensor | None = None,
+    kept_ids: Tensor | None = None,
 ) -> VocabularyScores:
     """Log-probs of ``targets`` and entropy of the distributions that they are drawn from.
 
@@ -67,17 +68,22 @@ def vocabulary_scores(
         entropy_gradient: whether gradients go through the entropy.
         top_ids: further tokens of which the log-probs are wanted ``[T, k]``, over the whole vocabulary; those outside
             it get −∞.
+        kept_ids: tokens that the log-prob of each target is taken over ``[T, W]``, as for :func:`.kept_logprobs`;
+            excludes ``top_ids``.
     """
     made = cast(
         "tuple[Tensor, Tensor]",
         _Scores.apply(logits, targets, group, vocab_size, temperature),  # type: ignore[no-untyped-call]
     )
-    top = None
+    logprobs, top = made[0], None
+    if kept_ids is not None:
+        wanted = _logits_at(logits, torch.cat([targets[:, None], kept_ids], dim=1), group)
+        logprobs = kept_logprobs(wanted[:, 0], wanted[:, 1:], kept_ids, whole=logprobs, temperature=temperature)
     if top_ids is not None:
         wanted = _logits_at(logits, torch.cat([targets[:, None], top_ids], dim=1), group)
         others = wanted[:, 1:].masked_fill(top_ids >= vocab_size, float("-inf"))
         top = other_logprobs(made[0], others, wanted[:, 0], temperature=temperature)
-    return VocabularyScores(made[0], made[1] if entropy_gradient else made[1].detach(), top=top)
+    return VocabularyScores(logprobs, made[1] if entropy_gradient else made[1].detach(), top=top)
 
 
 def _logits_at(logits: Tensor, ids: Tensor, group: ProcessGroup) -> Tensor:

@@ -116,6 +116,10 @@ def read_change(folder: Path, overrides: Sequence[str], models: Models | None) -
         block = asked.data.setdefault("staleness", {})
         assert isinstance(block, dict), "it was read as a scenario above"
         block |= {"max_staleness": None, "update_mode": None}
+    if before.engines.scale != "fixed":
+        engines = asked.data["engines"]
+        assert isinstance(engines, dict), "likewise"
+        engines["scale"] = "fixed"  # so that a number of engines without room for others can be asked for
     after = modelled_from(overridden_source(asked, overrides))[0]
     elastic = are_elastic(before.engines)
     if COUNT in keys and before.engines.more:
@@ -167,7 +171,7 @@ def _set_models(source: Source, scenario: Scenario) -> None:
 
 def _doubts(before: Scenario, after: Scenario, models: Models | None) -> tuple[str, ...]:
     fitted = () if models is None else (*models.doubts(before), *models.doubts(after))
-    follows = after.engines.scale == "by_bound"
+    follows = before.engines.scale == "by_bound"
     own = ("engines.scale: by_bound is not followed from the fork on: engines stay as they are there",) * follows
     return tuple(dict.fromkeys((*fitted, *own)))
 

@@ -41,10 +41,13 @@ class SaveAsked(Event, frozen=True, kw_only=True):
 
 
 class EnginesAsked(Event, frozen=True, kw_only=True):
-    """Operator → Buffer: the run is to have these engines, within ``engines.min`` and ``engines.max``."""
+    """Operator → Buffer: the run is to have these engines, within ``engines.min`` and ``engines.max``. Under
+    ``engines.scale: by_bound`` the supervisor asks so too."""
 
     delivery: ClassVar[Delivery] = Delivery.LOSSY
     engines: tuple[str, ...]
+    reason: str = ""
+    """Why, where it was no person who decided it."""
     request: int = 0
 
 

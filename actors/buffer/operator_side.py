@@ -153,9 +153,10 @@ class OperatorSide:
             return f"{listed} would be more than engines.max allows, which is {len(books.settings.engines)}", ""
         if engines == books.engines:
             return "", f"the run has these engines already: {listed}"
-        self._keeper.note(EnginesRecorded(engines=engines))
+        self._keeper.note(EnginesRecorded(engines=engines, reason=event.reason))
         self._want_engines(elastic)
-        text = f"the engines are {listed} from here on, at version {books.version}"
+        because = f"; {event.reason}" if event.reason else ""
+        text = f"the engines are {listed} from here on, at version {books.version}{because}"
         self._keeper.notice(text)
         return "", text
 
@@ -168,7 +169,7 @@ class OperatorSide:
         if engines != books.engines:
             self._keeper.note(EnginesRecorded(engines=engines))
         if engines != elastic.first:
-            self._keeper.notice(f"the engines are {', '.join(engines)}, as an operator has said")
+            self._keeper.notice(f"the engines are {', '.join(engines)}, as is recorded")
         self._want_engines(elastic)
 
     def _want_engines(self, elastic: ElasticEngines) -> None:

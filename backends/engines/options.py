@@ -140,6 +140,12 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     """Engines that are left at least when some leave during the run (`penstock scale`). null: `count`."""
     max: Annotated[int, Meta(ge=1, le=65536)] | None = None
     """Engines that there are at most when some join during the run. null: `count`."""
+    scale: Literal["fixed", "by_bound"] = "fixed"
+    """``by_bound``: engines join where the learner waits for samples and engines are full, and leave where it does not
+    wait and fewer are enough, within ``min`` and ``max``."""
+    scale_hold_s: Annotated[float, Meta(gt=0)] = 60.0
+    """Of ``by_bound``: a reading of the run takes so long at least, and the first one begins so long after the last
+    change, when whoever came is ready. Longer than a response takes."""
     leave_timeout_s: Annotated[float, Meta(gt=0)] = 30.0
     """An engine that is to leave hands back what it has, and goes; after so long it is taken anyway."""
     notice_s: Annotated[float, Meta(gt=0)] | None = None

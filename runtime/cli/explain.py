@@ -56,6 +56,10 @@ def _print(found: Explanation, console: Console) -> None:
     console.print("Where the time of the whole run went")
     for lane in found.lanes:
         console.print(_lane_line(lane), soft_wrap=True)
+    if found.scalings:
+        console.print("Engines that joined and left")
+    for text in found.scalings:
+        console.print(f"  {escape(terminal_text(text))}", soft_wrap=True)
     if found.typical is not None:
         _print_path("A typical step", found.typical, console)
     for path in found.slowest:

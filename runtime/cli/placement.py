@@ -84,7 +84,9 @@ def _bounds(options: EnginesOptions) -> str:
     """Where engines may join and leave; then there is one kind of them."""
     if not are_elastic(options):
         return ""
-    return f"; {fewest_engines(options)} at least and {most_engines(options)} at most, for which GPUs are reserved"
+    by_bound = f", by the bound after {options.scale_hold_s:g} s or more" if options.scale == "by_bound" else ""
+    least, most = fewest_engines(options), most_engines(options)
+    return f"; {least} at least and {most} at most{by_bound}, for which GPUs are reserved"
 
 
 def _teachers(scenario: Scenario) -> Iterator[Placed]:

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import difflib
 import socket
-from itertools import count, islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from penstock.actors.buffer.policies import BUILTIN
 from penstock.messages.errors import UserFault
-from penstock.messages.names import engine_index, engine_name
 from penstock.messages.operator import EnginesAsked, GrantsPaused, PolicyChanged, SaveAsked
 from penstock.runtime.hosts.processes.operator_door import (
     MAX_BYTES,
@@ -32,6 +30,7 @@ from penstock.runtime.launch.runs import SCENARIO_NAME, is_alive, read_record, s
 from penstock.runtime.observability.operations import engines_in_force, policy_in_force, read_operations
 from penstock.runtime.run.wiring import engine_names
 from penstock.runtime.scenario import load_scenario
+from penstock.runtime.shell.engine_membership import resized
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -217,12 +216,10 @@ def _scale(folder: Path, command: ScaleEngines) -> EnginesAsked:
     for name in command.leaving:
         if name not in engines:
             raise UserFault(f"{name} cannot leave: the engines of the run are {', '.join(engines)}")
-    left = sorted(set(engines).difference(command.leaving), key=engine_index)
-    free = (name for name in map(engine_name, count()) if name not in left)
-    asked = left[: command.change] if command.change < 0 else [*left, *islice(free, command.change)]
     if not command.change and not command.leaving:
         raise UserFault("neither more nor fewer engines are asked for; give a change, or engines that are to leave")
-    return EnginesAsked(engines=tuple(asked))
+    left = set(engines).difference(command.leaving)
+    return EnginesAsked(engines=resized(left, max(0, len(left) + command.change)))
 
 
 def _ask(folder: Path, request: OperatorRequest) -> CommandAnswer:

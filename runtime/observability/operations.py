@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from datetime import datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -32,7 +33,11 @@ _POLICIES: Final = (
     "ORDER BY sequence"
 )
 _PAUSES: Final = f"SELECT sequence, {_AT.format('pauses')}, is_paused FROM pauses ORDER BY sequence"
-_ENGINES: Final = f"SELECT sequence, {_AT.format('engines')}, names FROM engines ORDER BY sequence"
+_WHY: Final = (
+    "(SELECT coalesce(json_extract(entry_json(body), '$.reason'), '') FROM entries "
+    "WHERE entries.sequence = engines.sequence)"
+)
+_ENGINES: Final = f"SELECT sequence, {_AT.format('engines')}, names, {_WHY} FROM engines ORDER BY sequence"
 _HAS: Final = "SELECT count(*) FROM sqlite_master WHERE name = ?"
 
 
@@ -76,6 +81,8 @@ class Scaling(Operation, frozen=True, kw_only=True):
     """From here on these are the engines of the run."""
 
     engines: tuple[str, ...]
+    reason: str
+    """Of what ``engines.scale: by_bound`` decided; empty where an operator did, or the scenario."""
 
     @property
     def label(self) -> str:
@@ -116,8 +123,9 @@ def read_operations(run_folder: Path) -> list[AnyOperation]:
                         version=version,
                         recorded_at=at,
                         engines=msgspec.json.decode(names, type=tuple[str, ...]),
+                        reason=reason,
                     )
-                    for sequence, version, at, names in list(database.execute(_ENGINES))
+                    for sequence, version, at, names, reason in list(database.execute(_ENGINES))
                 ]
             if database.execute(_HAS, ("pauses",)).fetchone()[0]:
                 found += [
@@ -168,6 +176,16 @@ def pause_in_force(operations: Sequence[AnyOperation]) -> Pause | None:
 def engines_in_force(operations: Sequence[AnyOperation]) -> tuple[str, ...] | None:
     """The engines that are recorded; None: none are, so the scenario's hold."""
     return next((each.engines for each in reversed(operations) if isinstance(each, Scaling)), None)
+
+
+def scalings_of(operations: Sequence[AnyOperation]) -> tuple[str, ...]:
+    """How many engines there were from which step on, and why, in words: each change after the start."""
+    scalings = [each for each in operations if isinstance(each, Scaling)]
+    return tuple(
+        f"step {each.version}: {len(before.engines)} → {len(each.engines)} engines, "
+        f"{each.reason or 'as an operator has said'}"
+        for before, each in pairwise(scalings)
+    )
 
 
 def marked(charts: Sequence[Chart], operations: Sequence[AnyOperation]) -> list[Chart]:

@@ -34,6 +34,24 @@ def notice_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
         )
 
 
+def _scale_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """Of engines whose number follows the bound."""
+    key = ("engines", "scale")
+    if not are_elastic(s.engines):
+        yield (
+            key,
+            f"by_bound has no room at engines.count = {s.engines.count}: set engines.max above it or engines.min below",
+        )
+    if s.run.only is not None:
+        yield key, f"by_bound needs engines and a learner that trains, and run.only is {s.run.only}; set it to fixed"
+    if s.staleness.max_staleness == 0:
+        yield (
+            key,
+            "with staleness.max_staleness 0 generation and training take turns, so both bind; take another "
+            "staleness.policy, or set it to fixed",
+        )
+
+
 def elastic_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     """Rules that are broken: the key to change, and the reason."""
     engines = s.engines
@@ -41,6 +59,8 @@ def elastic_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
         yield ("engines", "min"), f"the run begins with engines.count = {engines.count}; set it to that or less"
     if engines.max is not None and engines.max < engines.count:
         yield ("engines", "max"), f"the run begins with engines.count = {engines.count}; set it to that or more"
+    if engines.scale == "by_bound":
+        yield from _scale_rules(s)
     if not are_elastic(engines):
         return
     key = ("engines", "max" if engines.max is not None else "min")

@@ -18,12 +18,21 @@ Pure: time comes in as an argument.
 
 from __future__ import annotations
 
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
-from penstock.messages.names import is_engine
+from penstock.messages.names import engine_index, engine_name, is_engine
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
+
+
+def resized(engines: Iterable[str], num_engines: int) -> tuple[str, ...]:
+    """So many engines: of these the first, by their numbers, and then the lowest numbers that are free."""
+    present = sorted(engines, key=engine_index)
+    free = (name for name in map(engine_name, count()) if name not in present)
+    kept = present[:num_engines]
+    return tuple(sorted([*kept, *islice(free, num_engines - len(kept))], key=engine_index))
 
 
 class EngineMembership:

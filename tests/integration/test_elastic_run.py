@@ -19,6 +19,7 @@ from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.app import app
+from penstock.runtime.observability.operations import Scaling, read_operations
 from penstock.runtime.observability.trackers import read_steps
 
 if TYPE_CHECKING:
@@ -96,6 +97,35 @@ def test_one_engine_two_engines_one_engine_with_real_models(tmp_path: Path) -> N
     assert recorded_engines(folder) == [["engine/0"], ["engine/0", "engine/1"], ["engine/1"]]
     last = rows(folder, "SELECT DISTINCT engine FROM samples WHERE state = 'trained' AND version > 145")
     assert last == [("engine/1",)]
+    assert audit_ledger(folder / LEDGER_FILE).is_clean
+
+
+def test_an_engine_joins_where_generation_binds_and_says_why(tmp_path: Path) -> None:
+    options = (
+        "engines.count=1",
+        "engines.max=2",
+        "engines.slots=4",
+        "engines.scale=by_bound",
+        "engines.scale_hold_s=2",
+        "learner.groups_per_batch=4",
+        "learner.warm_start=null",
+        "sampling.max_response_tokens=128",
+        "runtime.heartbeat_s=0.5",
+        "run.num_steps=100000",
+    )
+    with LiveRun(CHAOS / "torch.yaml", tmp_path, options) as run:
+        run.await_steps(3)
+        folder = run.folder
+        await_state(run, lambda: "engine/1" in trained_by(folder), 3)
+        run.interrupt()
+        output = run.output
+    assert "the engines are engine/0, engine/1 from here on" in output
+    assert "generation binds: in " in output
+    assert recorded_engines(folder)[:2] == [["engine/0"], ["engine/0", "engine/1"]]
+    scalings = [each for each in read_operations(folder) if isinstance(each, Scaling)]
+    assert scalings[0].reason == ""
+    assert scalings[1].reason.startswith("generation binds: in ")
+    assert "1 → 2 engines" in penstock("explain", str(folder))
     assert audit_ledger(folder / LEDGER_FILE).is_clean
 
 

@@ -268,6 +268,14 @@ def test_a_run_whose_engines_may_join_is_asked_for_more_and_may_refuse() -> None
         forked("engines.count=4", folder=folder)
 
 
+def test_engines_that_follow_the_bound_stay_from_the_fork_on_and_it_is_said() -> None:
+    folder = run_folder("engines.max=3", "engines.scale=by_bound")
+    (doubt,) = read_change(folder, ("engines.count=3",), None).doubts
+    assert doubt.startswith("engines.scale: by_bound is not followed")
+    _, difference = forked("engines.count=3", folder=folder)
+    assert difference is not None
+
+
 @pytest.mark.parametrize(
     ("override", "why"),
     [

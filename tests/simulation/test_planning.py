@@ -247,6 +247,12 @@ def test_more_slots_than_anything_has_shown_are_not_tried() -> None:
     assert space_of(Asked(num_devices=4, slots=(64,)), models=MODELS).slots == (64,)
 
 
+def test_a_plan_is_of_a_fixed_number_of_engines_whatever_the_scenario_follows() -> None:
+    space = space_of(Asked(num_devices=4), "engines.max=4", "engines.scale=by_bound")
+    assert any(text.startswith("engines.scale: by_bound") for text in space.not_searched)
+    assert {space.modelled_of(each).engines.scale for each in space.candidates[:3]} == {"fixed"}
+
+
 def test_engines_of_another_size_are_as_quick_as_they_are_said_to_be() -> None:
     asked = Asked(num_devices=8, engine_speeds={2: 1.5}, max_staleness=0)
     served = SCENARIOS / "qwen3_8b_8gpus.yaml"

@@ -28,6 +28,12 @@ SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
         ),
         (("engines.max=3", "engines.more=[{backend: torch}]"), "engines.more"),
         (("engines.max=3", "engines.backend=sglang"), "engines of the backend sglang cannot join or leave a run yet"),
+        (("engines.scale=by_bound",), "engines.scale: by_bound has no room at engines.count = "),
+        (
+            ("engines.max=3", "engines.scale=by_bound", "staleness.policy=sync", "staleness.max_staleness=null"),
+            "engines.scale: with staleness.max_staleness 0",
+        ),
+        (("engines.max=3", "engines.scale=by_bound", "run.only=rollout"), "and run.only is rollout"),
     ],
 )
 def test_what_cannot_join_or_leave_is_refused_with_the_key(overrides: tuple[str, ...], key: str) -> None:

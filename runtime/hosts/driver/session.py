@@ -46,6 +46,7 @@ from penstock.runtime.run.placement import place
 from penstock.runtime.safe_text import terminal_lines
 from penstock.runtime.scenario.disk_rules import segment_bytes
 from penstock.runtime.scenario.evaluation_rules import sets_of
+from penstock.runtime.shell.engine_scaling import scaling_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,6 +181,7 @@ class Session:
             max_restarts=runtime.max_restarts,
             first_epoch=job.first_epoch,
             leave_timeout_s=job.scenario.engines.leave_timeout_s,
+            scaling=scaling_of(job.scenario.engines),
             stop_timeout_s=runtime.stop_timeout_s,
         )
         supervisor = Supervisor(

@@ -4,6 +4,7 @@ Invariants:
 
 * A process that is to leave is told so by the directory, as everyone is; one that has not started is not asked.
 * One that says that its machine is taken is told to leave, and another takes its place when the notice has run out.
+* Under ``engines.scale: by_bound`` the Buffer is asked for other engines as an operator would ask it.
 * Who goes is given up as one that is lost: announced, killed, and followed only if it is wanted again.
 
 | waits for | who ends it |
@@ -17,12 +18,16 @@ from typing import TYPE_CHECKING
 
 from penstock.messages.membership import EngineEmptied, EnginesWanted
 from penstock.messages.names import SUPERVISOR, is_engine
+from penstock.messages.training import StepReported
 from penstock.runtime.hosts.processes.control import MachineNoticed
 from penstock.runtime.shell.engine_membership import EngineMembership
+from penstock.runtime.shell.engine_scaling import EngineScaler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from penstock.messages.operator import EnginesAsked
+    from penstock.messages.training import ActorReported
     from penstock.runtime.hosts.processes.control import DirectoryChanged
     from penstock.runtime.hosts.processes.directory import Directory
     from penstock.runtime.hosts.processes.incarnations import Incarnation
@@ -42,6 +47,7 @@ class EngineCrew:
         start: Callable[[str, int], None],
         part_from: Callable[[Incarnation], None],
         broadcast: Callable[[DirectoryChanged], None],
+        ask: Callable[[EnginesAsked], None],
         sink: RunSink,
     ) -> None:
         """
@@ -53,11 +59,22 @@ class EngineCrew:
             start: starts an incarnation of this name and epoch.
             part_from: gives an incarnation up, before everyone.
             broadcast: tells everyone.
+            ask: says to the Buffer which engines there are to be.
             sink: is told what happens.
         """
         self._settings, self._directory, self._crew, self._due = settings, directory, crew, due
         self._start, self._part_from, self._broadcast, self._sink = start, part_from, broadcast, sink
         self.membership = EngineMembership(settings.leave_timeout_s)
+        self._ask, self._scaler = ask, None if settings.scaling is None else EngineScaler(settings.scaling)
+
+    def reported(self, report: ActorReported | StepReported) -> None:
+        """An actor says what it did, or that a step is trained; other engines may have to be there for it."""
+        if self._scaler is None:
+            return
+        if isinstance(report, StepReported):
+            self._scaler.step()
+        elif (order := self._scaler.hear(report)) is not None:
+            self._ask(order)
 
     def hear(self, event: EnginesWanted | EngineEmptied | MachineNoticed, sender: Incarnation, now_s: float) -> None:
         """The Buffer says which engines the run is to have, PromptSource that a leaver is empty, or an engine that its
@@ -65,6 +82,8 @@ class EngineCrew:
         match event:
             case EnginesWanted():
                 self.membership.want(event.engines)
+                if self._scaler is not None:
+                    self._scaler.engines_are(event.engines)
                 self.match(now_s)
             case EngineEmptied():
                 self._emptied(event, now_s)

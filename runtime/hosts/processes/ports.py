@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.messages.training import RunFinished
 from penstock.runtime.hosts.processes.boot import ProcessEnd
+from penstock.runtime.shell.engine_scaling import ScalingSettings
 
 if TYPE_CHECKING:
     from penstock.messages.evaluation import EvaluationFinished
@@ -197,5 +198,7 @@ class SupervisorSettings(msgspec.Struct, frozen=True, kw_only=True):
     first_epoch: int = FIRST_EPOCH
     leave_timeout_s: float = 30.0
     """How long an engine that is to leave may take to hand everything back."""
+    scaling: ScalingSettings | None = None
+    """``engines.scale: by_bound``; None: nobody but an operator changes the engines."""
     stop_timeout_s: float = 30.0
     """How long the last checkpoint may take once the run is to end."""

@@ -130,7 +130,7 @@ class Supervisor:
         self._suspects: set[str] = set()
         """Who was given up because somebody asked for it: its successor takes nothing over."""
         self._engines = EngineCrew(
-            settings, self._directory, self._crew, self._due,
+            settings, self._directory, self._crew, self._due, ask=lambda event: self._say(BUFFER, event),
             start=self._start, part_from=self._part_from, broadcast=self._broadcast, sink=sink,
         )  # fmt: skip
         self._outcome: Outcome | None = None
@@ -275,11 +275,13 @@ class Supervisor:
             case ActorReported():
                 incarnation.reported(event)
                 self._sink.on_report(event)
+                self._engines.reported(event)
                 if len(self._crew) >= len(self.settings.names) and all(one.is_ready for one in self._crew.values()):
                     self._launcher.make_spare()  # not before: while models are loaded there is no CPU to spare
             case StepReported():
                 if self._delivery.accepts(event, header.sender, header.epoch, header.message_id):
                     self._sink.on_step(event)
+                    self._engines.reported(event)
             case EvaluationFinished():
                 self._sink.on_evaluation(event)
             case RunFinished():

@@ -24,7 +24,9 @@ from penstock.messages.wire import Envelope, Header
 from penstock.runtime.hosts.virtual.clock import VirtualClock
 from penstock.runtime.hosts.virtual.links import LinkModel, Links
 from penstock.runtime.hosts.virtual.process import Casting, Process, Status, deliver
+from penstock.runtime.hosts.virtual.scaling import Scaling
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel, Supervisor
+from penstock.runtime.shell.engine_scaling import ScalingSettings
 from penstock.runtime.shell.shell import NO_CONTEXTS, Contexts, ShellSettings
 from penstock.runtime.shell.watchdog import NEVER
 
@@ -73,6 +75,8 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True):
     overdue_after_s: float = NEVER
     turn_s: float = 0.0
     """How long a turn of any process takes; what arrives meanwhile is taken in together."""
+    scaling: ScalingSettings | None = None
+    """``engines.scale: by_bound``; None: nobody but an operator changes the engines."""
     validate: bool = False
     """Assert the invariants of every actor after every event."""
 
@@ -120,6 +124,14 @@ class VirtualHost:
         self._watchers: list[Watcher] = []
         self._event_watchers: list[Watcher] = []
         self._message_ids = itertools.count(1)
+        self._scaling = None
+        if settings.scaling is not None:
+            self._scaling = Scaling(
+                settings.scaling,
+                self.clock,
+                heartbeat_s=settings.heartbeat_s,
+                ask=lambda event: self.say(BUFFER, event),
+            )
         for name in self.names:
             self.supervisor.start(name)
 
@@ -150,6 +162,8 @@ class VirtualHost:
         """Every process is gone at once, with all that was on its way; somebody resumes the run."""
         for name in self.supervisor.forget_all():
             self._on_lost(name, "the machine was lost")
+        if self._scaling is not None:
+            self._scaling.machine_lost()
         for name in self.names:
             self.supervisor.start(name, self.supervisor.first_epoch)
 
@@ -196,6 +210,8 @@ class VirtualHost:
 
     def turned(self, process: Process) -> None:
         """See :class:`penstock.runtime.hosts.virtual.process.Surroundings`."""
+        if self._scaling is not None:
+            self._scaling.turned(process)
         for watcher in self._watchers:
             watcher.turned(process)
 
@@ -232,6 +248,8 @@ class VirtualHost:
             self._fail_run(what.story)
 
     def _on_heard(self, event: Event) -> None:
+        if self._scaling is not None:
+            self._scaling.heard(event)
         match event:
             case RunFinished():
                 self._end(event.completed, event.story, event)

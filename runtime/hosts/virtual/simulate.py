@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from penstock.backends.learners.spec import is_modelled
 from penstock.messages.errors import UserFault
+from penstock.messages.ledger import EnginesRecorded
 from penstock.messages.names import LEARNER, SCORER, is_engine
 from penstock.messages.training import RunFinished
 from penstock.runtime.hosts.virtual.accounting import RunAccounts
@@ -39,6 +40,7 @@ from penstock.runtime.run.plan import RunPlan
 from penstock.runtime.run.wiring import actor_names, build_machine, hears, inbox_union, open_backend
 from penstock.runtime.scenario import Scenario, dump_scenario
 from penstock.runtime.scenario.disk_rules import segment_bytes
+from penstock.runtime.shell.engine_scaling import scaling_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -129,6 +131,7 @@ class Simulation:
             ),
             heartbeat_s=runtime.heartbeat_s,
             resend_after_s=runtime.resend_after_s,
+            scaling=scaling_of(scenario.engines),
         )
         self.digest = EventDigest()
         self.host = VirtualHost(actor_names(scenario), casting_of(scenario), settings, digest=self.digest)
@@ -223,6 +226,7 @@ class Simulation:
             balance=finished.balance,
             tokens_lost_estimate=figures.lost_tokens,
             num_restarts=self.host.supervisor.num_restarts,
+            scalings=tuple(each for each in self.host.ledger.entries if isinstance(each, EnginesRecorded)),
         )
 
 

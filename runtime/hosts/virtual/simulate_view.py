@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from penstock.messages.ledger import EnginesRecorded
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import Balance
 from penstock.runtime.observability.shares import Shares, shares_text
@@ -52,6 +53,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     tokens_lost_estimate: int
     """Made by killed engines since their last report: beside the balance."""
     num_restarts: int
+    scalings: tuple[EnginesRecorded, ...] = ()
+    """The engines at the start, and each change of them; empty where they cannot join or leave."""
 
     @property
     def goodput(self) -> float | None:
@@ -122,6 +125,9 @@ def result_table(result: Result) -> Table:
     table.add_row("steps", f"{result.num_steps:,} in {duration_text(result.virtual_s)} of virtual time")
     table.add_row("step time", duration_text(result.step_s))
     table.add_row("engines", shares_text(result.engines))
+    if len(result.scalings) > 1:
+        numbers = " → ".join(str(len(each.engines)) for each in result.scalings)
+        table.add_row("", f"{numbers} engines; the last change: {escape(result.scalings[-1].reason)}")
     table.add_row("learner", shares_text(result.learner))
     table.add_row("scorer", shares_text(result.scorer, "workers"))
     mean = fixed(result.mean_staleness, 2)

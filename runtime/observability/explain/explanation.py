@@ -19,6 +19,7 @@ from penstock.runtime.observability.explain.facts import Facts
 from penstock.runtime.observability.explain.measure import MIN_STEPS, measure, read_scenario
 from penstock.runtime.observability.explain.stories import knob_of
 from penstock.runtime.observability.lanes import lane_order
+from penstock.runtime.observability.operations import read_operations, scalings_of
 from penstock.runtime.observability.shares import LABELS, Shares
 from penstock.runtime.observability.traces import TRACES_FOLDER
 from penstock.runtime.observability.trackers import read_activity, read_steps
@@ -65,6 +66,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The dearest cause first."""
     bound: Bound | None
     lanes: tuple[LaneTime, ...]
+    scalings: tuple[str, ...]
+    """Each change of the engines, with its reason, oldest first."""
     typical: StepPath | None
     slowest: tuple[StepPath, ...]
     alarms: tuple[Alarm, ...]
@@ -103,6 +106,7 @@ def explain(run_folder: Path, *, lanes: Mapping[str, Sequence[ActivityRow]] | No
         bindings=found,
         bound=None if facts is None else bound_of(facts),
         lanes=_lanes(lanes),
+        scalings=scalings_of(read_operations(run_folder)),
         typical=typical,
         slowest=slowest,
         alarms=alarms,

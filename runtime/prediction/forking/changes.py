@@ -116,6 +116,10 @@ def read_change(folder: Path, overrides: Sequence[str], models: Models | None) -
         block = asked.data.setdefault("staleness", {})
         assert isinstance(block, dict), "it was read as a scenario above"
         block |= {"max_staleness": None, "update_mode": None}
+    if before.engines.scale != "fixed":
+        engines = asked.data["engines"]
+        assert isinstance(engines, dict), "likewise"
+        engines["scale"] = "fixed"  # so that a number of engines without room for others can be asked for
     after = modelled_from(overridden_source(asked, overrides))[0]
     elastic = are_elastic(before.engines)
     if COUNT in keys and before.engines.more:
@@ -129,7 +133,7 @@ def read_change(folder: Path, overrides: Sequence[str], models: Models | None) -
         counts_engines=COUNT in keys,
         reopens_engines=any(key in OPENING_KEYS for key in keys),
         is_elastic=elastic,
-        doubts=() if models is None else tuple(dict.fromkeys((*models.doubts(before), *models.doubts(after)))),
+        doubts=_doubts(before, after, models),
         own_models=own_models,
     )
 
@@ -163,6 +167,13 @@ def _set_models(source: Source, scenario: Scenario) -> None:
         block = source.data.setdefault(name, {})
         if isinstance(block, dict):
             block[key] = msgspec.to_builtins(model)
+
+
+def _doubts(before: Scenario, after: Scenario, models: Models | None) -> tuple[str, ...]:
+    fitted = () if models is None else (*models.doubts(before), *models.doubts(after))
+    follows = before.engines.scale == "by_bound"
+    own = ("engines.scale: by_bound is not followed from the fork on: engines stay as they are there",) * follows
+    return tuple(dict.fromkeys((*fitted, *own)))
 
 
 def _events(keys: Sequence[str], after: Scenario, *, is_elastic: bool) -> tuple[PolicyChanged | EnginesAsked, ...]:

@@ -99,6 +99,7 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _reuse(trial, random.Random(f"reuse {policy} {seed}"))
     trial = _operate(trial, random.Random(f"requests {policy} {seed}"))
     trial = _scale(trial, random.Random(f"engines {policy} {seed}"))
+    trial = _follow_the_bound(trial, random.Random(f"bound {policy} {seed}"))
     return _notice(trial, random.Random(f"notices {policy} {seed}"))
 
 
@@ -147,6 +148,14 @@ def _scale(trial: Trial, rng: random.Random) -> Trial:
         requests=(*trial.requests, *requests),
         faults=(*trial.faults, *faults),
     )
+
+
+def _follow_the_bound(trial: Trial, rng: random.Random) -> Trial:
+    """One of three of those whose engines join and leave has them follow the bound as well, for as many steps as that
+    takes."""
+    if rng.random() >= 1 / 3 or trial.max_engines is None:
+        return trial
+    return msgspec.structs.replace(trial, scale_hold_s=rng.choice((0.5, 2.0)), num_steps=12)
 
 
 def _draw_elastic_fault(rng: random.Random, request: Request, names: list[str]) -> Fault:

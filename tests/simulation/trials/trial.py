@@ -56,6 +56,7 @@ from penstock.runtime.run.wiring import (
 )
 from penstock.runtime.scenario import Scenario
 from penstock.runtime.scenario.run_options import RunOptions, RuntimeOptions
+from penstock.runtime.shell.engine_scaling import scaling_of
 from trials.episodes import EpisodicEngine
 from trials.faults import Fault, FaultKind
 from trials.requests import Request
@@ -113,6 +114,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Engines beside these for rows that hold their responses: about half of them, then."""
     max_engines: int | None = None
     """So many at most when engines join and leave, one of these at least; None: they do not."""
+    scale_hold_s: float | None = None
+    """Of ``engines.scale: by_bound``; None: only an operator changes them."""
     num_slots: int = 4
     colocated: bool = False
     """Learner and engines share their devices, and take turns."""
@@ -229,6 +232,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             supervision=self.supervision,
             overdue_after_s=OVERDUE_AFTER_S,
             turn_s=self.turn_s,
+            scaling=scaling_of(self.scenario.engines),
             validate=True,
         )
 
@@ -287,6 +291,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 slots=self.num_slots,
                 min=None if self.max_engines is None else 1,
                 max=self.max_engines,
+                scale="fixed" if self.scale_hold_s is None else "by_bound",
+                scale_hold_s=self.scale_hold_s or 60.0,
                 more=self._recorded,
                 placement="colocate" if self.colocated else "auto",
                 progress_tokens=PROGRESS_TOKENS,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from penstock.backends.learners.options import LearnerOptions
+from penstock.backends.learners.spec import LEARNERS
 from penstock.backends.learners.worker_group.backend import WorkerGroupBackend
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER
@@ -142,6 +144,42 @@ def test_copies_of_the_weights_are_shared_out_evenly_by_fsdp(learner: dict[str, 
     assert said in found[1]
     for size in (2, 4):
         assert broken_rule(scenario({"num_ranks": 4, "shard_size": size})) is None
+
+
+@pytest.mark.parametrize(
+    ("learner", "key", "said"),
+    [
+        ({"num_ranks": 3, "tensor_parallel": 2}, "tensor_parallel", "learner.num_ranks, 3, is no multiple of it"),
+        ({"num_ranks": 2, "tensor_parallel": 2, "parallel": "ddp"}, "tensor_parallel", "fsdp, found ddp; set it to"),
+        (
+            {"num_ranks": 2, "tensor_parallel": 2, "lora": {"rank": 4}},
+            "tensor_parallel",
+            "to 1 with learner.lora",
+        ),
+        ({"num_ranks": 4, "tensor_parallel": 2, "backend": "megatron"}, "tensor_parallel", "megatron.tensor_parallel"),
+        (
+            {"num_ranks": 4, "tensor_parallel": 2, "shard_size": 4},
+            "shard_size",
+            "the 2 of learner.tensor_parallel",
+        ),
+    ],
+)
+def test_ranks_that_compute_together_are_equally_many(learner: dict[str, Any], key: str, said: str) -> None:
+    found = broken_rule(scenario(learner))
+    assert found is not None
+    assert found[0] == ("learner", key)
+    assert said in found[1]
+
+
+def test_ranks_that_compute_together_divide_the_heads() -> None:
+    found = broken_rule(scenario({"num_ranks": 2, "tensor_parallel": 2}))
+    said = "2 does not divide the 1 key-value heads of the model; set it to a divisor of 1"
+    assert found == (("learner", "tensor_parallel"), said)
+
+
+def test_ranks_that_compute_together_are_on_one_node() -> None:
+    learner = {"num_ranks": 4, "tensor_parallel": 2}
+    assert LEARNERS.spec("torch").together(msgspec.convert(learner, LearnerOptions)) == 2
 
 
 def test_a_simulated_learner_is_not_divided() -> None:

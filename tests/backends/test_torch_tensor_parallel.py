@@ -1,0 +1,170 @@
+"""Ranks that compute together: loss, gradient, what is published and checkpoints are those of one rank."""
+
+# Transformers is typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from checkpoint_cases import VERSION, Division, digests_of, load_and_train, train_and_save
+from rank_cases import Ranks, open_ranks
+from sharded_load_cases import first_step, refusal, train_and_publish
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    MistralConfig,
+    Phi3Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    StableLmConfig,
+)
+
+from penstock.backends.checkpoint.make import make_model
+from penstock.backends.learners.checkpoints.record import STATE_FOLDER
+from penstock.backends.learners.checkpoints.state import load_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from transformers import PreTrainedConfig
+
+AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
+pytestmark = pytest.mark.long_run
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 37,
+    "hidden_size": 16,
+    "intermediate_size": 22,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.1,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+}
+CASES: dict[str, Any] = {
+    "qwen3, tied": Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True),
+    "mistral, untied": MistralConfig(**SIZES, tie_word_embeddings=False),
+    "gemma3, a scaled embedding": Gemma3TextConfig(**SIZES, head_dim=8),
+    "phi3, fused matrices": Phi3Config(**SIZES, tie_word_embeddings=False),
+}
+"""37 tokens and 22 columns: neither is divided evenly."""
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with open_ranks(4) as opened:
+        yield opened
+
+
+def saved(folder: Path, config: object) -> Path:
+    torch.manual_seed(5)
+    AutoModel.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_gradient_are_those_of_one_rank(case: str, tmp_path: Path, ranks: Ranks) -> None:
+    """Two ranks that compute together, alone and beside two others, with which they share the weights out."""
+    folder = saved(tmp_path, CASES[case])
+    (alone,) = ranks.run(1, first_step, folder)
+    for num_ranks in (2, 4):
+        for found in ranks.run(num_ranks, first_step, folder, None, 2):
+            assert found.figures == pytest.approx(alone.figures, abs=1e-5, rel=1e-5)
+            assert alone.gradient.abs().max() > 1e-3
+            torch.testing.assert_close(found.gradient, alone.gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("case", "objective_name"),
+    [("qwen3, tied", "gspo"), ("mistral, untied", "ppo"), ("gemma3, a scaled embedding", "grpo")],
+)
+def test_steps_and_what_is_published_are_those_of_one_rank(
+    case: str, objective_name: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    """With a loss whose tokens hang together, and with a critic on the policy's trunk."""
+    folder = saved(tmp_path, CASES[case])
+    (alone,) = ranks.run(1, train_and_publish, folder, 1, objective_name)
+    assert all(step["train/grad_norm"] > 0.05 for step in alone.metrics), "clipped"
+    for num_ranks in (2, 4):
+        first, *others = ranks.run(num_ranks, train_and_publish, folder, 2, objective_name)
+        for found, expected in zip(first.metrics, alone.metrics, strict=True):
+            figures = {name: value for name, value in expected.items() if name.startswith("train/")}
+            assert {name: found[name] for name in figures} == pytest.approx(figures, abs=1e-5, rel=1e-4)
+        assert first.published.keys() == alone.published.keys()
+        for name, tensor in alone.published.items():
+            torch.testing.assert_close(first.published[name], tensor, rtol=1e-4, atol=2e-5)
+        assert not any(other.published for other in others)
+        assert all(other.metrics[-1]["train/grad_norm"] == first.metrics[-1]["train/grad_norm"] for other in others)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (Qwen3Config(**{**SIZES, "num_key_value_heads": 1}, head_dim=8), "1 key-value heads, which it does not divide"),
+        (Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2), "(packed_colwise) that the torch"),
+        (StableLmConfig(**SIZES), "ships no plan by which StableLmForCausalLM"),
+    ],
+    ids=["heads", "experts", "no plan"],
+)
+def test_what_cannot_be_divided_is_refused_by_the_key(
+    config: PreTrainedConfig, said: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    folder = saved(tmp_path, config)
+    for told in ranks.run(2, refusal, folder, 2):
+        assert told.startswith("learner.tensor_parallel: 2, and ")
+        assert said in told
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with its tokenizer, of two key-value heads."""
+    path = tmp_path_factory.mktemp("xs")
+    make_model("xs", path, seed=0)
+    config = AutoConfig.from_pretrained(path)
+    config.num_key_value_heads = 2
+    return saved(path, config)
+
+
+TOGETHER = {"1": Division(1), "2 fsdp": Division(2), "2": Division(2, tensor_parallel=2)}
+TOGETHER |= {"2 over 2": Division(4, tensor_parallel=2)}
+
+
+@pytest.mark.parametrize(
+    ("writer", "dtype", "readers"),
+    [
+        ("1", "float32", ("2 over 2",)),
+        ("2", "float32", ("1", "2 fsdp")),
+        ("2 over 2", "bfloat16", ("2", "2 fsdp")),
+    ],
+)
+def test_what_ranks_wrote_together_any_other_reads_bit_for_bit(
+    writer: str, dtype: str, readers: tuple[str, ...], ranks: Ranks, source: Path, tmp_path: Path
+) -> None:
+    """Weights, optimizer, critic and reference; and what the next step says."""
+    division = TOGETHER[writer]
+    told = ranks.run(division.num_ranks, train_and_save, source, tmp_path, division, dtype)
+    written, loss = told[0]
+    assert all(other == (written, loss) for other in told)
+    path = tmp_path / f"version-000000{VERSION}"
+    state = load_state(path / STATE_FOLDER, is_wanted=lambda name: not name.startswith("random/"))
+    assert digests_of(state) == {name: digest for name, digest in written.items() if not name.startswith("model/")}
+    model = AutoModel.from_pretrained(path, dtype="auto")
+    loaded = {f"model/{name}": parameter for name, parameter in model.named_parameters()}
+    assert digests_of(loaded) == {name: digest for name, digest in written.items() if name.startswith("model/")}
+    for reader in (TOGETHER[name] for name in readers):
+        answers = ranks.run(reader.num_ranks, load_and_train, path, reader, dtype)
+        for digests, continued, _ in answers:
+            assert digests == written, reader
+            assert continued == pytest.approx(loss, abs=1e-6 if dtype == "float32" else 2e-3), reader
+        if reader.num_ranks > 1:
+            for name in ("down_proj", "up_proj"):
+                key = f"exp_avg/model.layers.0.mlp.{name}.weight"
+                assert sum(sizes[key] for _, _, sizes in answers) == state[key].numel(), "each reads its part only"

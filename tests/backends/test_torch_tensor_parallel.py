@@ -49,6 +49,7 @@ SIZES: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": 1,
 }
+ONE_HEAD: dict[str, Any] = SIZES | {"num_key_value_heads": 1}
 CASES: dict[str, Any] = {
     "qwen3, tied": Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True),
     "mistral, untied": MistralConfig(**SIZES, tie_word_embeddings=False),
@@ -108,7 +109,7 @@ def test_steps_and_what_is_published_are_those_of_one_rank(
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (Qwen3Config(**{**SIZES, "num_key_value_heads": 1}, head_dim=8), "1 key-value heads, which it does not divide"),
+        (Qwen3Config(**ONE_HEAD, head_dim=8), "1 key-value heads, which it does not divide"),
         (Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2), "(packed_colwise) that the torch"),
         (StableLmConfig(**SIZES), "ships no plan by which StableLmForCausalLM"),
     ],
@@ -133,8 +134,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(path, config)
 
 
-TOGETHER = {"1": Division(1), "2 fsdp": Division(2), "2": Division(2, tensor_parallel=2)}
-TOGETHER |= {"2 over 2": Division(4, tensor_parallel=2)}
+TOGETHER = {
+    "1": Division(1),
+    "2 fsdp": Division(2),
+    "2": Division(2, tensor_parallel=2),
+    "2 over 2": Division(4, tensor_parallel=2),
+}
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from penstock.backends.learners.training.alarms import non_finite
 from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
@@ -161,14 +161,13 @@ class MasterAdamW:
             if reached and master.grad is None:
                 master.grad = torch.zeros_like(master)
         gradients = [local_of(master.grad) for master in self._masters if master.grad is not None]
-        _exchange(gradients, lambda together: dist.all_reduce(together, group=copies))
+        _exchange(gradients, copies, source=None)
 
     def _align(self, tensor_ranks: ProcessGroup) -> None:
         """Of a weight that all of these ranks have, each has found the gradient by itself. They are the same but for
         kernels that do not round alike twice, after which the copies would part; so those of the first are taken."""
         same = [master.grad for master in self._masters if master.grad is not None and _is_on_all(master)]
-        first = dist.get_global_rank(tensor_ranks, 0)
-        _exchange([local_of(grad) for grad in same], lambda t: dist.broadcast(t, src=first, group=tensor_ranks))
+        _exchange([local_of(grad) for grad in same], tensor_ranks, source=dist.get_global_rank(tensor_ranks, 0))
 
     def forget_gradients(self) -> None:
         """Drop what the micro-batches of this step have added so far."""
@@ -282,11 +281,14 @@ def _is_on_all(master: Tensor) -> bool:
     return isinstance(master, DTensor) and division_of(master).tensor_dim is None
 
 
-def _exchange(gradients: Sequence[Tensor], do: Callable[[Tensor], object]) -> None:
-    """Do something in place to many tensors, a bucket at once."""
+def _exchange(gradients: Iterable[Tensor], group: ProcessGroup, *, source: int | None) -> None:
+    """Add up over the ranks of a group, or give all of them what one rank has; in place, a bucket at once."""
     for bucket in _buckets(gradients):
         together = torch.cat([gradient.reshape(-1) for gradient in bucket])
-        do(together)
+        if source is None:
+            dist.all_reduce(together, group=group)
+        else:
+            dist.broadcast(together, src=source, group=group)
         start = 0
         for gradient in bucket:
             gradient.copy_(together[start : start + gradient.numel()].view_as(gradient))

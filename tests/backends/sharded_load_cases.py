@@ -137,6 +137,7 @@ def train_and_publish(workers: WorkerGroup, folder: Path, tensor_parallel: int, 
         max_grad_norm=0.05,
         max_tokens_per_micro_batch=16,
         tensor_parallel=tensor_parallel,
+        activation_checkpointing=tensor_parallel > 1,  # which changes nothing
         objective=objective(name=objective_name, critic="shared" if objective_name == "ppo" else "none"),
     )
     model = load_divided(folder, workers, options, dtype="float32")

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from checkpoint_cases import VERSION, Division, digests_of, load_and_train, train_and_save
+from checkpoint_cases import VERSION, digests_of, load_and_train, train_and_save
+from checkpoint_cases import Division as Spread
+from learner_cases import make_groups
 from rank_cases import Ranks, open_ranks
 from sharded_load_cases import first_step, refusal, train_and_publish
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     Gemma3TextConfig,
     MistralConfig,
@@ -23,9 +24,13 @@ from transformers import (
     StableLmConfig,
 )
 
-from penstock.backends.checkpoint.make import make_model
+from penstock.backends.learners.batch.sequences import read_groups
 from penstock.backends.learners.checkpoints.record import STATE_FOLDER
+from penstock.backends.learners.checkpoints.shards import Division
 from penstock.backends.learners.checkpoints.state import load_state
+from penstock.backends.learners.torch.collectives import Collectives
+from penstock.backends.learners.torch.rounds import MicroBatch, Rounds, padding_micro_batch
+from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +66,7 @@ CASES: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    with open_ranks(4) as opened:
+    with open_ranks(6) as opened:
         yield opened
 
 
@@ -124,30 +129,48 @@ def test_what_cannot_be_divided_is_refused_by_the_key(
         assert said in told
 
 
+@pytest.mark.parametrize("tensor_dim", [0, 1, None])
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 5])
+def test_parts_of_parts_are_the_whole_once(num_shards: int, tensor_dim: int | None) -> None:
+    for rows in (1, 2, 7, 16, 37):
+        division, count = Division(num_shards, 2, tensor_dim), torch.zeros(rows, 5)
+        for rank in filter(division.is_counted, range(num_shards * 2 + 2)):
+            count[division.place((rows, 5), rank)] += 1
+        assert torch.equal(count, torch.ones(rows, 5))
+
+
+def test_a_rank_without_memory_ends_the_learner_with_what_to_lower() -> None:
+    """Nobody else can take part for it in what a block has left."""
+
+    def work(_: MicroBatch) -> None:
+        raise torch.OutOfMemoryError
+
+    spare = padding_micro_batch(read_groups(make_groups(), min_token_version=0).sequences[0])
+    rounds = Rounds(SOLO, Collectives(()), lambda: None, can_recover=False)
+    with pytest.raises(MemoryError, match=r"lower learner\.max_tokens_per_micro_batch.*learner\.shard_size"):
+        rounds.run("some", [spare], spare, work)
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with its tokenizer, of two key-value heads."""
-    path = tmp_path_factory.mktemp("xs")
-    make_model("xs", path, seed=0)
-    config = AutoConfig.from_pretrained(path)
-    config.num_key_value_heads = 2
-    return saved(path, config)
+    return saved(tmp_path_factory.mktemp("source"), CASES["qwen3, tied"])
 
 
 TOGETHER = {
-    "1": Division(1),
-    "2 fsdp": Division(2),
-    "2": Division(2, tensor_parallel=2),
-    "2 over 2": Division(4, tensor_parallel=2),
+    "1": Spread(1),
+    "2 fsdp": Spread(2),
+    "2": Spread(2, tensor_parallel=2),
+    "2 over 2": Spread(4, tensor_parallel=2),
+    "2 over 3": Spread(6, tensor_parallel=2),
 }
 
 
 @pytest.mark.parametrize(
     ("writer", "dtype", "readers"),
     [
-        ("1", "float32", ("2 over 2",)),
+        ("1", "float32", ("2 over 3",)),
         ("2", "float32", ("1", "2 fsdp")),
-        ("2 over 2", "bfloat16", ("2", "2 fsdp")),
+        ("2 over 2", "bfloat16", ("2", "2 fsdp", "2 over 2")),
     ],
 )
 def test_what_ranks_wrote_together_any_other_reads_bit_for_bit(
@@ -168,7 +191,8 @@ def test_what_ranks_wrote_together_any_other_reads_bit_for_bit(
         answers = ranks.run(reader.num_ranks, load_and_train, path, reader, dtype)
         for digests, continued, _ in answers:
             assert digests == written, reader
-            assert continued == pytest.approx(loss, abs=1e-6 if dtype == "float32" else 2e-3), reader
+            # In bfloat16 what a rank adds to a sum is rounded before it is added.
+            assert continued == pytest.approx(loss, abs=1e-6 if dtype == "float32" else 1e-2), reader
         if reader.num_ranks > 1:
             for name in ("down_proj", "up_proj"):
                 key = f"exp_avg/model.layers.0.mlp.{name}.weight"

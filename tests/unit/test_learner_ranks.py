@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from penstock.backends.learners.options import LearnerOptions
-from penstock.backends.learners.spec import LEARNERS
 from penstock.backends.learners.worker_group.backend import WorkerGroupBackend
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER
@@ -175,11 +173,6 @@ def test_ranks_that_compute_together_divide_the_heads() -> None:
     found = broken_rule(scenario({"num_ranks": 2, "tensor_parallel": 2}))
     said = "2 does not divide the 1 key-value heads of the model; set it to a divisor of 1"
     assert found == (("learner", "tensor_parallel"), said)
-
-
-def test_ranks_that_compute_together_are_on_one_node() -> None:
-    learner = {"num_ranks": 4, "tensor_parallel": 2}
-    assert LEARNERS.spec("torch").together(msgspec.convert(learner, LearnerOptions)) == 2
 
 
 def test_a_simulated_learner_is_not_divided() -> None:

@@ -138,8 +138,10 @@ def _is_found(layout: Tensor) -> bool:
     """Whether torch knows where the part of this rank lies: of uneven parts of uneven parts it does not always."""
     if not isinstance(layout, DTensor):
         return True
-    _, offset = compute_local_shape_and_global_offset(layout.shape, layout.device_mesh, layout.placements)
-    return not layout.to_local().numel() or offset == tuple(place.start for place in own_place(layout))
+    size, offset = compute_local_shape_and_global_offset(layout.shape, layout.device_mesh, layout.placements)
+    local = layout.to_local()
+    is_there = not local.numel() or offset == tuple(place.start for place in own_place(layout))
+    return size == tuple(local.shape) and is_there
 
 
 def _file_numbers(shards: Mapping[str, Shard]) -> dict[str, int]:

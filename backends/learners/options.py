@@ -296,6 +296,11 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     """With `fsdp`, ranks that share out one copy of the weights among them; a divisor of `num_ranks`. The others have
     copies of the same shares, so that weights are gathered within a node, say, and gradients alone cross it, once a
     step. null: all ranks share one copy."""
+    tensor_parallel: Annotated[int, Meta(ge=1)] = 1
+    """With `fsdp`, neighbouring ranks that compute with each matrix together, by the plan that transformers ships with
+    the architecture; a divisor of `num_ranks`, and of the attention and key-value heads. The ranks of one place in each
+    such group share the weights out among them, `shard_size` of them or all. (`megatron.tensor_parallel` is that of
+    backend `megatron`.)"""
     compile: bool | None = None
     """Compile the blocks of the model and its log-probs with torch.compile, which takes some seconds at the start and
     makes steps faster and smaller. null: on GPUs, in 16 bits, for dense models of 100 million weights or more."""

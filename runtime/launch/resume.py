@@ -48,6 +48,7 @@ FREE_KEYS: Final = (
     "learner.num_ranks",
     "learner.parallel",
     "learner.shard_size",
+    "learner.tensor_parallel",
     "learner.backend",
     "learner.optimizer",
     "learner.megatron.distributed_optimizer",

@@ -94,7 +94,10 @@ def needs_on_gpus(scenario: Scenario, architecture: Architecture) -> Iterator[Ne
             remedy = "give it more learner.num_ranks, or divide more with learner.megatron (--dry-run shows the parts)"
         else:
             size = _torch_rank(scenario, architecture)
-            remedy = "give it more learner.num_ranks, which share the weights with parallel: fsdp, or cpu_offload: true"
+            remedy = (
+                "give it more learner.num_ranks, which share the weights with parallel: fsdp (learner.shard_size: "
+                "null, or larger), a larger learner.tensor_parallel, or cpu_offload: true"
+            )
         yield Need("learner", size, "a rank", remedy)
     for index, group in enumerate(engine_groups(scenario.engines)):
         num_gpus = gpus_of_server(group)
@@ -178,7 +181,8 @@ def sleeping_bytes(scenario: Scenario, architecture: Architecture) -> float:
 def _torch_own(scenario: Scenario, architecture: Architecture, weight_bytes: int) -> float:
     learner, dtype = scenario.learner, scenario.model.dtype
     is_shared = learner.num_ranks > 1 and learner.parallel == "fsdp"
-    num_shares = learner.shard_size or learner.num_ranks
+    of_one = learner.shard_size or max(1, learner.num_ranks // learner.tensor_parallel)
+    num_shares = of_one * learner.tensor_parallel
     copy = WEIGHT_BYTES[dtype] if dtype != "float32" and not is_shared else 0
     trained = WEIGHT_BYTES[dtype] if learner.lora else weight_bytes + copy
     critic = weight_bytes + copy if learner.objective.critic == "own" else 0
@@ -189,16 +193,36 @@ def _torch_own(scenario: Scenario, architecture: Architecture, weight_bytes: int
 def _torch_rank(scenario: Scenario, architecture: Architecture) -> float:
     learner, dtype = scenario.learner, scenario.model.dtype
     own = _torch_own(scenario, architecture, SHARED_WEIGHT_BYTES)
-    whole = MegatronOptions(recompute="full" if learner.activation_checkpointing else "none")
-    [stage] = estimate_stages(
-        architecture, layout_of(whole, 1), whole, precision=dtype,
-        max_tokens=max(learner.max_tokens_per_micro_batch, scenario.model.max_context),
-    )  # fmt: skip
+    stage, logits = _torch_stage(scenario, architecture)
     own = 0 if learner.cpu_offload else own
     if not is_compiled(
         learner, is_on_gpu=True, dtype=dtype, num_weights=num_weights(architecture),
         has_experts=architecture.experts is not None, num_ranks=learner.num_ranks,
     ):  # fmt: skip
-        return own + PLAIN_LAYERS * stage.activations + stage.logits
+        return own + PLAIN_LAYERS * stage.activations + logits
     width = WEIGHT_BYTES[dtype]
-    return own + stage.activations + stage.logits * width / (width + WEIGHT_BYTES["float32"])
+    return own + stage.activations + logits * width / (width + WEIGHT_BYTES["float32"])
+
+
+def _torch_stage(scenario: Scenario, architecture: Architecture) -> tuple[MemoryEstimate, int]:
+    """What a rank keeps of a micro-batch in its layers, and the logits: ranks that compute together have a part each of
+    what attention and the matrices make, all of what lies between, and all logits."""
+    learner, num_together = scenario.learner, scenario.learner.tensor_parallel
+    max_tokens = max(learner.max_tokens_per_micro_batch, scenario.model.max_context)
+
+    def stage(num_ranks: int) -> MemoryEstimate:
+        options = MegatronOptions(
+            recompute="full" if learner.activation_checkpointing else "none",
+            tensor_parallel=num_ranks,
+            sequence_parallel=False,
+        )
+        [found] = estimate_stages(
+            architecture,
+            layout_of(options, num_ranks),
+            options,
+            precision=scenario.model.dtype,
+            max_tokens=max_tokens,
+        )
+        return found
+
+    return stage(num_together), stage(1).logits

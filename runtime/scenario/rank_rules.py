@@ -8,11 +8,14 @@ from penstock.backends.engines.options import engine_groups
 from penstock.backends.engines.spec import ENGINES, EngineSize
 from penstock.backends.learners.spec import LEARNERS, is_modelled
 from penstock.messages.errors import UserFault
+from penstock.runtime.scenario.architecture import UnreadableModelError, find_architecture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.backends.learners.megatron.bridge.architecture import Architecture
     from penstock.runtime.scenario.rules import Broken
+    from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
 
@@ -20,6 +23,8 @@ def rank_rules(s: Scenario) -> Iterator[Broken]:
     """See :mod:`penstock.runtime.scenario.rules`."""
     learner, key = s.learner, ("learner", "num_ranks")
     yield from _shards(s)
+    if learner.tensor_parallel > 1:
+        yield from _computing_together(s)
     if learner.num_ranks == 1:
         return
     if is_modelled(learner):
@@ -51,16 +56,60 @@ def _shards(s: Scenario) -> Iterator[Broken]:
     learner, size = s.learner, s.learner.shard_size
     if size is None:
         return
-    key = ("learner", "shard_size")
+    key, each = ("learner", "shard_size"), s.learner.tensor_parallel
     if LEARNERS.spec(learner.backend).has_layout or learner.parallel != "fsdp":
         found = f"learner.backend: {learner.backend} with learner.parallel: {learner.parallel}"
         yield key, f"says over how many ranks fsdp shares weights out, found {found}; remove it"
-    elif learner.num_ranks % size:
+    elif learner.num_ranks % (size * each):
+        times = f" times the {each} of learner.tensor_parallel" if each > 1 else ""
         yield (
             key,
             f"{size} ranks share a copy of the weights, and learner.num_ranks, {learner.num_ranks}, is no multiple of "
-            "it; set it to a divisor of that, or to null",
+            f"it{times}; set it to a divisor of {'that' if each == 1 else learner.num_ranks // each}, or to null",
         )
+
+
+def _computing_together(s: Scenario) -> Iterator[Broken]:
+    """``learner.tensor_parallel`` of the torch learner."""
+    learner, size = s.learner, s.learner.tensor_parallel
+    key: KeyPath = ("learner", "tensor_parallel")
+    if LEARNERS.spec(learner.backend).has_layout:
+        yield key, f"backend {learner.backend} has learner.megatron.tensor_parallel; set that one, and remove this"
+        return
+    if is_modelled(learner):
+        yield key, "a simulated learner is not divided; remove it"
+        return
+    if learner.parallel != "fsdp":
+        yield key, f"goes with learner.parallel: fsdp, found {learner.parallel}; set it to fsdp, or remove this"
+    if learner.num_ranks % size:
+        yield (
+            key,
+            f"{size} ranks compute together, and learner.num_ranks, {learner.num_ranks}, is no multiple of it; set it "
+            "to a divisor of that",
+        )
+    if learner.lora is not None:
+        yield (
+            key,
+            "adapters are not divided over ranks that compute together; set it to 1 with learner.lora, whose base "
+            "model learner.parallel: fsdp shares out",
+        )
+    if learner.true_on_policy:
+        yield key, "adds up in another order than an engine does; set it to 1, or learner.true_on_policy: false"
+    try:
+        found = find_architecture(s)
+    except UnreadableModelError:
+        return  # another rule's to say, or of a family that is not known here: then the ranks say it
+    if found is not None:
+        yield from _heads(found.architecture, size, key)
+
+
+def _heads(architecture: Architecture, size: int, key: KeyPath) -> Iterator[Broken]:
+    if architecture.experts is not None:
+        yield key, "the torch learner does not divide experts so; set it to 1, or learner.backend: megatron"
+    for what, count in (("attention", architecture.num_heads), ("key-value", architecture.num_kv_heads)):
+        if count % size:
+            yield key, f"{size} does not divide the {count} {what} heads of the model; set it to a divisor of {count}"
+            return
 
 
 def _colocated(s: Scenario) -> Iterator[Broken]:

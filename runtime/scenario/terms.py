@@ -124,7 +124,10 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
     **dict.fromkeys(("num_engines", "rollout_num_engines", "vllm_num_engines"), ("engines.count", "")),
     **dict.fromkeys(
         ("tensor_model_parallel_size", "tensor_parallel_size", "tp_size"),
-        ("learner.megatron.tensor_parallel", "that of SGLang engines is in engines.sglang"),
+        (
+            "learner.tensor_parallel",
+            "with backend megatron it is learner.megatron.tensor_parallel; that of SGLang engines is in engines.sglang",
+        ),
     ),
     **dict.fromkeys(("pipeline_model_parallel_size", "pp_size"), ("learner.megatron.pipeline_parallel", "")),
     **dict.fromkeys(("context_parallel_size", "cp_size"), ("learner.megatron.context_parallel", "")),

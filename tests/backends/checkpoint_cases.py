@@ -50,9 +50,16 @@ class Division(NamedTuple):
     num_ranks: int
     parallel: Literal["fsdp", "ddp"] = "fsdp"
     shard_size: int | None = None
+    tensor_parallel: int = 1
 
     def options(self) -> LearnerOptions:
-        return LearnerOptions(learning_rate=1e-2, parallel=self.parallel, shard_size=self.shard_size, objective=CRITIC)
+        return LearnerOptions(
+            learning_rate=1e-2,
+            parallel=self.parallel,
+            shard_size=self.shard_size,
+            tensor_parallel=self.tensor_parallel,
+            objective=CRITIC,
+        )
 
 
 DIVISIONS = {

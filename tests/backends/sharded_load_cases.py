@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 from unittest.mock import patch
 
+import pytest
 import torch
 from learner_cases import make_groups
 
@@ -20,9 +21,11 @@ from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.options import LearnerOptions, LoraOptions
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.parallel import parallelize, replica, whole
+from penstock.backends.learners.torch.publishing import GatheredWeights
 from penstock.backends.learners.torch.reference import frozen
 from penstock.backends.learners.torch.sharded_load import load_divided
 from penstock.backends.learners.torch.trainer import PolicyTrainer
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -98,12 +101,15 @@ class Step(NamedTuple):
     gradient: Tensor
 
 
-def first_step(workers: WorkerGroup, folder: Path, shard_size: int | None = None) -> Step:
-    """Of a model that was loaded in shares, with a reference and a critic of its own."""
+def first_step(
+    workers: WorkerGroup, folder: Path, shard_size: int | None = None, tensor_parallel: int = 1, critic: str = "own"
+) -> Step:
+    """Of a model that was loaded in shares, with a reference and a critic."""
     options = LearnerOptions(
         parallel="fsdp",
         shard_size=shard_size,
-        objective=objective(name="ppo", kl_coef=0.1),
+        tensor_parallel=tensor_parallel,
+        objective=objective(name="ppo", kl_coef=0.1, critic=critic),
         max_tokens_per_micro_batch=16,
     )
     model = load_divided(folder, workers, options, dtype="float32")
@@ -114,6 +120,44 @@ def first_step(workers: WorkerGroup, folder: Path, shard_size: int | None = None
     figures = trainer.accumulate(read_groups(make_groups(), min_token_version=0), version=1)
     gradients = [whole(weight.grad).reshape(-1) for weight in trainer.trained_weights() if weight.grad is not None]
     return Step(figures, torch.cat(gradients))
+
+
+class Trained(NamedTuple):
+    """What came of some batches."""
+
+    metrics: list[dict[str, float]]
+    published: dict[str, Tensor]
+    """On the first rank, by names in a checkpoint."""
+
+
+def train_and_publish(workers: WorkerGroup, folder: Path, tensor_parallel: int, objective_name: str) -> Trained:
+    """Two batches in several micro-batches, whose gradients are clipped."""
+    options = LearnerOptions(
+        learning_rate=1e-3,
+        max_grad_norm=0.05,
+        max_tokens_per_micro_batch=16,
+        tensor_parallel=tensor_parallel,
+        activation_checkpointing=tensor_parallel > 1,  # which changes nothing
+        objective=objective(name=objective_name, critic="shared" if objective_name == "ppo" else "none"),
+    )
+    model = load_divided(folder, workers, options, dtype="float32")
+    trainer = PolicyTrainer(
+        model, options, temperature=1.0, num_steps=4, reference=None, check_stop=lambda: None, workers=workers
+    )
+    metrics: list[dict[str, float]] = []
+    for version in (1, 2):
+        result = trainer.train(make_groups(), version=version, min_token_version=0)
+        metrics.append({one.name: one.value for one in result.metrics})
+    published = dict(GatheredWeights(model, workers, max_bucket_bytes=1000).tensors())
+    return Trained(metrics, {name: tensor.detach().clone() for name, tensor in published.items()})
+
+
+def refusal(workers: WorkerGroup, folder: Path, tensor_parallel: int) -> str:
+    """What is said when such a model is to be divided so."""
+    options = LearnerOptions(tensor_parallel=tensor_parallel)
+    with pytest.raises(UserFault) as refused:
+        load_divided(folder, workers, options, dtype="float32")
+    return str(refused.value)
 
 
 def _state(model: PackedModel) -> dict[str, Tensor]:

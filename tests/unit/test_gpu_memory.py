@@ -95,6 +95,8 @@ def test_what_is_not_known_is_left_out() -> None:
         ((), 16 / 4),
         (("learner.num_ranks=8",), 16 / 8),
         (("learner.num_ranks=8", "learner.shard_size=2"), 16 / 2),
+        (("learner.num_ranks=8", "learner.shard_size=2", "learner.tensor_parallel=2"), 16 / 4),
+        (("learner.num_ranks=8", "learner.tensor_parallel=8"), 16 / 8),
         (("learner.parallel=ddp",), 18),
         (("learner.parallel=ddp", "model.dtype=float32"), 16),
         (("learner.num_ranks=1",), 18),
@@ -114,6 +116,7 @@ def test_ranks_of_the_torch_learner_need_so_much_of_each_weight(
 
     is_float32 = "model.dtype=float32" in overrides
     besides = ("learner.cpu_offload=true", *(("model.dtype=float32",) if is_float32 else ()))
+    besides += tuple(one for one in overrides if "num_ranks" in one or "tensor_parallel" in one)
     own = learner(*overrides) - learner(*besides)
     assert own == pytest.approx(of_each_weight * LLAMA_WEIGHTS)
 

@@ -144,6 +144,37 @@ def test_copies_of_the_weights_are_shared_out_evenly_by_fsdp(learner: dict[str, 
         assert broken_rule(scenario({"num_ranks": 4, "shard_size": size})) is None
 
 
+@pytest.mark.parametrize(
+    ("learner", "key", "said"),
+    [
+        ({"num_ranks": 3, "tensor_parallel": 2}, "tensor_parallel", "learner.num_ranks, 3, is no multiple of it"),
+        ({"num_ranks": 2, "tensor_parallel": 2, "parallel": "ddp"}, "tensor_parallel", "fsdp, found ddp; set it to"),
+        (
+            {"num_ranks": 2, "tensor_parallel": 2, "lora": {"rank": 4}},
+            "tensor_parallel",
+            "to 1 with learner.lora",
+        ),
+        ({"num_ranks": 4, "tensor_parallel": 2, "backend": "megatron"}, "tensor_parallel", "megatron.tensor_parallel"),
+        (
+            {"num_ranks": 4, "tensor_parallel": 2, "shard_size": 4},
+            "shard_size",
+            "the 2 of learner.tensor_parallel",
+        ),
+    ],
+)
+def test_ranks_that_compute_together_are_equally_many(learner: dict[str, Any], key: str, said: str) -> None:
+    found = broken_rule(scenario(learner))
+    assert found is not None
+    assert found[0] == ("learner", key)
+    assert said in found[1]
+
+
+def test_ranks_that_compute_together_divide_the_heads() -> None:
+    found = broken_rule(scenario({"num_ranks": 2, "tensor_parallel": 2}))
+    said = "2 does not divide the 1 key-value heads of the model; set it to a divisor of 1"
+    assert found == (("learner", "tensor_parallel"), said)
+
+
 def test_a_simulated_learner_is_not_divided() -> None:
     found = broken_rule(scenario({"num_ranks": 2, "backend": "simulated"}, {"backend": "simulated"}))
     assert found is not None

@@ -163,8 +163,9 @@ def test_a_learner_that_fits_on_no_node_has_as_many_ranks_on_each_of_as_few_as_p
         placed(6, 5, 2)
 
 
-def test_the_ranks_of_a_tensor_parallel_group_are_on_one_node() -> None:
-    learner = {"backend": "megatron", "num_ranks": 16, "megatron": {"tensor_parallel": 8}}
+@pytest.mark.parametrize("keys", [{"backend": "megatron", "megatron": {"tensor_parallel": 8}}, {"tensor_parallel": 8}])
+def test_the_ranks_of_a_tensor_parallel_group_are_on_one_node(keys: dict[str, Any]) -> None:
+    learner = {"num_ranks": 16, **keys}
     made = scenario({"device": "cpu"}, learner=learner)
     assert place(made, nodes(8, 8)).blocks == (Block((LEARNER,), 8, ("node0", "node1")),)
     with pytest.raises(UserFault, match=r"all of a tensor-parallel group are on one; .*learner.num_ranks=8"):

@@ -5,8 +5,10 @@ Invariants:
 * Parts that begin at the same place are the same part: copies of each other on several ranks.
 * The parts of all ranks together are the whole tensor.
 * A tensor that is not divided is one part, which is the whole.
-* A divided one is divided by rows (its first dimension), over one dimension of the mesh: parts lie in the order of the
-  ranks, as many rows each as ``torch.chunk`` gives, so the last ones may be smaller or empty.
+* A divided one is divided by rows (its first dimension): parts lie in the order of the ranks, as many rows each as
+  ``torch.chunk`` gives, so the last ones may be smaller or empty.
+* Under tensor parallelism it is divided twice: first, by rows or by columns, over the ranks that compute with it
+  together, which are neighbours; then what each of them has, by rows, over the ranks that share it out.
 """
 
 # torch.distributed is typed in part only:
@@ -34,6 +36,35 @@ if TYPE_CHECKING:
     from penstock.backends.learners.checkpoints.channel import CheckpointChannel
 
 
+class Division(NamedTuple):
+    """How a tensor is divided over the first ranks, which have all of it; ranks after them have copies."""
+
+    num_shards: int
+    """Ranks that share out what a rank computes with."""
+    num_tensor_ranks: int = 1
+    """Ranks that compute with it together. Rank ``shard * num_tensor_ranks + tensor rank`` has a part."""
+    tensor_dim: int | None = None
+    """Dimension along which those divide it: 0 or 1; None: each of them has the same."""
+
+    def place(self, shape: tuple[int, ...], rank: int) -> tuple[slice, ...]:
+        """Where a rank's part lies in the whole, in each dimension."""
+        shard, tensor_rank = divmod(rank, self.num_tensor_ranks)
+        rows, rest = range(shape[0]), [slice(0, size) for size in shape[1:]]
+        if self.tensor_dim is not None:
+            own = rows_of(shape[self.tensor_dim], self.num_tensor_ranks, tensor_rank)
+            if self.tensor_dim == 0:
+                rows = own
+            else:
+                rest[self.tensor_dim - 1] = slice(own.start, own.stop)
+        within = rows_of(len(rows), self.num_shards, shard)
+        return slice(rows.start + within.start, rows.start + within.stop), *rest
+
+    def is_counted(self, rank: int) -> bool:
+        """Whether a rank's part is no copy of that of a rank before it."""
+        shard, tensor_rank = divmod(rank, self.num_tensor_ranks)
+        return shard < self.num_shards and (tensor_rank == 0 or self.tensor_dim is not None)
+
+
 class Shard(NamedTuple):
     """One rank's part of a tensor."""
 
@@ -43,13 +74,18 @@ class Shard(NamedTuple):
     """Shape of the whole tensor."""
     offset: tuple[int, ...]
     """Where the part begins, in each dimension."""
-    num_parts: int | None = None
-    """So many ranks, from the first on, have all parts, and others copies of them; None: each rank has its own."""
+    division: Division | None = None
+    """None: each rank has rows of its own."""
 
     @property
     def is_whole(self) -> bool:
         """Whether there is nothing beside this part."""
         return tuple(self.local.shape) == self.shape
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its rows are not whole rows of the tensor."""
+        return tuple(self.local.shape[1:]) != self.shape[1:]
 
 
 @torch.no_grad()
@@ -57,11 +93,30 @@ def shard_of(tensor: Tensor) -> Shard:
     """This rank's part, not copied."""
     if not isinstance(tensor, DTensor):
         return Shard(tensor.detach(), tuple(tensor.shape), (0,) * tensor.ndim)
-    assert tensor.placements == (Sharded(0),), "divided by rows"
-    rows = rows_of(tensor.shape[0], tensor.device_mesh.size(), tensor.device_mesh.get_local_rank())
-    offset = (rows.start, *(0 for _ in tensor.shape[1:]))
+    division = division_of(tensor)
     local = cast("DTensor", tensor.detach()).to_local()
-    return Shard(local, tuple(tensor.shape), offset, tensor.device_mesh.size())
+    offset = tuple(place.start for place in own_place(tensor))
+    return Shard(local, tuple(tensor.shape), offset, division)
+
+
+def division_of(tensor: DTensor) -> Division:
+    """Of a tensor that FSDP has divided, and tensor parallelism before it or not."""
+    mesh, dim = tensor.device_mesh, None
+    if mesh.ndim == 1:
+        assert tensor.placements == (Sharded(0),), "divided by rows"
+        ranks = mesh.mesh.tolist()  # which are not neighbours if those between have the same
+        return Division(len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1)
+    placement = tensor.placements[1]
+    if not placement.is_replicate():
+        dim = cast("Sharded", placement).dim % tensor.ndim
+    return Division(mesh.size(0), mesh.size(1), dim)
+
+
+def own_place(tensor: DTensor) -> tuple[slice, ...]:
+    """Where this rank's part of a divided tensor lies in the whole, in each dimension."""
+    division, mesh = division_of(tensor), tensor.device_mesh
+    tensor_rank = mesh.get_local_rank(1) if mesh.ndim > 1 else 0
+    return division.place(tuple(tensor.shape), mesh.get_local_rank(0) * division.num_tensor_ranks + tensor_rank)
 
 
 def rows_of(num_rows: int, num_ranks: int, rank: int) -> range:
@@ -84,25 +139,34 @@ class RowGather:
         self._rank, self._num_ranks, self._group = rank, num_ranks, group
         self._whole: deque[tuple[str, Tensor]] = deque()
         self._parts: list[dist.P2POp] = []
+        self._apart: list[tuple[Tensor, Tensor]] = []
+        """Places in a whole tensor whose rows do not follow each other in memory, and what comes for them."""
         self._works: list[Work] = []
 
     def add(self, name: str, shard: Shard) -> None:
         """This rank's part; on the first rank that makes room for the whole."""
-        part, num_parts = shard.local, shard.num_parts or self._num_ranks
+        part, division = shard.local, shard.division or Division(self._num_ranks)
         if self._rank != 0:
-            if self._rank < num_parts and part.numel() and not shard.is_whole:
+            if division.is_counted(self._rank) and part.numel() and not shard.is_whole:
                 self._parts.append(dist.P2POp(dist.isend, _bytes_of(part.contiguous()), 0, self._group))
             return
         whole = part
         if not shard.is_whole:
             whole = torch.empty(shard.shape, dtype=part.dtype, device=part.device)
-            whole[: len(part)] = part
-            for rank in range(1, num_parts):
-                rows = rows_of(len(whole), num_parts, rank)
-                if rows:
-                    place = _bytes_of(whole[rows.start : rows.stop])
-                    self._parts.append(dist.P2POp(dist.irecv, place, rank, self._group))
+            whole[division.place(shard.shape, 0)] = part
+            for rank in filter(division.is_counted, range(1, self._num_ranks)):
+                place = whole[division.place(shard.shape, rank)]
+                if place.numel():
+                    self._parts.append(dist.P2POp(dist.irecv, _bytes_of(self._landing(place)), rank, self._group))
         self._whole.append((name, whole))
+
+    def _landing(self, place: Tensor) -> Tensor:
+        """What is received into, for a part of a whole tensor."""
+        if place.is_contiguous():
+            return place
+        landing = torch.empty(place.shape, dtype=place.dtype, device=place.device)
+        self._apart.append((place, landing))
+        return landing
 
     def begun(self) -> RowGather:
         """The same, under way; nothing is to be added any more."""
@@ -115,7 +179,9 @@ class RowGather:
         ranks than the first."""
         for work in self._works:
             work.wait()
-        self._works, self._parts = [], []
+        for place, landing in self._apart:
+            place.copy_(landing)
+        self._works, self._parts, self._apart = [], [], []
         while self._whole:
             yield self._whole.popleft()
 

@@ -40,8 +40,11 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from penstock.backends.learners.checkpoints.record import CheckpointError
+from penstock.backends.learners.checkpoints.shards import own_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -126,9 +129,19 @@ def _place_for(name: str, metadata: TensorStorageMetadata, layout: Tensor | None
             "rank is missing"
         )
     dtype = metadata.properties.dtype
-    if layout is None or layout.shape != metadata.size:
+    if layout is None or layout.shape != metadata.size or not _is_found(layout):
         return torch.empty(metadata.size, dtype=dtype)
     return torch.empty_like(layout, dtype=dtype, requires_grad=False)
+
+
+def _is_found(layout: Tensor) -> bool:
+    """Whether torch knows where the part of this rank lies: of uneven parts of uneven parts it does not always."""
+    if not isinstance(layout, DTensor):
+        return True
+    size, offset = compute_local_shape_and_global_offset(layout.shape, layout.device_mesh, layout.placements)
+    local = layout.to_local()
+    is_there = not local.numel() or offset == tuple(place.start for place in own_place(layout))
+    return size == tuple(local.shape) and is_there
 
 
 def _file_numbers(shards: Mapping[str, Shard]) -> dict[str, int]:

@@ -61,7 +61,8 @@ class Accumulation:
         workers: WorkerGroup,
         recorder: TokenRecorder | None,
     ) -> None:
-        """Arguments as for :class:`.PolicyTrainer`; ``recorder`` is told what the loss is computed from."""
+        """Arguments as for :class:`.PolicyTrainer`, but ``workers`` are those that run other micro-batches than this
+        rank (:func:`.data_workers`); ``recorder`` is told what the loss is computed from."""
         objective = options.objective
         self._policy = policy
         self._reference = reference
@@ -75,7 +76,8 @@ class Accumulation:
         self._trains_entropy = objective.entropy_coef != 0.0 or loss_of(objective).is_function
         own_reference = [] if reference is None or reference.model is policy.model else [reference.model]
         roots = [policy.model, *own_reference, *([] if critic is None else critic.roots)]
-        self._rounds = Rounds(workers, Collectives(roots), check_stop)
+        can_recover = options.tensor_parallel == 1
+        self._rounds = Rounds(workers, Collectives(roots if can_recover else ()), check_stop, can_recover=can_recover)
         self.size = MicroBatchSize(options.max_tokens_per_micro_batch, is_speaker=workers.is_first)
         """Of the micro-batches."""
 

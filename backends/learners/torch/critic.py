@@ -35,6 +35,7 @@ from penstock.backends.learners.torch.parallel import (
     is_sharded,
     load_into,
     shard,
+    tensor_group,
     without_memory,
 )
 from penstock.backends.learners.worker_group.workers import SOLO
@@ -115,6 +116,7 @@ class Critic:
             scale=scale,
             workers=workers,
             copies=copies_group(workers, options),
+            tensor_ranks=tensor_group(workers, options),
         )
 
     @property

@@ -24,10 +24,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from penstock.backends.learners.checkpoints.shards import is_divided, local_of
+from penstock.backends.learners.checkpoints.shards import division_of, is_divided, local_of
 from penstock.backends.learners.torch.loss_scale import LossScale
 from penstock.backends.learners.torch.model import CheckpointError
-from penstock.backends.learners.torch.parallel import like, load_into
+from penstock.backends.learners.torch.parallel import load_into
 from penstock.backends.learners.training.alarms import non_finite
 from penstock.backends.learners.worker_group.workers import SOLO
 
@@ -63,6 +63,7 @@ class MasterAdamW:
         scale: LossScale | None = None,
         workers: WorkerGroup = SOLO,
         copies: ProcessGroup | None = None,
+        tensor_ranks: ProcessGroup | None = None,
     ) -> None:
         """
         Args:
@@ -75,6 +76,7 @@ class MasterAdamW:
             worker group: all ranks.
             copies: the ranks that have the same shares of sharded weights as this one; None: no others have. Of weights
                 that are not sharded all ranks have the same.
+            tensor_ranks: those that compute together with this one; None: it computes alone.
         """
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._names = list(trained)
@@ -89,6 +91,7 @@ class MasterAdamW:
         if not self._is_sharded:
             copies = None if workers.is_alone else dist.group.WORLD
         self._copies = copies
+        self._tensor_ranks = tensor_ranks
         self._hooks = [
             _add_hook(parameter, _GradientSum(master))
             for parameter, master in zip(self._parameters, self._masters, strict=True)
@@ -143,6 +146,8 @@ class MasterAdamW:
             return
         if self._copies is not None:
             self._sum_over_copies(self._copies)
+        if self._tensor_ranks is not None:
+            self._align(self._tensor_ranks)
         if self._scale.is_dynamic:
             for gradient in (master.grad for master in self._masters if master.grad is not None):
                 gradient.mul_(1.0 / self._scale.value)
@@ -155,13 +160,14 @@ class MasterAdamW:
         for master, reached in zip(self._masters, is_reached, strict=True):
             if reached and master.grad is None:
                 master.grad = torch.zeros_like(master)
-        for bucket in _buckets([local_of(master.grad) for master in self._masters if master.grad is not None]):
-            together = torch.cat([gradient.reshape(-1) for gradient in bucket])
-            dist.all_reduce(together, group=copies)
-            start = 0
-            for gradient in bucket:
-                gradient.copy_(together[start : start + gradient.numel()].view_as(gradient))
-                start += gradient.numel()
+        gradients = [local_of(master.grad) for master in self._masters if master.grad is not None]
+        _exchange(gradients, copies, source=None)
+
+    def _align(self, tensor_ranks: ProcessGroup) -> None:
+        """Of a weight that all of these ranks have, each has found the gradient by itself. They are the same but for
+        kernels that do not round alike twice, after which the copies would part; so those of the first are taken."""
+        same = [master.grad for master in self._masters if master.grad is not None and _is_on_all(master)]
+        _exchange([local_of(grad) for grad in same], tensor_ranks, source=dist.get_global_rank(tensor_ranks, 0))
 
     def forget_gradients(self) -> None:
         """Drop what the micro-batches of this step have added so far."""
@@ -175,8 +181,15 @@ class MasterAdamW:
         """The norm of the gradient, which is scaled down to the largest that is allowed."""
         if not self._is_sharded:
             return float(torch.nn.utils.clip_grad_norm_(self._masters, self._max_grad_norm))
-        shares = [local_of(master.grad) for master in self._masters if master.grad is not None]
-        squares = torch.stack([share.square().sum(dtype=torch.float64) for share in shares]).sum()
+        found = [(master, local_of(master.grad)) for master in self._masters if master.grad is not None]
+        shares = [share for _, share in found]
+        num_tensor_ranks = 1 if self._tensor_ranks is None else self._tensor_ranks.size()
+        squares = torch.stack(
+            [
+                share.square().sum(dtype=torch.float64) / (num_tensor_ranks if _is_on_all(master) else 1)
+                for master, share in found
+            ]
+        ).sum()
         num_copies = 1 if self._copies is None else self._copies.size()
         norm = math.sqrt(float(self._workers.sum_(squares)) / num_copies)
         if norm > self._max_grad_norm - NORM_EPSILON:
@@ -255,8 +268,31 @@ class MasterAdamW:
 
 def _kept(master: Tensor, value: Tensor, *, is_shared: bool) -> Tensor:
     """A copy of a moment, on the device of its weight and shared out as that is."""
-    share = like(master, value) if is_shared else value
-    return share.to(device=master.device, dtype=torch.float32, copy=True)
+    if not (is_shared and is_divided(master)) or is_divided(value):
+        return value.to(device=master.device, dtype=torch.float32, copy=True)
+    kept = torch.empty_like(master, dtype=torch.float32, requires_grad=False)
+    load_into(kept, value)
+    return kept
+
+
+def _is_on_all(master: Tensor) -> bool:
+    """Whether ranks that compute together have the same of a sharded weight; the answer matters under tensor
+    parallelism only."""
+    return isinstance(master, DTensor) and division_of(master).tensor_dim is None
+
+
+def _exchange(gradients: Iterable[Tensor], group: ProcessGroup, *, source: int | None) -> None:
+    """Add up over the ranks of a group, or give all of them what one rank has; in place, a bucket at once."""
+    for bucket in _buckets(gradients):
+        together = torch.cat([gradient.reshape(-1) for gradient in bucket])
+        if source is None:
+            dist.all_reduce(together, group=group)
+        else:
+            dist.broadcast(together, src=source, group=group)
+        start = 0
+        for gradient in bucket:
+            gradient.copy_(together[start : start + gradient.numel()].view_as(gradient))
+            start += gradient.numel()
 
 
 def _buckets(gradients: Iterable[Tensor]) -> Iterable[list[Tensor]]:

@@ -8,6 +8,8 @@ Invariants:
 * ``fsdp`` with ``shard_size`` (HSDP): that many ranks share a copy so, the first of them the first copy, and ranks of
   the same place in each have the same share, the same bits. Gradients are added up within a copy as above, and over the
   copies once a step, by the optimizer.
+* ``tensor_parallel``: so many neighbouring ranks compute together (:mod:`.tensor_parallel`), and share out, as above,
+  what each of them has of a weight over the ranks of the same place in other such groups, if there are any.
 * ``ddp``: every rank has all weights, the same bits; gradients are added up once a step, by the optimizer.
 * Either way gradients are sums over ranks, not means: the weights of the loss are those of the whole step.
 * The weights that are trained are float32 whatever the model computes in; a sharded one is rounded to that as it is
@@ -21,18 +23,21 @@ Invariants:
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import logging
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import checkpoint
 
-from penstock.backends.learners.checkpoints.shards import local_of
+from penstock.backends.learners.checkpoints.shards import division_of, local_of, own_place, rows_of
+from penstock.backends.learners.torch.tensor_parallel import divide, plan_of
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -70,7 +75,7 @@ def shards_weights(workers: WorkerGroup, options: LearnerOptions) -> bool:
         UserFault: ``learner.cpu_offload`` with weights that are not sharded.
     """
     if not workers.is_alone and options.parallel == "fsdp":
-        return True
+        return True  # also where tensor parallelism takes all ranks: then each has one share, which is the whole
     if options.cpu_offload:
         raise UserFault(
             "learner.cpu_offload: moves the shards of the weights to the host, and there are none with "
@@ -103,8 +108,12 @@ def shard(root: nn.Module, workers: WorkerGroup, options: LearnerOptions, *, com
     precision = MixedPrecisionPolicy(
         param_dtype=None if compute_dtype == reduced else compute_dtype, reduce_dtype=reduced, cast_forward_inputs=False
     )
+    plan = plan_of(root, options.tensor_parallel) if options.tensor_parallel > 1 else {}
+    names = {module: name for name, module in root.named_modules()}
     for module in (*_recompute_blocks(root, options), root):
         _make_precise(module)
+        if plan:
+            divide(root, names[module], plan, _meshes_of(workers, options)["tensor"])
         # Always let go of, the root's too: what a run asks of the other ranks must not depend on the run before it.
         fully_shard(
             module,
@@ -139,21 +148,38 @@ def whole(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         return tensor.detach()
     detached = tensor.detach()
     rounded = detached if dtype is None or not detached.is_floating_point() else detached.to(dtype)
-    return cast("DTensor", rounded).full_tensor()
+    mesh = tensor.device_mesh
+    if mesh.ndim == 1:
+        return cast("DTensor", rounded).full_tensor()
+    # One after the other, as they were divided: parts may be uneven.
+    division, shape = division_of(tensor), list(tensor.shape)
+    if division.tensor_dim is not None:
+        size = shape[division.tensor_dim]
+        shape[division.tensor_dim] = len(rows_of(size, division.num_tensor_ranks, mesh.get_local_rank(1)))
+    part = _together(cast("DTensor", rounded).to_local(), mesh, 0, tuple(shape), Shard(0))
+    if division.tensor_dim is None:
+        return part
+    return _together(part, mesh, 1, tuple(tensor.shape), Shard(division.tensor_dim))
+
+
+def _together(local: Tensor, mesh: DeviceMesh, dim: int, shape: tuple[int, ...], placement: Shard) -> Tensor:
+    """From all ranks of one dimension of the mesh."""
+    names = mesh.mesh_dim_names
+    assert names is not None, "_meshes"
+    stride = torch.empty(shape, device="meta").stride()
+    divided = DTensor.from_local(
+        local, mesh[names[dim]], [placement], run_check=False, shape=torch.Size(shape), stride=stride
+    )
+    return divided.full_tensor()
 
 
 @torch.no_grad()
 def load_into(target: Tensor, source: Tensor) -> None:
     """Copy the values of a tensor, which may be whole, into one that may be shared out. No communication."""
-    target.copy_(like(target, source))
-
-
-def like(target: Tensor, source: Tensor) -> Tensor:
-    """``source`` shared out as ``target`` is; every rank has it whole. No communication."""
-    if not isinstance(target, DTensor) or isinstance(source, DTensor):
-        return source
-    there = source.to(target.to_local().device)
-    return distribute_tensor(there, target.device_mesh, target.placements, src_data_rank=None)
+    if isinstance(target, DTensor) and not isinstance(source, DTensor):
+        target.to_local().copy_(source[own_place(target)])
+    else:
+        target.copy_(source)
 
 
 def replica(model: PackedModel, workers: WorkerGroup, options: LearnerOptions) -> PackedModel:
@@ -213,7 +239,8 @@ def materialize(
 
 def num_copies(workers: WorkerGroup, options: LearnerOptions) -> int:
     """Of sharded weights, over all ranks."""
-    return workers.num_ranks // (options.shard_size or workers.num_ranks)
+    of_one = options.tensor_parallel * (options.shard_size or workers.num_ranks // options.tensor_parallel)
+    return workers.num_ranks // of_one
 
 
 def copies_group(workers: WorkerGroup, options: LearnerOptions) -> ProcessGroup | None:
@@ -223,18 +250,54 @@ def copies_group(workers: WorkerGroup, options: LearnerOptions) -> ProcessGroup 
     return _meshes_of(workers, options)["copy"].get_group()
 
 
+def tensor_group(workers: WorkerGroup, options: LearnerOptions) -> ProcessGroup | None:
+    """The ranks that compute together with this one; called by all ranks. None: it computes alone."""
+    if options.tensor_parallel == 1:
+        return None
+    return _meshes_of(workers, options)["tensor"].get_group()
+
+
+def data_workers(workers: WorkerGroup, options: LearnerOptions) -> WorkerGroup:
+    """This rank among those that run other micro-batches than it, which are all without tensor parallelism; called by
+    all ranks."""
+    return workers if options.tensor_parallel == 1 else _every_nth(workers, options.tensor_parallel)
+
+
+@functools.lru_cache(maxsize=1)
+def _every_nth(workers: WorkerGroup, step: int) -> WorkerGroup:
+    found = dataclasses.replace(workers, rank=workers.rank // step, num_ranks=workers.num_ranks // step)
+    if found.is_alone:
+        return found
+    limit = timedelta(seconds=workers.timeout_s)
+    for first in range(step):  # every rank makes every group
+        ranks = list(range(first, workers.num_ranks, step))
+        tensors, control = dist.new_group(ranks, timeout=limit), dist.new_group(ranks, timeout=limit, backend="gloo")
+        if workers.rank in ranks:
+            found = dataclasses.replace(
+                found, tensors=cast("ProcessGroup", tensors), control=cast("ProcessGroup", control)
+            )
+    return found
+
+
 def _mesh(workers: WorkerGroup, options: LearnerOptions) -> DeviceMesh:
     return _meshes_of(workers, options)["shard"]
 
 
 def _meshes_of(workers: WorkerGroup, options: LearnerOptions) -> DeviceMesh:
-    return _meshes(dist.group.WORLD, workers.device.type, workers.num_ranks, num_copies(workers, options))
+    copies = num_copies(workers, options)
+    return _meshes(dist.group.WORLD, workers.device.type, workers.num_ranks, copies, options.tensor_parallel)
 
 
 @functools.lru_cache(maxsize=1)
-def _meshes(_world: ProcessGroup | None, device_type: str, num_ranks: int, copies: int) -> DeviceMesh:
-    """Ranks ``[copy, shard]``; made once, so that weights can be copied from one model of a process to another."""
-    return DeviceMesh(device_type, torch.arange(num_ranks).view(copies, -1), mesh_dim_names=("copy", "shard"))
+def _meshes(
+    _world: ProcessGroup | None, device_type: str, num_ranks: int, copies: int, tensor_parallel: int
+) -> DeviceMesh:
+    """Ranks ``[copy, shard]``, or ``[copy, shard, tensor]``; made once, so that weights can be copied from one model of
+    a process to another."""
+    ranks = torch.arange(num_ranks).view(copies, -1)
+    if tensor_parallel == 1:
+        return DeviceMesh(device_type, ranks, mesh_dim_names=("copy", "shard"))
+    return DeviceMesh(device_type, ranks.view(copies, -1, tensor_parallel), mesh_dim_names=("copy", "shard", "tensor"))
 
 
 def _is_offloaded(workers: WorkerGroup, options: LearnerOptions) -> bool:

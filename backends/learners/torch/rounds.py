@@ -10,6 +10,8 @@ Invariants:
   (:class:`.Collectives`), runs the rest of them over nothing, and what came of all that is thrown away by everybody.
 * Where weights are divided, the first call of a kind runs over nothing once, on all ranks: what it asks of the others
   is then known, before it can fail.
+* Under tensor parallelism ranks wait for each other within a block, which nobody can join from outside: one that runs
+  out of memory ends the learner, with what to lower.
 
 | wait | who ends it |
 |---|---|
@@ -87,7 +89,8 @@ class OutOfMemoryError(RuntimeError):
 
 ADVICE: Final = (
     "lower sampling.max_response_tokens, set learner.activation_checkpointing: true, or divide the model over more "
-    "GPUs (learner.num_ranks, with learner.parallel: fsdp)"
+    "GPUs: with learner.parallel: fsdp, a larger learner.num_ranks (and learner.shard_size, where it is set) divides "
+    "weights and optimizer, learner.tensor_parallel what a micro-batch takes as well"
 )
 
 
@@ -142,7 +145,22 @@ class MicroBatchSize:
 class Rounds:
     """Runs micro-batches."""
 
-    def __init__(self, workers: WorkerGroup, collectives: Collectives, check_stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        workers: WorkerGroup,
+        collectives: Collectives,
+        check_stop: Callable[[], None],
+        *,
+        can_recover: bool = True,
+    ) -> None:
+        """
+        Args:
+            workers: the ranks that run other micro-batches.
+            collectives: of this rank.
+            check_stop: called before each micro-batch; raises to end the step.
+            can_recover: whether others can go on when this rank runs out of memory.
+        """
+        self._can_recover = can_recover
         self._workers = workers
         self._collectives = collectives
         self._check_stop = check_stop
@@ -160,6 +178,7 @@ class Rounds:
 
         Raises:
             OutOfMemoryError: on every rank, if one ran out.
+            MemoryError: this one did, and the others cannot go on.
         """
         self._collectives.rehearse(kind, lambda: work(spare))
         results: list[ResultT] = []
@@ -182,7 +201,13 @@ class Rounds:
         try:
             with self._collectives.following(kind):
                 results.append(work(batch))
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
+            if not self._can_recover:
+                raise MemoryError(
+                    f"out of memory with a micro-batch of {len(batch.packed.input_ids)} tokens, and with "
+                    "learner.tensor_parallel above 1 it cannot be tried anew in parts; set a lower "
+                    f"learner.max_tokens_per_micro_batch, or {ADVICE}"
+                ) from error
             return False
         return True
 

@@ -159,19 +159,25 @@ def _sources(folder: Path, model: PackedModel, tensors: CheckpointTensors) -> di
 def _read(tensor: Tensor, pieces: Sequence[_Piece], tensors: CheckpointTensors) -> None:
     """Fill this rank's share of a tensor."""
     share = shard_of(tensor)
-    own = share.local.view(-1)
-    begin = share.offset[0] * math.prod(share.shape[1:]) if share.shape else 0
+    rows = share.local.view(-1) if not share.is_cut else share.local
+    per_row = math.prod(share.shape[1:])
+    begin = share.offset[0] * per_row if share.shape else 0
+    end = begin + (len(share.local) * per_row if share.shape else 1)
     for name, shape, start, dtype in pieces:
-        first, last = max(begin, start), min(begin + own.numel(), start + math.prod(shape))
+        first, last = max(begin, start), min(end, start + math.prod(shape))
         if first >= last:
             continue
         if shape:
-            # A share is made of whole rows, of the piece too: where a weight has several, each is in one of its rows.
+            # A share is made of rows, of the piece too: where a weight has several, each is in one of its rows.
             row = math.prod(shape[1:])
             values = tensors.slice(name)[(first - start) // row : (last - start) // row]
         else:
             values = tensors[name]
-        own[first - begin : last - begin].copy_(values.to(dtype).reshape(-1))
+        if share.is_cut:  # by columns as well; its weight has one piece
+            values = values.narrow(1, share.offset[1], share.local.shape[1])
+            rows[(first - begin) // per_row : (last - begin) // per_row].copy_(values.to(dtype))
+        else:
+            rows[first - begin : last - begin].copy_(values.to(dtype).reshape(-1))
 
 
 def _computed_buffers(model: PackedModel) -> dict[str, Tensor]:

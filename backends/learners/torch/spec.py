@@ -26,6 +26,7 @@ def _open(context: LearnerContext) -> Backend[LearnerCommand]:
 
 TORCH: Final = LearnerSpec(
     open=_open,
+    together=lambda options: options.tensor_parallel,
     shares_gpu=True,
     has_engine_bits=True,
     sees_images=True,

@@ -23,7 +23,7 @@ from penstock.backends.learners.torch.critic import Critic
 from penstock.backends.learners.torch.loss_scale import LossScale
 from penstock.backends.learners.torch.model import ADAPTER_PREFIX, CheckpointError
 from penstock.backends.learners.torch.optimizer import MasterAdamW
-from penstock.backends.learners.torch.parallel import copies_group
+from penstock.backends.learners.torch.parallel import copies_group, data_workers, tensor_group
 from penstock.backends.learners.torch.rounds import OutOfMemoryError
 from penstock.backends.learners.torch.sight import FirstLook
 from penstock.backends.learners.torch.speed import DTYPE_NAMES, speed_of
@@ -105,7 +105,7 @@ class PolicyTrainer(BatchTrainer):
             temperature=temperature,
             check_stop=check_stop,
             scale=self._scale,
-            workers=workers,
+            workers=data_workers(workers, options),
             recorder=self._recorder,
         )
 
@@ -214,4 +214,5 @@ def _optimizer_of(model: PackedModel, options: LearnerOptions, scale: LossScale,
         scale=scale,
         workers=workers,
         copies=copies_group(workers, options),
+        tensor_ranks=tensor_group(workers, options),
     )

@@ -17,7 +17,7 @@ import torch
 from penstock.backends.learners.batch.warm_batches import warm_steps
 from penstock.backends.learners.torch.loss_scale import LossScale
 from penstock.backends.learners.torch.optimizer import MasterAdamW
-from penstock.backends.learners.torch.parallel import copies_group
+from penstock.backends.learners.torch.parallel import copies_group, data_workers, tensor_group
 from penstock.backends.learners.torch.rounds import laid_out
 from penstock.backends.learners.worker_group.workers import SOLO
 
@@ -65,9 +65,11 @@ def warm_start(
         scale=scale,
         workers=workers,
         copies=copies_group(workers, options),
+        tensor_ranks=tensor_group(workers, options),
     )
+    others = data_workers(workers, options)
     for step in warm_steps(demonstrations, block, seed=seed):
-        loss = accumulate(model, step.sequences, options.max_tokens_per_micro_batch, check_stop, workers, scale)
+        loss = accumulate(model, step.sequences, options.max_tokens_per_micro_batch, check_stop, others, scale)
         norm = optimizer.step(step.learning_rate, loss=loss, name=step.name)
         scale.follow(has_overflown=not math.isfinite(norm), name=step.name)
         report(step.fraction, loss)

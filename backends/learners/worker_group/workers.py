@@ -50,6 +50,8 @@ class WorkerGroup:
     """How long a collective may wait."""
     control: ProcessGroup | None = None
     """None in a worker group of one."""
+    tensors: ProcessGroup | None = None
+    """What tensors travel in; None: torch's default group."""
 
     @property
     def is_first(self) -> bool:
@@ -65,13 +67,13 @@ class WorkerGroup:
         """Add up over the ranks, in place; every rank has the same bits then. Where all others have 0 it is exact, so a
         vector of which each rank fills its own places is exchanged by this."""
         if not self.is_alone:
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self.tensors)
         return tensor
 
     def max_(self, tensor: Tensor) -> Tensor:
         """The largest over the ranks, in place."""
         if not self.is_alone:
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.tensors)
         return tensor
 
     def agree(self, flag: bool) -> bool:

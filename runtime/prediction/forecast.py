@@ -19,6 +19,7 @@ from penstock.runtime.hosts.virtual.simulate import Simulation
 from penstock.runtime.observability.explain.bounds import Bound, Terms, bound_from
 from penstock.runtime.observability.shares import LABELS
 from penstock.runtime.prediction.steady import Lanes, Steady, StepSeen, steady_of, stretch_of
+from penstock.runtime.shell.watchdog import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,20 +97,23 @@ def _played(scenario: Scenario) -> Steady:
 
 
 def _told_less(scenario: Scenario) -> Scenario:
-    """The same with reports of progress as rare as nothing here depends on them.
+    """The same without what is said twice, and with reports of progress as rare as nothing here depends on them.
 
-    They are half of all events, and say what another engine would go on from: without faults nobody does. PromptSource
-    takes them for signs of life too, so one comes at least :data:`SIGNS_OF_LIFE` times in its ``lease_timeout_s``.
+    Nothing is lost on these links, so nothing has to be said again. Reports of progress are half of all events, and say
+    what another engine would go on from: without faults nobody does. PromptSource takes them for signs of life too, so
+    one comes at least :data:`SIGNS_OF_LIFE` times in its ``lease_timeout_s``.
     """
-    engines = scenario.engines
+    engines, lease_timeout_s = scenario.engines, scenario.prompt_source.lease_timeout_s
     model, most_tokens = engines.simulated, scenario.sampling.max_response_tokens
+    runtime = msgspec.structs.replace(scenario.runtime, resend_after_s=NEVER)
     if model.failure_rate or engines.more:
-        return scenario
+        return msgspec.structs.replace(scenario, runtime=runtime)
     held = engines.slots * (model.prompt_tokens + most_tokens)
     token_s = model.token_s + (engines.slots - 1) * model.token_load_s + held * model.context_token_s
-    rare = int(scenario.prompt_source.lease_timeout_s / SIGNS_OF_LIFE * engines.simulated_speed / token_s)
+    rare = int(lease_timeout_s / SIGNS_OF_LIFE * engines.simulated_speed / token_s)
     progress_tokens = max(engines.progress_tokens, min(rare, most_tokens))
-    return msgspec.structs.replace(scenario, engines=msgspec.structs.replace(engines, progress_tokens=progress_tokens))
+    engines = msgspec.structs.replace(engines, progress_tokens=progress_tokens)
+    return msgspec.structs.replace(scenario, runtime=runtime, engines=engines)
 
 
 class _Watch:

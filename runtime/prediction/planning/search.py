@@ -41,7 +41,7 @@ STEADY_SAMPLES: Final = 6144
 SCREENED: Final = 0.4
 """Of the budget."""
 HALVED: Final = 0.5
-"""Of the budget: kept for the last part."""
+"""Of the budget: the most that is kept for the last part."""
 NUM_CLIMBERS: Final = 3
 NUM_FINALISTS: Final = 3
 LEAST_ROUNDS: Final = 4
@@ -153,6 +153,10 @@ class Trials:
 
     def _most(self, candidate: Candidate) -> float:
         return self._worth(self._estimator.most_tokens_per_s(self._space.sketch_of(candidate)), candidate)
+
+    def promise(self, candidate: Candidate) -> tuple[float, float]:
+        """The larger, the sooner it is played: its estimate, and of equal ones what it could come to."""
+        return self.estimates[candidate], self._most(candidate)
 
     def is_hopeless(self, candidate: Candidate) -> bool:
         """Whether no simulation of it can come near the best: neither by its slots nor by chance in its lengths."""
@@ -293,12 +297,13 @@ def _is_apart(candidate: Candidate, others: Sequence[Candidate], asked: Asked) -
 def _climb(trials: Trials, space: Space, asked: Asked) -> None:
     """From the best ones uphill."""
     spacing = max(1, asked.num_devices // 8)
-    reserved = int(HALVED * asked.budget * (asked.num_seeds - 1) / asked.num_seeds)
+    compared = NUM_FINALISTS * (asked.num_seeds - 1) + len(pareto(trials.all()))
+    reserved = min(compared, int(HALVED * asked.budget * (asked.num_seeds - 1) / asked.num_seeds))
     num_vain = 0
     while trials.left > reserved and num_vain < MAX_VAIN:
         before = trials.best(1)
         near = dict.fromkeys(one for each in trials.best(NUM_CLIMBERS) for one in space.neighbours(each, spacing))
-        new = sorted((one for one in near if trials.is_new(one)), key=lambda one: -trials.estimates[one])
+        new = sorted((one for one in near if trials.is_new(one)), key=trials.promise, reverse=True)
         allowed: list[Candidate] = []
         for one in new:
             has_room = len(allowed) < min(2 * NUM_CLIMBERS, trials.left - reserved)

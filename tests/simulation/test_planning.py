@@ -24,7 +24,7 @@ from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.backends.rewards.options import SimulatedRewardOptions
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.app import app
-from penstock.runtime.prediction.forecast import interval
+from penstock.runtime.prediction.forecast import interval, play
 from penstock.runtime.prediction.models import Check, FitResult, Models, SourceRun, write_models
 from penstock.runtime.prediction.planning import search as planning
 from penstock.runtime.prediction.planning.candidate import Asked, Candidate, Objective, Prices, read_prices, read_speeds
@@ -35,6 +35,7 @@ from penstock.runtime.prediction.planning.space import Space
 from penstock.runtime.prediction.steady import WORKING, Steady
 from penstock.runtime.prediction.workers import Workers
 from penstock.runtime.scenario.load import load_scenario
+from penstock.runtime.scenario.modelled import load_modelled
 
 if TYPE_CHECKING:
     from penstock.runtime.scenario import Scenario
@@ -184,6 +185,17 @@ def test_nothing_that_can_be_played_is_said() -> None:
     space = space_of(asked, "runtime.max_restarts=0", "engines.simulated.failure_rate=1")
     with Workers(1) as workers, pytest.raises(UserFault, match=r"no choice could be played: .*seed"):
         search(space, asked, workers, on_round=lambda _: lambda: None)
+
+
+def test_what_nobody_reads_or_missed_is_not_played_and_changes_nothing() -> None:
+    often, rare, repeated = (
+        load_modelled(FILE, [*MODELLED, "run.num_steps=12", *texts])[0]
+        for texts in (["engines.progress_tokens=1"], [], ["runtime.resend_after_s=0.05"])
+    )
+    assert play(often, 3) == play(rare, 3) == play(repeated, 3)
+    failing = [*MODELLED, "run.num_steps=12", "engines.simulated.failure_rate=0.3"]
+    some, all_of_it = (load_modelled(FILE, [*failing, f"engines.progress_tokens={n}"])[0] for n in (8, 1000))
+    assert play(some, 3) != play(all_of_it, 3)  # what was reported need not be made again
 
 
 # --- what is compared -------------------------------------------------------------------------------------------------

@@ -36,7 +36,6 @@ class SimulatedRequest:
         "hangs",
         "key",
         "last",
-        "logprobs",
         "made",
         "next_tokens",
         "num_prefix",
@@ -44,7 +43,6 @@ class SimulatedRequest:
         "num_reported",
         "spans",
         "start",
-        "tokens",
         "version",
     )  # fmt: skip
 
@@ -57,7 +55,6 @@ class SimulatedRequest:
         self.spans = [] if prefix is None else list(prefix.spans)
         self.made = self.num_reported = self.next_tokens = self.num_prefix
         self.last = max(num_tokens, self.num_prefix)
-        self.tokens, self.logprobs = _token_table(_rounded(self.last)), _logprob_table(_rounded(self.last))
         self.fails = failure_rate > 0 and uniform(command.seed, _FAILS, command.attempt) < failure_rate
         if self.fails:
             share = uniform(command.seed, _FAILS_AT, command.attempt)
@@ -84,11 +81,19 @@ class SimulatedRequest:
 
     def part_from(self, first: int) -> Part:
         """The tokens from ``first`` to what there is."""
-        return Part(
-            tokens=self.tokens[first * TOKEN_BYTES : self.made * TOKEN_BYTES],
-            logprobs=self.logprobs[first * LOGPROB_BYTES : self.made * LOGPROB_BYTES],
-            spans=spans_between(self.spans, first, self.made),
-        )
+        tokens, logprobs = _arrays(first, self.made)
+        return Part(tokens=tokens, logprobs=logprobs, spans=spans_between(self.spans, first, self.made))
+
+
+@lru_cache(maxsize=4096)
+def _arrays(first: int, last: int) -> tuple[bytes, bytes]:
+    """Ids and log-probs of the tokens ``first`` to ``last`` of every response. Responses of one length share them: made
+    anew for each, they are most of the memory of a run, and writing it takes longer than anything said about them."""
+    tokens, logprobs = _token_table(_rounded(last)), _logprob_table(_rounded(last))
+    return (
+        tokens[first * TOKEN_BYTES : last * TOKEN_BYTES],
+        logprobs[first * LOGPROB_BYTES : last * LOGPROB_BYTES],
+    )
 
 
 @lru_cache(maxsize=32)

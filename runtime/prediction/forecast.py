@@ -6,8 +6,9 @@ off: that is what calibration's checks say.
 
 from __future__ import annotations
 
+import gc
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -18,12 +19,16 @@ from penstock.runtime.hosts.virtual.simulate import Simulation
 from penstock.runtime.observability.explain.bounds import Bound, Terms, bound_from
 from penstock.runtime.observability.shares import LABELS
 from penstock.runtime.prediction.steady import Lanes, Steady, StepSeen, steady_of, stretch_of
+from penstock.runtime.shell.watchdog import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.messages.training import StepReported
     from penstock.runtime.scenario import Scenario
+
+SIGNS_OF_LIFE: Final = 4
+"""Reports of progress of a running request in the time after which PromptSource would look for it."""
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,17 +76,44 @@ def forecast(scenario: Scenario, seeds: Sequence[int], *, on_done: Callable[[], 
 
 
 def play(scenario: Scenario, seed: int) -> Steady:
-    """The steady part of one simulation; ``seed`` takes the place of ``run.seed``.
+    """The steady part of one simulation, which ends with it; ``seed`` takes the place of ``run.seed``.
 
     Raises:
-        UserFault: it did not come to its end, or has too few steps.
+        UserFault: it did not come to the end of its steady part, or has too few steps.
     """
-    scenario = msgspec.structs.replace(scenario, run=msgspec.structs.replace(scenario.run, seed=seed))
+    scenario = msgspec.structs.replace(_told_less(scenario), run=msgspec.structs.replace(scenario.run, seed=seed))
+    try:
+        return _played(scenario)
+    finally:
+        gc.collect()  # host and actors know each other; messages are not counted, so it would not begin by itself
+
+
+def _played(scenario: Scenario) -> Steady:
     watch = _Watch(scenario)
     ending = watch.simulation.run(None)
-    if not ending.completed:
-        raise UserFault(f"the simulation with seed {seed} did not complete: {ending.story}")
+    if watch.after is None:
+        raise UserFault(f"the simulation with seed {scenario.run.seed} did not complete: {ending.story}")
     return watch.steady()
+
+
+def _told_less(scenario: Scenario) -> Scenario:
+    """The same without what is said twice, and with reports of progress as rare as nothing here depends on them.
+
+    Nothing is lost on these links, so nothing has to be said again. Reports of progress are half of all events, and say
+    what another engine would go on from: without faults nobody does. PromptSource takes them for signs of life too, so
+    one comes at least :data:`SIGNS_OF_LIFE` times in its ``lease_timeout_s``.
+    """
+    engines, lease_timeout_s = scenario.engines, scenario.prompt_source.lease_timeout_s
+    model, most_tokens = engines.simulated, scenario.sampling.max_response_tokens
+    runtime = msgspec.structs.replace(scenario.runtime, resend_after_s=NEVER)
+    if model.failure_rate or engines.more:
+        return msgspec.structs.replace(scenario, runtime=runtime)
+    held = engines.slots * (model.prompt_tokens + most_tokens)
+    token_s = model.token_s + (engines.slots - 1) * model.token_load_s + held * model.context_token_s
+    rare = int(lease_timeout_s / SIGNS_OF_LIFE * engines.simulated_speed / token_s)
+    progress_tokens = max(engines.progress_tokens, min(rare, most_tokens))
+    engines = msgspec.structs.replace(engines, progress_tokens=progress_tokens)
+    return msgspec.structs.replace(scenario, runtime=runtime, engines=engines)
 
 
 class _Watch:
@@ -96,26 +128,36 @@ class _Watch:
                 f"run.num_steps: {num_steps} steps are too few for a steady part with a staleness of {max_staleness}; "
                 f"{max_staleness + 8} are enough"
             )
-        self._stretch = stretch
+        self._first, self._last = stretch
         self._steps: list[StepSeen] = []
-        self._lanes: list[Lanes] = []
-        self.simulation = Simulation(scenario, on_step=self._seen)
+        self._before: Lanes | None = None
+        self.after: Lanes | None = None
+        """At the end of the steady part, once that has come."""
+        self.simulation = Simulation(scenario, on_step=self._seen, with_digest=False)
 
     def _seen(self, report: StepReported) -> None:
         accounts = self.simulation.accounts
         place = len(accounts.step_times) - 1
-        if not self._stretch[0] <= place <= self._stretch[1]:
+        if place < self._first or self.after is not None:
             return
         self._steps.append(
             StepSeen(accounts.progress_s, report.staleness_counts, report.response_lengths, report.balance)
         )
-        if place in self._stretch:
-            engines, learner = accounts.shares_of(is_engine), accounts.shares_of(LEARNER.__eq__)
-            self._lanes.append(Lanes(engines.seconds, engines.occupied_s, learner.seconds))
+        if place == self._first:
+            self._before = self._lanes()
+        elif place == self._last:
+            self.after = self._lanes()
+            self.simulation.host.fail("the steady part is over")
+
+    def _lanes(self) -> Lanes:
+        accounts = self.simulation.accounts
+        engines, learner = accounts.shares_of(is_engine), accounts.shares_of(LEARNER.__eq__)
+        return Lanes(engines.seconds, engines.occupied_s, learner.seconds)
 
     def steady(self) -> Steady:
-        before, after = self._lanes
-        return steady_of(self._steps, before, after)
+        assert self._before is not None, "its steady part has begun"
+        assert self.after is not None, "and has come to its end"
+        return steady_of(self._steps, self._before, self.after)
 
 
 def summed_up(scenario: Scenario, seeds: Sequence[int], found: Sequence[Steady]) -> Forecast:

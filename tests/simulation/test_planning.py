@@ -24,7 +24,7 @@ from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.backends.rewards.options import SimulatedRewardOptions
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.app import app
-from penstock.runtime.prediction.forecast import interval
+from penstock.runtime.prediction.forecast import interval, play
 from penstock.runtime.prediction.models import Check, FitResult, Models, SourceRun, write_models
 from penstock.runtime.prediction.planning import search as planning
 from penstock.runtime.prediction.planning.candidate import Asked, Candidate, Objective, Prices, read_prices, read_speeds
@@ -35,6 +35,7 @@ from penstock.runtime.prediction.planning.space import Space
 from penstock.runtime.prediction.steady import WORKING, Steady
 from penstock.runtime.prediction.workers import Workers
 from penstock.runtime.scenario.load import load_scenario
+from penstock.runtime.scenario.modelled import load_modelled
 
 if TYPE_CHECKING:
     from penstock.runtime.scenario import Scenario
@@ -108,6 +109,11 @@ def test_the_best_choice_is_found_within_two_percent_in_a_tenth_of_all_simulatio
     assert found.num_exhaustive == 3 * len(space.candidates) >= 150
     assert found.num_simulations <= found.num_exhaustive / 10
     assert speeds[found.chosen.candidate] >= 0.98 * max(speeds.values())
+    # What the search leaves out for its bound is what could not have been better.
+    estimator = Estimator(space.modelled)
+    most = {each: estimator.most_tokens_per_s(space.sketch_of(each)) for each in speeds}
+    assert all(speed <= most[each] * (1 + estimator.chance(planning.STEADY_STEPS)) for each, speed in speeds.items())
+    assert sum(most[each] < 0.99 * max(speeds.values()) for each in speeds) > len(speeds) // 3
     # The scenario is one in which it matters: most choices are far from the best.
     assert sorted(speeds.values())[len(speeds) // 2] < 0.8 * max(speeds.values())
     assert found.chosen.num_seeds == 3
@@ -179,6 +185,17 @@ def test_nothing_that_can_be_played_is_said() -> None:
     space = space_of(asked, "runtime.max_restarts=0", "engines.simulated.failure_rate=1")
     with Workers(1) as workers, pytest.raises(UserFault, match=r"no choice could be played: .*seed"):
         search(space, asked, workers, on_round=lambda _: lambda: None)
+
+
+def test_what_nobody_reads_or_missed_is_not_played_and_changes_nothing() -> None:
+    often, rare, repeated = (
+        load_modelled(FILE, [*MODELLED, "run.num_steps=12", *texts])[0]
+        for texts in (["engines.progress_tokens=1"], [], ["runtime.resend_after_s=0.05"])
+    )
+    assert play(often, 3) == play(rare, 3) == play(repeated, 3)
+    failing = [*MODELLED, "run.num_steps=12", "engines.simulated.failure_rate=0.3"]
+    some, all_of_it = (load_modelled(FILE, [*failing, f"engines.progress_tokens={n}"])[0] for n in (8, 1000))
+    assert play(some, 3) != play(all_of_it, 3)  # what was reported need not be made again
 
 
 # --- what is compared -------------------------------------------------------------------------------------------------

@@ -110,6 +110,7 @@ class Simulation:
         *,
         on_step: Callable[[StepReported], None] | None = None,
         link: LinkModel | None = None,
+        with_digest: bool = True,
     ) -> None:
         """
         Args:
@@ -117,6 +118,7 @@ class Simulation:
             run_folder: where the run's files go; None writes nothing.
             on_step: hears of every step, when the books are up to it.
             link: how messages travel; None: as on a quick network.
+            with_digest: keep the digest of all events; without it :attr:`digest` is that of none.
 
         Raises:
             UserFault: the folder cannot be written.
@@ -134,7 +136,8 @@ class Simulation:
             scaling=scaling_of(scenario.engines),
         )
         self.digest = EventDigest()
-        self.host = VirtualHost(actor_names(scenario), casting_of(scenario), settings, digest=self.digest)
+        digest = self.digest if with_digest else None
+        self.host = VirtualHost(actor_names(scenario), casting_of(scenario), settings, digest=digest)
         self._recorder, self._events, self._keeper = _open_folder(scenario, run_folder)
         progress_tokens = scenario.engines.progress_tokens
         self.figures = RunFigures(progress_tokens=progress_tokens) if self._recorder is None else self._recorder.figures

@@ -1,11 +1,14 @@
 """The search: screened by the bound of the schedule, climbed from the best, and halved with more and more seeds.
 
-1. Every choice is estimated (:mod:`.estimate`). Of each schedule, the best and others that are no neighbours of it are
-   played with one seed, up to :data:`SCREENED` of the budget.
+1. Every choice is estimated (:mod:`.estimate`). Of each schedule the best is played with one seed, then others that
+   are no neighbours of it, up to :data:`SCREENED` of the budget.
 2. From the best ones their neighbours are played, the split of the devices in steps that are halved where nothing
    better was found, until steps of one find nothing.
-3. The best and those that nothing beats get a few seeds more; the best of these, and again what nothing beats, get all
-   of them. Only what has all seeds is chosen.
+3. The best and those that nothing beats get a second seed; the best of these all of them. Only what has all seeds is
+   chosen.
+
+But for the first of its schedule, nothing is played that cannot come near the best, even with slots that are never
+empty (:meth:`.estimate.Estimator.most_tokens_per_s`), and nothing gets more seeds that one or two have left behind it.
 
 The same space, seeds and budget give the same result, however many processes play.
 """
@@ -20,7 +23,7 @@ from penstock.messages.errors import UserFault
 from penstock.runtime.prediction.forecast import play
 from penstock.runtime.prediction.planning.candidate import Objective
 from penstock.runtime.prediction.planning.estimate import Estimator
-from penstock.runtime.prediction.planning.measured import Measured, chosen, measured, pareto
+from penstock.runtime.prediction.planning.measured import AS_GOOD, Measured, chosen, measured, pareto
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,15 +35,19 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario import Scenario
 
 STEADY_STEPS: Final = 12
-"""That are counted of each simulation."""
+"""That are counted of each simulation; fewer, down to half of them, where that makes :data:`STEADY_SAMPLES`, since
+chance in large batches evens out within them."""
+STEADY_SAMPLES: Final = 6144
 SCREENED: Final = 0.4
 """Of the budget."""
 HALVED: Final = 0.5
-"""Of the budget: kept for the last part."""
+"""Of the budget: the most that is kept for the last part."""
 NUM_CLIMBERS: Final = 3
 NUM_FINALISTS: Final = 3
 LEAST_ROUNDS: Final = 4
 """Simulations for each seed that the budget must have: half of them find the best, and half compare them."""
+REACH: Final = {1: 0.1, 2: 0.04}
+"""By how much of the best a choice may be worse, after so many seeds, and get more of them."""
 MAX_VAIN: Final = 2
 """Rounds with a step of one that find nothing better, after which the climb is over."""
 
@@ -125,18 +132,38 @@ class Trials:
         self.steady: dict[Candidate, list[Steady]] = {}
         self.refused: dict[str, None] = {}
         self.num_played = 0
-        estimator = Estimator(space.modelled)
-        self.estimates = {each: self._estimate(estimator, space, asked, each) for each in space.candidates}
-        """The larger, the better."""
         self._space, self._asked, self._workers, self._on_round = space, asked, workers, on_round
+        self._estimator = estimator = Estimator(space.modelled)
+        self.estimates = {
+            each: self._worth(estimator.tokens_per_s(space.sketch_of(each)), each) for each in space.candidates
+        }
+        """The larger, the better."""
         self._out: set[Candidate] = set()
+        self._num_steps = counted_steps(space.modelled)
+        self._best = 0.0
+        """Tokens a second, or for their price, of the best that was played."""
+        self._trust = 1.0
+        """Of what nothing should pass, the most that a simulation came to."""
 
-    @staticmethod
-    def _estimate(estimator: Estimator, space: Space, asked: Asked, candidate: Candidate) -> float:
-        speed = estimator.tokens_per_s(space.sketch_of(candidate))
+    def _worth(self, tokens_per_s: float, candidate: Candidate) -> float:
+        asked = self._asked
         if asked.objective is Objective.COST and asked.prices is not None:
-            return speed / max(1e-12, candidate.hourly(asked.prices))
-        return speed
+            return tokens_per_s / max(1e-12, candidate.hourly(asked.prices))
+        return tokens_per_s
+
+    def _most(self, candidate: Candidate) -> float:
+        return self._worth(self._estimator.most_tokens_per_s(self._space.sketch_of(candidate)), candidate)
+
+    def promise(self, candidate: Candidate) -> tuple[float, float]:
+        """The larger, the sooner it is played: its estimate, and of equal ones what it could come to."""
+        return self.estimates[candidate], self._most(candidate)
+
+    def is_hopeless(self, candidate: Candidate) -> bool:
+        """Whether no simulation of it can come near the best: neither by its slots nor by chance in its lengths."""
+        if self._asked.objective is Objective.GOODPUT:
+            return False  # nothing but a simulation knows it
+        most = self._most(candidate) * self._trust * (1 + self._estimator.chance(self._num_steps))
+        return most < (1 - AS_GOOD) * self._best
 
     @property
     def left(self) -> int:
@@ -171,7 +198,7 @@ class Trials:
             if each not in self._out
             for place in range(len(self.steady.get(each, ())), num_seeds)
         ]
-        jobs = [Job(_shortened(self._space.modelled_of(each)), seed) for each, seed in wanted]
+        jobs = [Job(_shortened(self._space.modelled_of(each), self._num_steps), seed) for each, seed in wanted]
         found = self._workers.map(steady_of_job, jobs, on_done=self._on_round(len(jobs)))
         self.num_played += len(jobs)
         for (candidate, _), one in zip(wanted, found, strict=True):
@@ -180,6 +207,9 @@ class Trials:
                 self.steady.pop(candidate, None)
             elif candidate not in self._out:
                 self.steady.setdefault(candidate, []).append(one)
+                worth = self._worth(one.tokens_per_s, candidate)
+                self._trust = max(self._trust, worth / self._most(candidate))
+                self._best = max(self._best, worth)
 
     def all(self) -> list[Measured]:
         """Everything that was played."""
@@ -187,8 +217,23 @@ class Trials:
 
     def best(self, number: int) -> list[Candidate]:
         """The best of them first."""
-        ordered = sorted(self.all(), key=lambda each: each.value(self._asked.objective), reverse=True)
-        return [each.candidate for each in ordered[:number]]
+        return [each.candidate for each in self._ranked(1)[:number]]
+
+    def _ranked(self, num_seeds: int) -> list[Measured]:
+        seen = (each for each in self.all() if each.num_seeds >= num_seeds)
+        return sorted(seen, key=lambda each: each.value(self._asked.objective), reverse=True)
+
+    def finalists(self, num_seeds: int) -> list[Candidate]:
+        """Of those with so many seeds the best, as far as they are near enough to the first."""
+        ranked = self._ranked(num_seeds)[:NUM_FINALISTS]
+        *exact, best = ranked[0].value(self._asked.objective)
+        least = best - REACH[num_seeds] * abs(best)
+        values = [each.value(self._asked.objective) for each in ranked]
+        return [
+            each.candidate
+            for each, (*first, last) in zip(ranked, values, strict=True)
+            if first != exact or last >= least
+        ]
 
 
 def steady_of_job(job: Job) -> Steady | Failed:
@@ -199,11 +244,17 @@ def steady_of_job(job: Job) -> Steady | Failed:
         return Failed(str(error).partition("\n")[0])
 
 
-def _shortened(scenario: Scenario) -> Scenario:
-    """With as many steps as it takes to count :data:`STEADY_STEPS` of them (:func:`.steady.stretch_of`)."""
+def counted_steps(scenario: Scenario) -> int:
+    """Steps that are counted of simulations of batches of this size."""
+    samples = scenario.learner.groups_per_batch * scenario.sampling.samples_per_group
+    return min(STEADY_STEPS, max(STEADY_STEPS // 2, -(-STEADY_SAMPLES // samples)))
+
+
+def _shortened(scenario: Scenario, num_counted: int) -> Scenario:
+    """With as many steps as it takes to count so many of them, or η + 2 (:func:`.steady.stretch_of`)."""
     eta = scenario.staleness.max_staleness
     assert eta is not None, "scenarios are resolved"
-    num_steps = -(-(STEADY_STEPS + 2 + eta) * 5 // 4)
+    num_steps = -(-(max(num_counted, eta + 2) + 2 + eta) * 5 // 4)
     return msgspec.structs.replace(scenario, run=msgspec.structs.replace(scenario.run, num_steps=num_steps))
 
 
@@ -213,36 +264,50 @@ def _screen(trials: Trials, asked: Asked) -> None:
     for each in sorted(trials.estimates, key=lambda one: -trials.estimates[one]):
         lists.setdefault((each.policy, each.max_staleness, each.is_colocated), []).append(each)
     taken: list[Candidate] = []
-    apart = max(1, asked.num_devices // 16)
     most = min(asked.budget // 2, max(len(lists), int(SCREENED * asked.budget)))
     while len(taken) < most and any(lists.values()):
+        now: list[Candidate] = []
         for waiting in lists.values():
-            while waiting and len(taken) < most:
+            while waiting and len(taken) + len(now) < most:
                 each = waiting.pop(0)
-                is_near = any(
-                    abs(each.num_engines - one.num_engines) <= apart
-                    and (each.policy, each.max_staleness, each.is_colocated, each.engine_devices, each.slots)
-                    == (one.policy, one.max_staleness, one.is_colocated, one.engine_devices, one.slots)
-                    for one in taken
-                )
-                if not is_near and trials.is_allowed(each):
-                    taken.append(each)
+                if _is_apart(each, [*taken, *now], asked) and not trials.is_hopeless(each) and trials.is_allowed(each):
+                    now.append(each)
                     break
-    trials.play(taken, 1)
+        trials.play(now, 1)
+        taken += now
+
+
+def _is_apart(candidate: Candidate, others: Sequence[Candidate], asked: Asked) -> bool:
+    """Whether it is no neighbour of any of these."""
+    apart = max(1, asked.num_devices // 16)
+    return not any(
+        abs(candidate.num_engines - one.num_engines) <= apart
+        and (
+            candidate.policy,
+            candidate.max_staleness,
+            candidate.is_colocated,
+            candidate.engine_devices,
+            candidate.slots,
+        )
+        == (one.policy, one.max_staleness, one.is_colocated, one.engine_devices, one.slots)
+        for one in others
+    )
 
 
 def _climb(trials: Trials, space: Space, asked: Asked) -> None:
     """From the best ones uphill."""
     spacing = max(1, asked.num_devices // 8)
-    reserved = int(HALVED * asked.budget * (asked.num_seeds - 1) / asked.num_seeds)
+    compared = NUM_FINALISTS * (asked.num_seeds - 1) + len(pareto(trials.all()))
+    reserved = min(compared, int(HALVED * asked.budget * (asked.num_seeds - 1) / asked.num_seeds))
     num_vain = 0
     while trials.left > reserved and num_vain < MAX_VAIN:
         before = trials.best(1)
         near = dict.fromkeys(one for each in trials.best(NUM_CLIMBERS) for one in space.neighbours(each, spacing))
-        new = sorted((one for one in near if trials.is_new(one)), key=lambda one: -trials.estimates[one])
+        new = sorted((one for one in near if trials.is_new(one)), key=trials.promise, reverse=True)
         allowed: list[Candidate] = []
         for one in new:
-            if len(allowed) < min(2 * NUM_CLIMBERS, trials.left - reserved) and trials.is_allowed(one):
+            has_room = len(allowed) < min(2 * NUM_CLIMBERS, trials.left - reserved)
+            if has_room and not trials.is_hopeless(one) and trials.is_allowed(one):
                 allowed.append(one)
         trials.play(allowed, 1)
         if allowed and trials.best(1) != before:
@@ -257,12 +322,6 @@ def _halve(trials: Trials, asked: Asked) -> list[Measured]:
     some = min(asked.num_seeds, 2)
     most = max(1, trials.left // max(1, some - 1) // 2)
     front = [each.candidate for each in pareto(trials.all())]
-    best = trials.best(most)
-    trials.play(list(dict.fromkeys([*best[:NUM_FINALISTS], *front, *best]))[:most], some)
-    seen = [each for each in trials.all() if each.num_seeds >= some]
-    ranked = sorted(seen, key=lambda each: each.value(asked.objective), reverse=True)
-    front = [each.candidate for each in pareto(seen)]
-    best = [each.candidate for each in ranked[:NUM_FINALISTS]]
-    finalists = list(dict.fromkeys([*best[:2], *front, *best]))
-    trials.play(finalists[: max(1, trials.left // max(1, asked.num_seeds - some))], asked.num_seeds)
+    trials.play(list(dict.fromkeys([*trials.finalists(1), *front]))[:most], some)
+    trials.play(trials.finalists(some)[: max(1, trials.left // max(1, asked.num_seeds - some))], asked.num_seeds)
     return [each for each in trials.all() if each.num_seeds == asked.num_seeds]

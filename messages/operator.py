@@ -46,9 +46,9 @@ class EnginesAsked(Event, frozen=True, kw_only=True):
 
     delivery: ClassVar[Delivery] = Delivery.LOSSY
     engines: tuple[str, ...]
+    request: int = 0
     reason: str = ""
     """Why, where it was no person who decided it."""
-    request: int = 0
 
 
 class OperatorAnswered(Event, frozen=True, kw_only=True):

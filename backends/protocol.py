@@ -54,6 +54,8 @@ class Capability(StrEnum):
     """Questions of a judge beside its samples."""
     EMBEDDED = "embedded"
     """It runs in its actor's process, so several, and the learner, can share a GPU."""
+    JOINS = "joins"
+    """It can join and leave a run that goes on, as embedded and modelled ones always can."""
     SAMPLES_PER_CALL = "samples_per_call"
     """It heeds ``Generate.sampling``: temperature, cut-offs and seed of one turn."""
     CONSTRAINED = "constrained"

@@ -1,4 +1,5 @@
-"""Where a run's own engines can be asked by a judge: files in the run's folder.
+"""Where a run's own engines can be asked by a judge, and where those are that joined it by their address: files in the
+run's folder.
 
 Invariants:
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "endpoints"
 SUFFIX: Final = ".endpoint.json"
+JOINED: Final = ".joined"
+"""What ends the name of a file with the address of a server that has joined."""
 PREFIXES: Final = {"self": "engine", "teacher": "teacher", "reward_model": "reward_model"}
 LOOPBACKS: Final = ("http://127.", "http://localhost", "http://[::1]")
 
@@ -55,6 +58,24 @@ def remove_endpoint(run_folder: Path, name: str, url: str) -> None:
         file.unlink()
 
 
+def write_joined(run_folder: Path, name: str, address: str) -> None:
+    """The engine of this name is the server at this address, from its next start on."""
+    folder = run_folder / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    file = _file(folder, name, JOINED)
+    scratch = file.with_suffix(f".{os.getpid()}")
+    scratch.write_text(address)
+    scratch.replace(file)
+
+
+def joined_address(run_folder: Path, name: str) -> str | None:
+    """Of a server that has joined; None: this engine is one that the scenario names."""
+    try:
+        return _file(run_folder / FOLDER, name, JOINED).read_text()
+    except FileNotFoundError:
+        return None
+
+
 class RunEndpoints:
     """The servers of one kind, as they are at the moment."""
 
@@ -77,5 +98,5 @@ class RunEndpoints:
         return [*(RunEndpoint(url, url, "") for url in self._fixed), *reachable]
 
 
-def _file(folder: Path, name: str) -> Path:
-    return folder / f"{name.replace('/', '-')}{SUFFIX}"
+def _file(folder: Path, name: str, suffix: str = SUFFIX) -> Path:
+    return folder / f"{name.replace('/', '-')}{suffix}"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from penstock.backends.checkpoint.options import ModelOptions
     from penstock.backends.data.options import DataOptions
     from penstock.backends.data.recorded_rows import RecordedSettings
     from penstock.backends.engines.options import EngineGroupOptions, EnginesOptions, SamplingOptions
@@ -192,6 +193,9 @@ class EngineSpec:
     """What :attr:`check_machine` looks at, in words; empty: there is nothing to look at."""
     check_machine: Callable[[EngineBlock], None] = lambda options: None
     """Raises UserFault with what this machine lacks."""
+    check_joining: Callable[[str, Path, ModelOptions], None] | None = None
+    """Looks at an engine that runs already, by its address, before it joins a run with this model in this folder.
+    Raises UserFault with what does not fit. None: none runs by itself."""
     modules: tuple[str, ...] = ()
     """What its process imports first, so that a host can have it ready."""
     teacher: TeacherSpec | None = None

@@ -8,13 +8,14 @@ import typer
 from rich.markup import escape
 
 from penstock.messages.errors import UserFault
-from penstock.runtime.cli.program import RunFolder, app, console, run_folder
+from penstock.runtime.cli.program import RunFolder, app, console, engine_commands, run_folder
 from penstock.runtime.safe_text import terminal_text
 
 if TYPE_CHECKING:
     from penstock.runtime.launch.control import RunCommand
 
 ENGINE: Final = re.compile(r"engine/[0-9]{1,5}")
+ADDRESS: Final = re.compile(r"https?://[^\s/]{1,256}/?")
 CHANGE: Final = re.compile(r"engines=[+-][0-9]{1,5}")
 Timeout = Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds to wait for the run's answer.")]
 
@@ -101,6 +102,32 @@ def scale(
         raise UserFault(f"expected [RUN] and engines=+N, engines=-N or names such as engine/2; found {arguments}")
     change = int(changes[0].partition("=")[2]) if changes else 0
     _tell(run_folder(Path(folders[0]) if folders else None), ScaleEngines(change, leaving), timeout)
+
+
+@engine_commands.command(
+    epilog="[bold]Examples[/]\n\n"
+    "penstock engine join http://10.0.0.7:30000\n\n"
+    "penstock engine join runs/math-20260801-120000 http://10.0.0.7:30000"
+)
+def join(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[RUN] ADDRESS",
+            help="A run's folder, the newest one under ./runs without it; then the address of a SGLang server.",
+        ),
+    ],
+    timeout: Timeout = 20.0,
+) -> None:
+    """Have a server that runs already join a run that goes on, within [bold]engines.max[/]. The run's engines have to
+    be such servers ([bold]engines.addresses[/]), and this one has to fit them: the same model, and no requests of
+    others. It takes the newest weights, and then load. [bold]penstock scale engine/N[/] has it leave."""
+    from penstock.runtime.launch.control import JoinEngine
+
+    *folders, address = arguments
+    if len(folders) > 1 or not ADDRESS.fullmatch(address):
+        raise UserFault(f"expected [RUN] and an address such as http://10.0.0.7:30000; found {arguments}")
+    _tell(run_folder(Path(folders[0]) if folders else None), JoinEngine(address), timeout)
 
 
 def _tell(folder: Path, command: "RunCommand", timeout_s: float) -> None:

@@ -29,6 +29,8 @@ data_commands = typer.Typer(help="A look at the rows of a scenario before any ru
 app.add_typer(data_commands, name="data")
 check_commands = typer.Typer(help="Functions of yours, tried before any run.", no_args_is_help=True)
 app.add_typer(check_commands, name="check")
+engine_commands = typer.Typer(help="Engines that run already, and a run that goes on.", no_args_is_help=True)
+app.add_typer(engine_commands, name="engine")
 console = TerminalConsole()
 errors = TerminalConsole(stderr=True, soft_wrap=True)
 OWN_PROCESS: Final = object()

@@ -1,23 +1,32 @@
 """What a run that goes on can be told, from any process of its user: another policy, a pause, a checkpoint, more or
-fewer engines, to stop.
+fewer engines, one that runs already, to stop.
 
 The answer is that of the run's Buffer, and not merely that something was sent.
 
 | waits for | who ends it |
 |---|---|
 | the answer | the run; else ``timeout_s``, and ``GRACE_S`` for a driver that does not even say that it is late |
+| answers of an engine that is to join | their deadlines (:attr:`.EngineSpec.check_joining`) |
 """
 
 from __future__ import annotations
 
 import difflib
+import fcntl
 import socket
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from penstock.actors.buffer.policies import BUILTIN
+from penstock.backends.engines.options import most_engines
+from penstock.backends.engines.run_endpoints import joined_address, write_joined
+from penstock.backends.engines.spec import ENGINES
+from penstock.backends.engines.transport_preflight import check_transport, sites_of
 from penstock.messages.errors import UserFault
+from penstock.messages.names import engine_index
 from penstock.messages.operator import EnginesAsked, GrantsPaused, PolicyChanged, SaveAsked
 from penstock.runtime.hosts.processes.operator_door import (
     MAX_BYTES,
@@ -26,6 +35,7 @@ from penstock.runtime.hosts.processes.operator_door import (
     OperatorRequest,
     socket_address,
 )
+from penstock.runtime.hosts.processes.prepare import MODEL_FOLDER
 from penstock.runtime.launch.runs import SCENARIO_NAME, is_alive, read_record, stop_run
 from penstock.runtime.observability.operations import engines_in_force, policy_in_force, read_operations
 from penstock.runtime.run.wiring import engine_names
@@ -33,12 +43,15 @@ from penstock.runtime.scenario import load_scenario
 from penstock.runtime.shell.engine_membership import resized
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Generator
 
+    from penstock.backends.engines.options import EnginesOptions
     from penstock.messages.operator import OperatorEvent
+    from penstock.runtime.scenario import Scenario
 
 __all__ = [
     "CommandAnswer",
+    "JoinEngine",
     "PauseGrants",
     "ResumeGrants",
     "RunCommand",
@@ -55,6 +68,8 @@ ANSWER_S: Final = 20.0
 SAVE_S: Final = 600.0
 """For a checkpoint: the step at hand comes first."""
 GRACE_S: Final = 5.0
+JOINING_LOCK: Final = "joining.lock"
+"""File in the run's folder; the kernel lets go when its holder ends."""
 OPTIONS: Final = ("max_staleness", "update_mode", "on_stale")
 
 
@@ -87,11 +102,18 @@ class ScaleEngines(msgspec.Struct, frozen=True, tag=True):
     """Those of these names leave."""
 
 
+class JoinEngine(msgspec.Struct, frozen=True, tag=True):
+    """An engine that runs already becomes one of the run's, within ``engines.max``."""
+
+    address: str
+    """``http://10.0.0.7:30000``."""
+
+
 class StopRun(msgspec.Struct, frozen=True, tag=True):
     """End it, as Ctrl-C does."""
 
 
-RunCommand = SwitchPolicy | PauseGrants | ResumeGrants | SaveCheckpoint | ScaleEngines | StopRun
+RunCommand = SwitchPolicy | PauseGrants | ResumeGrants | SaveCheckpoint | ScaleEngines | JoinEngine | StopRun
 
 
 def send_command(run_folder: Path, command: RunCommand, timeout_s: float = ANSWER_S) -> CommandAnswer:
@@ -124,6 +146,9 @@ def send_command(run_folder: Path, command: RunCommand, timeout_s: float = ANSWE
             event = SaveAsked()
         case ScaleEngines():
             event = _scale(folder, command)
+        case JoinEngine():
+            with _joining(folder):  # two at once would take the same place
+                return _ask(folder, OperatorRequest(_join(folder, command.address), timeout_s))
     return _ask(folder, OperatorRequest(event, timeout_s))
 
 
@@ -166,6 +191,15 @@ class Told:
             timeout_s: wait so long for the answer; who joins has to start after it, and who leaves to finish.
         """
         return self._told(ScaleEngines(change, leaving), timeout_s)
+
+    def join_engine(self, address: str, *, timeout_s: float = ANSWER_S) -> str:
+        """Have a server that runs already join, as ``penstock engine join``.
+
+        Args:
+            address: of a SGLang server, ``http://10.0.0.7:30000``.
+            timeout_s: wait so long for the answer; it takes the newest weights after it.
+        """
+        return self._told(JoinEngine(address), timeout_s)
 
     def _told(self, command: RunCommand, timeout_s: float) -> str:
         answer = send_command(self.folder, command, timeout_s)
@@ -210,9 +244,13 @@ def _scale(folder: Path, command: ScaleEngines) -> EnginesAsked:
     Raises:
         UserFault: it asks for nothing, or for an engine to leave that is not there.
     """
-    engines = engines_in_force(read_operations(folder))
-    if engines is None:
-        engines = engine_names(load_scenario(folder / SCENARIO_NAME))
+    scenario = load_scenario(folder / SCENARIO_NAME)
+    engines = _present(folder, scenario)
+    if command.change > 0 and scenario.engines.addresses:
+        raise UserFault(
+            "the engines are servers that run already, of which the run starts none; start one, and then "
+            "penstock engine join ADDRESS"
+        )
     for name in command.leaving:
         if name not in engines:
             raise UserFault(f"{name} cannot leave: the engines of the run are {', '.join(engines)}")
@@ -220,6 +258,75 @@ def _scale(folder: Path, command: ScaleEngines) -> EnginesAsked:
         raise UserFault("neither more nor fewer engines are asked for; give a change, or engines that are to leave")
     left = set(engines).difference(command.leaving)
     return EnginesAsked(engines=resized(left, max(0, len(left) + command.change)))
+
+
+def _join(folder: Path, given: str) -> EnginesAsked:
+    """The same engines and a server that runs already, whose address is noted for its EngineWorker.
+
+    Raises:
+        UserFault: it cannot be one of them.
+    """
+    scenario, address = load_scenario(folder / SCENARIO_NAME), given.rstrip("/")
+    options, present = scenario.engines, _present(folder, scenario)
+    check = ENGINES.spec(options.backend).check_joining
+    if check is None or not options.addresses:
+        raise UserFault(
+            "the run starts its engines itself, so none joins by its address (engines.addresses names those of a run "
+            "that starts none); for one more: penstock scale engines=+1"
+        )
+    for name in present:
+        own = joined_address(folder, name) or options.addresses[engine_index(name)]
+        if own.rstrip("/") == address:
+            raise UserFault(f"the server at {address} is {name} of this run already")
+    if len(present) >= most_engines(options):
+        raise UserFault(f"the run has {len(present)} engines, and engines.max is {most_engines(options)}")
+    _check_reach(scenario, folder, address)
+    model, made = options.fp8_model or scenario.model.path, folder / MODEL_FOLDER
+    check(address, made if model is None else Path(model), scenario.model)
+    engines = resized(present, len(present) + 1)
+    (name,) = set(engines).difference(present)
+    write_joined(folder, name, address)
+    return EnginesAsked(engines=engines)
+
+
+def _check_reach(scenario: Scenario, folder: Path, address: str) -> None:
+    """Weights get to a server at this address as they get to the others.
+
+    Raises:
+        UserFault: they do not.
+    """
+
+    def transport_to(options: EnginesOptions) -> str:
+        sites = sites_of(options, scenario.runtime.ray_address)
+        return check_transport(scenario.weights.transport, size_bytes=0, folder=folder, engines=sites).transport
+
+    options = scenario.engines
+    used, needed = transport_to(options), transport_to(msgspec.structs.replace(options, addresses=(address,)))
+    if used != needed:
+        raise UserFault(
+            f"the run's weights travel by {used}, which does not reach {address}; resume it with "
+            f"weights.transport={needed}"
+        )
+
+
+@contextmanager
+def _joining(folder: Path) -> Generator[None]:
+    """Nobody else has an engine join meanwhile.
+
+    Raises:
+        UserFault: somebody does.
+    """
+    with (folder / JOINING_LOCK).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserFault(f"{folder}: another engine is about to join; try again when it has") from None
+        yield
+
+
+def _present(folder: Path, scenario: Scenario) -> tuple[str, ...]:
+    """The engines of the run, as its ledger has them."""
+    return engines_in_force(read_operations(folder)) or engine_names(scenario)
 
 
 def _ask(folder: Path, request: OperatorRequest) -> CommandAnswer:

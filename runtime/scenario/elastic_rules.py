@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.backends.engines.options import are_elastic
 from penstock.backends.engines.spec import capabilities_of, engines_that
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
+
+JOINING: Final = frozenset((Capability.EMBEDDED, Capability.MODELLED, Capability.JOINS))
+"""Any of these is enough for an engine to join and leave."""
 
 
 def notice_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
@@ -42,6 +45,8 @@ def _scale_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
             key,
             f"by_bound has no room at engines.count = {s.engines.count}: set engines.max above it or engines.min below",
         )
+    if s.engines.addresses:
+        yield key, "by_bound cannot start servers that run already (engines.addresses); set it to fixed"
     if s.run.only is not None:
         yield key, f"by_bound needs engines and a learner that trains, and run.only is {s.run.only}; set it to fixed"
     if s.staleness.max_staleness == 0:
@@ -75,13 +80,15 @@ def elastic_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
             "colocated engines take turns with the learner, which has to know all of them from the start; take another "
             "engines.placement, or remove engines.min and engines.max",
         )
-    if not {Capability.EMBEDDED, Capability.MODELLED} & capabilities_of(engines):
-        able = " and ".join((*engines_that(Capability.EMBEDDED), *engines_that(Capability.MODELLED)))
+    if not JOINING & capabilities_of(engines):
+        able = ", ".join(dict.fromkeys(name for each in sorted(JOINING) for name in engines_that(each)))
         yield (
             key,
-            f"engines of the backend {engines.backend} cannot join or leave a run yet, those of {able} can; remove "
+            f"engines of the backend {engines.backend} cannot join or leave a run, those of {able} can; remove "
             "engines.min and engines.max",
         )
+    if engines.router is not None:
+        yield key, "the servers behind a router are one engine; remove engines.router, or engines.min and engines.max"
     if s.episode.kind == "gateway":
         yield (
             key,

@@ -56,10 +56,12 @@ def settings_for(
 
 @contextmanager
 def run_server(
-    environment: SglangEnvironment, model_folder: Path, log_folder: Path, *, owner: str = ""
+    environment: SglangEnvironment, model_folder: Path, log_folder: Path, *, owner: str = "", admin_api_key: str = ""
 ) -> Generator[RunningServer]:
     """Start a server, of an actor of this name, and end it with all its processes."""
     settings = replace(settings_for(environment, model_folder, log_folder), owner=owner)
+    if admin_api_key:
+        settings = replace(settings, admin_api_key=admin_api_key)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="server-loop", daemon=True)
     thread.start()

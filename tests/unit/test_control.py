@@ -11,15 +11,18 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from penstock.backends.checkpoint.make import make_model
+from penstock.backends.engines.run_endpoints import joined_address
+from penstock.backends.engines.served.sglang import joining
 from penstock.backends.ledger.sqlite import open_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.messages.ledger import PauseRecorded, PolicyRecorded
-from penstock.messages.operator import PolicyChanged
+from penstock.messages.operator import EnginesAsked, PolicyChanged
 from penstock.messages.training import OnStale, UpdateMode
 from penstock.runtime.cli.app import app
 from penstock.runtime.hosts.processes.operator_door import MAX_BYTES, CommandAnswer, OperatorRequest, socket_address
-from penstock.runtime.launch.control import PauseGrants, SwitchPolicy, send_command
+from penstock.runtime.launch.control import JoinEngine, PauseGrants, ScaleEngines, SwitchPolicy, send_command
 from penstock.runtime.launch.launch import write_scenario
 from penstock.runtime.launch.runs import close_record, open_record
 from penstock.runtime.observability.operations import pause_in_force, policy_in_force, read_operations
@@ -80,6 +83,56 @@ def test_a_policy_is_sent_in_full_and_the_answer_is_that_of_the_run(played: Play
     assert played.heard == [
         OperatorRequest(PolicyChanged(policy="fully_async", max_staleness=4, update_mode=UpdateMode.IN_FLIGHT), 5.0)
     ]
+
+
+ATTACHED = ("engines.backend=sglang", "engines.count=1", "engines.max=2", "engines.addresses=[http://127.0.0.1:9]")
+OTHER = "http://127.0.0.1:10"
+
+
+def test_a_server_that_joins_is_noted_for_its_engine_and_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[tuple[str, Path]] = []
+
+    def look(address: str, folder: Path, *, dtype: str, max_context: int) -> None:
+        looked.append((address, folder))
+
+    monkeypatch.setattr(joining, "check_joining", look)
+    run = Played(tmp_path, *ATTACHED)
+    run.answers(YES)
+    try:
+        assert send_command(run.folder, JoinEngine(f"{OTHER}/"), 5.0) == YES
+    finally:
+        run.close()
+    (request,) = run.heard
+    assert request.event == EnginesAsked(engines=("engine/0", "engine/1"))
+    assert looked == [(OTHER, tmp_path / "model")]
+    assert joined_address(tmp_path, "engine/1") == OTHER
+    assert joined_address(tmp_path, "engine/0") is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "command", "reason"),
+    [
+        ((), JoinEngine(OTHER), "the run starts its engines itself"),
+        (("engines.backend=sglang",), JoinEngine(OTHER), "for one more: penstock scale"),
+        (ATTACHED, JoinEngine("http://127.0.0.1:9/"), "is engine/0 of this run already"),
+        (ATTACHED, JoinEngine(OTHER), "does not answer as a SGLang server does"),
+        ((*ATTACHED[:2], ATTACHED[3]), JoinEngine(OTHER), "engines.max is 1"),
+        (ATTACHED, ScaleEngines(1), "penstock engine join ADDRESS"),
+    ],
+)
+def test_a_server_that_cannot_join_is_refused_with_the_reason(
+    tmp_path: Path, overrides: tuple[str, ...], command: JoinEngine | ScaleEngines, reason: str
+) -> None:
+    run = Played(tmp_path, *overrides)
+    make_model("xs", tmp_path / "model", 0)
+    try:
+        with pytest.raises(UserFault, match=reason):
+            send_command(run.folder, command, 5.0)
+    finally:
+        run.close()
+    assert joined_address(tmp_path, "engine/1") is None
 
 
 def test_what_holds_about_old_groups_stays_unless_it_is_said(played: Played) -> None:

@@ -15,6 +15,7 @@ from penstock.runtime.run.wiring import actor_names, possible_actors
 from penstock.runtime.scenario import load_scenario
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
+ATTACHED = ("engines.backend=sglang", "engines.addresses=[http://10.0.0.7:30000]", "engines.count=1")
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,11 @@ SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
             "engines.max",
         ),
         (("engines.max=3", "engines.more=[{backend: torch}]"), "engines.more"),
-        (("engines.max=3", "engines.backend=sglang"), "engines of the backend sglang cannot join or leave a run yet"),
+        (
+            ("engines.max=3", *ATTACHED, "engines.router=http://10.0.0.9:30000"),
+            "engines.max: the servers behind a router are one engine",
+        ),
+        (("engines.max=3", *ATTACHED, "engines.scale=by_bound"), "by_bound cannot start servers that run already"),
         (("engines.scale=by_bound",), "engines.scale: by_bound has no room at engines.count = "),
         (
             ("engines.max=3", "engines.scale=by_bound", "staleness.policy=sync", "staleness.max_staleness=null"),
@@ -47,6 +52,11 @@ def test_actors_and_gpus_are_foreseen_for_every_engine_that_may_join() -> None:
     assert late == ["engine/1", "engine/2"]
     (engines,) = [need for need in needs_of(scenario) if need.key == "engines"]
     assert engines.names == tuple(map(engine_name, range(3)))
+
+
+def test_servers_may_join_and_leave() -> None:
+    for overrides in (("engines.backend=sglang", "engines.count=1"), ATTACHED):
+        assert possible_actors(load_scenario(SCENARIO, ["engines.max=2", *overrides]))[-1] == "engine/1"
 
 
 @pytest.mark.parametrize("words", [["engines=3"], ["engines=+1", "engine/1"], ["a", "b", "engines=+1"], ["engine/x"]])

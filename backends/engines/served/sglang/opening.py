@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.checkpoint.hf_config import HfConfig, read_config
-from penstock.backends.engines.run_endpoints import write_endpoint
+from penstock.backends.engines.run_endpoints import joined_address, write_endpoint
 from penstock.backends.engines.served.base.hand_over import NotHandedOverError
 from penstock.backends.engines.served.base.http import CallError, ServerHttp
 from penstock.backends.engines.served.base.opened import Opened, free_port, launch, libraries_of
@@ -45,6 +45,7 @@ from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from penstock.backends.engines.options import OptionValue
     from penstock.backends.engines.served.base.launched import LaunchedServer
@@ -176,14 +177,21 @@ def meets_itself(options: Mapping[str, OptionValue]) -> bool:
 async def _attach(setup: EngineSetup) -> Opened[SglangEndpoint]:
     options = setup.options
     key = os.environ.get(ADMIN_KEY_VARIABLE, "")
-    addresses = options.addresses if options.router is not None else (options.addresses[setup.place],)
+    own = joined_address(setup.run_folder, setup.name)
+    if options.router is not None:
+        addresses = options.addresses
+    else:
+        addresses = (options.addresses[setup.place],) if own is None else (own,)
     async with contextlib.AsyncExitStack() as undo:
         endpoints: list[SglangEndpoint] = []
         for address in addresses:
             http = ServerHttp(address, admin_api_key=key)
             undo.push_async_callback(http.close)
             endpoint = await _endpoint(setup, http)
-            await _compare(setup, address, endpoint)
+            if problems := await misfits(
+                endpoint, setup.model_folder, dtype=setup.dtype, max_context=setup.max_context
+            ):
+                raise UserFault(f"engines.addresses: the server at {address} does not fit: {'; '.join(problems)}")
             await _clean(endpoint.control)
             endpoints.append(endpoint)
         router = None
@@ -232,26 +240,25 @@ async def _endpoint(setup: EngineSetup, http: ServerHttp) -> SglangEndpoint:
     return SglangEndpoint(http, control, await control.server_info(), setup.shape.num_kv_heads)
 
 
-async def _compare(setup: EngineSetup, address: str, endpoint: SglangEndpoint) -> None:
-    """The server runs the model of the scenario, in a way that its samples can be trained."""
+async def misfits(endpoint: SglangEndpoint, model_folder: Path, *, dtype: str, max_context: int) -> list[str]:
+    """Why a server does not run the model of the scenario in a way that its samples can be trained."""
     info = endpoint.info
     model = await endpoint.control.model_info()
-    wanted = read_config(setup.model_folder, HfConfig).architectures
+    wanted = read_config(model_folder, HfConfig).architectures
     problems: list[str] = []
     if info.version != SGLANG_VERSION:
         problems.append(f"it is SGLang {info.version}, and Penstock speaks to {SGLANG_VERSION}")
     if wanted != model.architectures:
         problems.append(f"it runs {', '.join(model.architectures)}, and the scenario's model is {', '.join(wanted)}")
-    if info.dtype != setup.dtype:
-        problems.append(f"its --dtype is {info.dtype}, and model.dtype is {setup.dtype}")
-    if info.context_length is not None and info.context_length < setup.max_context:
-        problems.append(f"its --context-length is {info.context_length}, and model.max_context {setup.max_context}")
+    if info.dtype != dtype:
+        problems.append(f"its --dtype is {info.dtype}, and model.dtype is {dtype}")
+    if info.context_length is not None and info.context_length < max_context:
+        problems.append(f"its --context-length is {info.context_length}, and model.max_context {max_context}")
     if info.skips_tokenizer:
         problems.append("it was started with --skip-tokenizer-init, so it cannot find stop strings")
     if model.preferred_sampling:
         problems.append("it has --preferred-sampling-params of its own, and the scenario's block sampling: counts")
-    if problems:
-        raise UserFault(f"engines.addresses: the server at {address} does not fit: {'; '.join(problems)}")
+    return problems
 
 
 async def _clean(control: SglangControl) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from penstock.backends.checkpoint.options import ModelOptions
     from penstock.backends.engines.options import EngineGroupOptions, EnginesOptions
     from penstock.backends.engines.reward_model_options import RewardModelOptions
     from penstock.backends.engines.spec import Broken, EngineBlock, KeyPath
@@ -61,6 +62,12 @@ def _open_reward_model(context: RewardModelContext) -> Backend[OpenEngine]:
     from penstock.backends.engines.served.sglang.reward_model import open_sglang_reward_model
 
     return open_sglang_reward_model(context)
+
+
+def _check_joining(address: str, folder: Path, model: ModelOptions) -> None:
+    from penstock.backends.engines.served.sglang.joining import check_joining
+
+    check_joining(address, folder, dtype=model.dtype, max_context=model.max_context)
 
 
 def _longest_sample(folder: Path) -> int | None:
@@ -210,6 +217,7 @@ SGLANG: Final = EngineSpec(
             Capability.MEDIA,
             Capability.ANSWERS_JUDGES,
             Capability.PROFILED,
+            Capability.JOINS,
             Capability.TAKES_FP8,
             Capability.TAKES_ADAPTERS,
             Capability.SAMPLES_PER_CALL,
@@ -226,6 +234,7 @@ SGLANG: Final = EngineSpec(
     safe_transports=draft_transports,
     needs="SGLang's environment",
     check_machine=_check_machine,
+    check_joining=_check_joining,
     teacher=TeacherSpec(
         open=_open_teacher,
         temperature=1.0,

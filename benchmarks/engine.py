@@ -213,14 +213,14 @@ def _measure(workload: Workload, folder: Path, generator: _Generator, repetition
 
 def _continuous_rate(generator: _Generator, workload: Workload) -> float:
     """Useful tokens per CPU second of transformers' continuous batching, from the first request to the last answer."""
-    sampling = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, pad_token_id=PAD_ID)  # type: ignore[no-untyped-call]
+    sampling = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, eos_token_id=-1, pad_token_id=PAD_ID)  # type: ignore[no-untyped-call]
     pages = len(workload.prompts) * -(-MAX_CONTEXT // PAGE_TOKENS)
     batching = ContinuousBatchingConfig(
         page_size=PAGE_TOKENS, num_blocks=pages, max_batch_tokens=BATCH_TOKENS, return_logprobs=True,
         use_cuda_graph=False, allow_block_sharing=False,
     )  # fmt: skip
     with generator.continuous_batching_context_manager(
-        generation_config=sampling, continuous_batching_config=batching
+        generation_config=sampling, continuous_batching_config=batching, warmup=False
     ) as manager:
         began_s = time.process_time()
         wanted = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -22,7 +23,7 @@ from penstock.runtime.prediction.steady import Lanes, Steady, StepSeen, steady_o
 from penstock.runtime.shell.watchdog import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from penstock.messages.training import StepReported
     from penstock.runtime.scenario import Scenario
@@ -82,10 +83,23 @@ def play(scenario: Scenario, seed: int) -> Steady:
         UserFault: it did not come to the end of its steady part, or has too few steps.
     """
     scenario = msgspec.structs.replace(_told_less(scenario), run=msgspec.structs.replace(scenario.run, seed=seed))
-    try:
+    with _nothing_left():
         return _played(scenario)
+
+
+@contextmanager
+def _nothing_left() -> Generator[None]:
+    """Let go of what is made within. Host and actors know each other, and messages are not counted, so the collector
+    would not begin by itself. What was there before is not walked through: of a large process that takes a second."""
+    is_first = not gc.get_freeze_count()
+    if is_first:
+        gc.freeze()
+    try:
+        yield
     finally:
-        gc.collect()  # host and actors know each other; messages are not counted, so it would not begin by itself
+        gc.collect()
+        if is_first:
+            gc.unfreeze()
 
 
 def _played(scenario: Scenario) -> Steady:

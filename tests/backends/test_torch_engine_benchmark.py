@@ -12,6 +12,7 @@ from penstock.benchmarks.engine import main
 if TYPE_CHECKING:
     from pathlib import Path
 
+CONTINUOUS = "transformers' continuous batching"
 WORDS = ("--size", "xs", "--batches", "8", "--requests", "64", "--slots", "16", "--repetitions", "1")
 
 
@@ -20,11 +21,13 @@ def test_a_small_run_reports_every_case(tmp_path: Path) -> None:
     result = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=Result)
     found = {figure.name: figure.estimate.median for figure in result.figures}
     cases = [[name for name in found if name.startswith(case)] for case in ("batch 8", "64 long-tailed, ", "8 × 8")]
-    assert [len(names) for names in cases] == [3, 3, 4]
-    arms = ("engine", "generate, 16 at once", "generate, 64 at once", "engine by transformers' layers")
+    assert [len(names) for names in cases] == [3, 4, 5]
+    arms = ("engine", "generate, 16 at once", "generate, 64 at once", "engine by transformers' layers", CONTINUOUS)
     assert all(name.endswith(tuple(f": {arm}" for arm in arms)) for name in cases[2])
     assert 18 <= int(cases[1][0].partition("mean ")[2].partition(",")[0]) <= 23  # the mean length of the task
     assert min(found.values()) > 0
-    assert [claim.wanted for claim in result.claims] == ["at least 2", "at least 5"]
-    for claim, names in zip(result.claims, cases, strict=False):
-        assert claim.values == [found[names[1]] / found[names[0]]]
+    assert [claim.wanted for claim in result.claims] == ["at least 2", "at least 6", "at least 2.5"]
+    (short_other, short, *_), (long_other, long, _, continuous), _ = cases
+    pairs = [(short, short_other), (long, long_other), (long, continuous)]
+    for claim, (over, under) in zip(result.claims, pairs, strict=True):
+        assert claim.values == [found[over] / found[under]]

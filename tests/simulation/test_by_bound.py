@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(240)
 
 SCENARIO = Path(__file__).parent / "by_bound.yaml"
-NUM_TRIALS = 40
+NUM_TRIALS = 20
 """Of those that follow the bound, for each policy."""
 
 

@@ -68,6 +68,11 @@ def _check_memory(transport: str, site: TransportSite) -> str:
     if transport == spec.TENSOR:
         for address in site.addresses:
             check_loopback(address)
+    if transport == spec.NETWORK and (address := _elsewhere(site)):
+        raise UserFault(
+            f"weights.transport is network, which lands in the memory of an EngineWorker, and the server at {address} "
+            "is on another machine and cannot read it; set weights.transport: distributed, or disk"
+        )
     need_bytes, need = _need(site)
     free_bytes = psutil.virtual_memory().available
     if free_bytes < need_bytes:

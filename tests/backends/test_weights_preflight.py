@@ -164,17 +164,20 @@ def test_shared_memory_for_a_server_elsewhere_is_refused_with_what_to_set(tmp_pa
 
 
 @pytest.mark.parametrize("address", ["http://10.0.0.7:30000", "http://gpu-1:30000", "http://[fe80::1]:30000"])
-def test_tensors_for_a_server_elsewhere_are_refused(tmp_path: Path, address: str) -> None:
+def test_what_comes_by_memory_is_refused_for_a_server_elsewhere(tmp_path: Path, address: str) -> None:
     elsewhere = EngineSites(addresses=(address,))
     with pytest.raises(UserFault, match="not on the loopback"):
         check_transport("tensor", size_bytes=1000, folder=tmp_path, engines=elsewhere)
+    with pytest.raises(UserFault, match=r"is network, .* is on another machine and cannot read it"):
+        check_transport("network", size_bytes=1000, folder=tmp_path, engines=elsewhere)
     assert check_transport("distributed", size_bytes=1000, folder=tmp_path, engines=elsewhere)
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:30000", "http://localhost:30000", "http://[::1]:30000"])
-def test_tensors_for_a_server_on_the_loopback_are_carried(tmp_path: Path, address: str) -> None:
+def test_what_comes_by_memory_is_carried_to_a_server_on_the_loopback(tmp_path: Path, address: str) -> None:
     here = EngineSites(addresses=(address,))
-    assert check_transport("tensor", size_bytes=1000, folder=tmp_path, engines=here).transport == "tensor"
+    for transport in ("tensor", "network"):
+        assert check_transport(transport, size_bytes=1000, folder=tmp_path, engines=here).transport == transport
 
 
 def test_two_versions_of_nccl_are_refused_and_two_of_torch_are_told_of() -> None:

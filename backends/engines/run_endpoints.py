@@ -42,13 +42,7 @@ class RunEndpoint(msgspec.Struct, frozen=True):
 
 def write_endpoint(run_folder: Path, name: str, url: str, key: str = "") -> None:
     """Say where this server is."""
-    folder = run_folder / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    file = _file(folder, name)
-    scratch = file.with_suffix(f".{os.getpid()}")
-    scratch.touch(mode=0o600)
-    scratch.write_bytes(msgspec.json.encode(RunEndpoint(name, url, socket.gethostname(), key)))
-    scratch.replace(file)
+    _write(_file(run_folder / FOLDER, name), msgspec.json.encode(RunEndpoint(name, url, socket.gethostname(), key)))
 
 
 def remove_endpoint(run_folder: Path, name: str, url: str) -> None:
@@ -60,12 +54,7 @@ def remove_endpoint(run_folder: Path, name: str, url: str) -> None:
 
 def write_joined(run_folder: Path, name: str, address: str) -> None:
     """The engine of this name is the server at this address, from its next start on."""
-    folder = run_folder / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    file = _file(folder, name, JOINED)
-    scratch = file.with_suffix(f".{os.getpid()}")
-    scratch.write_text(address)
-    scratch.replace(file)
+    _write(_file(run_folder / FOLDER, name, JOINED), address.encode())
 
 
 def joined_address(run_folder: Path, name: str) -> str | None:
@@ -74,6 +63,12 @@ def joined_address(run_folder: Path, name: str) -> str | None:
         return _file(run_folder / FOLDER, name, JOINED).read_text()
     except FileNotFoundError:
         return None
+
+
+def attached_address(run_folder: Path, name: str, listed: Sequence[str], place: int) -> str:
+    """Where the engine of this name is, of a run that starts none: a server that has joined, or the one that the
+    scenario lists at this place."""
+    return joined_address(run_folder, name) or listed[place]
 
 
 class RunEndpoints:
@@ -96,6 +91,15 @@ class RunEndpoints:
         here = socket.gethostname()
         reachable = [each for each in found if each.machine == here or not each.url.startswith(LOOPBACKS)]
         return [*(RunEndpoint(url, url, "") for url in self._fixed), *reachable]
+
+
+def _write(file: Path, data: bytes) -> None:
+    """Whole or not at all, and for its owner alone."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    scratch = file.with_suffix(f".{os.getpid()}")
+    scratch.touch(mode=0o600)
+    scratch.write_bytes(data)
+    scratch.replace(file)
 
 
 def _file(folder: Path, name: str, suffix: str = SUFFIX) -> Path:

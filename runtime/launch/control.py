@@ -22,7 +22,7 @@ import msgspec
 
 from penstock.actors.buffer.policies import BUILTIN
 from penstock.backends.engines.options import most_engines
-from penstock.backends.engines.run_endpoints import joined_address, write_joined
+from penstock.backends.engines.run_endpoints import attached_address, write_joined
 from penstock.backends.engines.spec import ENGINES
 from penstock.backends.engines.transport_preflight import check_transport, sites_of
 from penstock.messages.errors import UserFault
@@ -275,8 +275,7 @@ def _join(folder: Path, given: str) -> EnginesAsked:
             "that starts none); for one more: penstock scale engines=+1"
         )
     for name in present:
-        own = joined_address(folder, name) or options.addresses[engine_index(name)]
-        if own.rstrip("/") == address:
+        if attached_address(folder, name, options.addresses, engine_index(name)).rstrip("/") == address:
             raise UserFault(f"the server at {address} is {name} of this run already")
     if len(present) >= most_engines(options):
         raise UserFault(f"the run has {len(present)} engines, and engines.max is {most_engines(options)}")

@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.checkpoint.hf_config import HfConfig, read_config
-from penstock.backends.engines.run_endpoints import joined_address, write_endpoint
+from penstock.backends.engines.run_endpoints import attached_address, write_endpoint
 from penstock.backends.engines.served.base.hand_over import NotHandedOverError
 from penstock.backends.engines.served.base.http import CallError, ServerHttp
 from penstock.backends.engines.served.base.opened import Opened, free_port, launch, libraries_of
@@ -177,11 +177,9 @@ def meets_itself(options: Mapping[str, OptionValue]) -> bool:
 async def _attach(setup: EngineSetup) -> Opened[SglangEndpoint]:
     options = setup.options
     key = os.environ.get(ADMIN_KEY_VARIABLE, "")
-    own = joined_address(setup.run_folder, setup.name)
-    if options.router is not None:
-        addresses = options.addresses
-    else:
-        addresses = (options.addresses[setup.place],) if own is None else (own,)
+    addresses = options.addresses
+    if options.router is None:
+        addresses = (attached_address(setup.run_folder, setup.name, addresses, setup.place),)
     async with contextlib.AsyncExitStack() as undo:
         endpoints: list[SglangEndpoint] = []
         for address in addresses:

@@ -22,11 +22,11 @@ from penstock.messages.samples import (
     VersionSpan,
 )
 from penstock.messages.training import BatchReady, UpdateMode
-from penstock.messages.wire import Header
 from penstock.runtime.observability.event_observer import EventObserver
 from penstock.runtime.observability.span_file import SpanFile, actor_attributes
 from penstock.runtime.observability.spans import SpanRecorder, new_salt
-from penstock.runtime.observability.tracing import TraceObserver
+from penstock.runtime.observability.stages import StageRecorder
+from penstock.runtime.observability.trace_ids import TraceIds
 from penstock.runtime.observability.trackers import EventLog
 
 if TYPE_CHECKING:
@@ -57,9 +57,7 @@ class TracedGroups:
                 name=name,
                 epoch=1,
                 now_s=time.monotonic,
-                inner=None
-                if fraction is None
-                else TraceObserver(self._recorder, run_salt=salt, name=name, epoch=1, fraction=fraction),
+                stages=None if fraction is None else StageRecorder(self._recorder, TraceIds(salt, fraction)),
             )
             for name in ACTORS
         }
@@ -88,48 +86,41 @@ class TracedGroups:
             )
             for key in keys
         ]
-        contexts = self._hear("prompt_source", PromptsFetched(prompts=()), None, *(Send("engine/0", e) for e in issued))
-        scored: list[SampleScored] = []
-        for key, event, context in zip(keys, issued, contexts, strict=True):
-            scored.append(self._sample(key, event, context))
+        self._hear("prompt_source", PromptsFetched(prompts=()), *(Send("engine/0", event) for event in issued))
+        scored = [self._sample(event) for event in issued]
         group = Group(group_id=group_id, prompt=PROMPT, samples=tuple(event.sample for event in scored))
-        (context,) = self._hear("filter", scored[-1], b"", Send("buffer", GroupAdmitted(group=group)))
-        self._hear("buffer", GroupAdmitted(group=group), context)
+        self._hear("filter", scored[-1], Send("buffer", GroupAdmitted(group=group)))
+        self._hear("buffer", GroupAdmitted(group=group))
         return group
 
-    def _sample(self, key: SampleKey, issued: SampleIssued, context: bytes) -> SampleScored:
+    def _sample(self, issued: SampleIssued) -> SampleScored:
+        key = issued.key
         generate = Generate(key=key, attempt=0, purpose=Purpose.TRAIN, prompt=PROMPT, seed=1, deadline_version=9)
         sample = Sample(key=key, parts=(PART,), outcome=Completed(reward=Reward(value=1.0)))
         generated = SampleGenerated(sample=sample, group_size=SAMPLES_A_GROUP, prompt=PROMPT)
         closed = GenerationClosed(engine="engine/0", key=key, attempt=0, outcome=Completed(), num_tokens=1)
         scored = SampleScored(sample=sample, group_size=SAMPLES_A_GROUP, prompt=PROMPT)
-        self._hear("engine/0", issued, context, generate)
+        self._hear("engine/0", issued, generate)
         ended = GenerationEnded(key=key, attempt=0, outcome=Completed(), part=PART)
-        to_scorer, to_source = self._hear(
-            "engine/0", ended, None, Send("scorer", generated), Send("prompt_source", closed)
-        )
-        self._hear("prompt_source", closed, to_source)
-        self._hear("scorer", generated, to_scorer, Score(sample=sample, prompt=PROMPT, timeout_s=1.0))
-        (to_filter,) = self._hear("scorer", SampleJudged(key=key, attempt=0, reward=None), None, Send("filter", scored))
-        self._hear("filter", scored, to_filter)
+        self._hear("engine/0", ended, Send("scorer", generated), Send("prompt_source", closed))
+        self._hear("prompt_source", closed)
+        self._hear("scorer", generated, Score(sample=sample, prompt=PROMPT, timeout_s=1.0))
+        self._hear("scorer", SampleJudged(key=key, attempt=0, reward=None), Send("filter", scored))
+        self._hear("filter", scored)
         return scored
 
     def _batch(self, groups: tuple[Group, ...], version: int) -> None:
         ready = BatchReady(
             version=version, groups=groups, announced_version=0, max_staleness=8, update_mode=UpdateMode.DRAIN
         )
-        (context,) = self._hear("buffer", PromptsFetched(prompts=()), None, Send("learner", ready))
-        self._hear("learner", ready, context, Train(version=version, groups=groups, min_token_version=0))
-        self._hear(
-            "learner", BatchTrained(version=version, num_trained_tokens=1, num_masked_tokens=0, metrics=()), None
-        )
+        self._hear("buffer", PromptsFetched(prompts=()), Send("learner", ready))
+        self._hear("learner", ready, Train(version=version, groups=groups, min_token_version=0))
+        trained = BatchTrained(version=version, num_trained_tokens=1, num_masked_tokens=0, metrics=())
+        self._hear("learner", trained)
 
-    def _hear(self, name: str, event: Event, context: bytes | None, *commands: AnyCommand) -> list[bytes]:
-        """What a shell does for an event: its span, and the contexts of what it sends."""
-        header = None if context is None else Header("peer", 1, 1, 1, 0, context)
-        observer, sent, begin_ns, end_ns = self._observers[name], [*commands], time.time_ns(), time.time_ns()
-        contexts = observer.handled(event, header, begin_ns, end_ns, sent)
-        return [contexts.get(id(each.event), b"") if contexts else b"" for each in sent if isinstance(each, Send)]
+    def _hear(self, name: str, event: Event, *commands: AnyCommand) -> None:
+        """As a shell tells of an event."""
+        self._observers[name].handled(event, None, [*commands])
 
 
 def cost_us(folder: Path, fraction: float | None, num_groups: int) -> float:

@@ -29,11 +29,13 @@ from penstock.messages.local import SampleJudged
 from penstock.messages.samples import Completed, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
 from penstock.messages.training import Activity, ActivitySpan, ActorReported
 from penstock.messages.wire import Header
+from penstock.runtime.observability.event_observer import EventObserver
 from penstock.runtime.observability.metrics import RunMetrics
 from penstock.runtime.observability.span_collector import readable_span
 from penstock.runtime.observability.span_file import SpanFile, actor_attributes
 from penstock.runtime.observability.spans import NO_PARENT, SpanRecorder, new_salt, trace_id_of
-from penstock.runtime.observability.tracing import TraceObserver
+from penstock.runtime.observability.stages import StageRecorder
+from penstock.runtime.observability.trace_ids import TraceIds
 from penstock.runtime.observability.trackers import EventLog
 
 if TYPE_CHECKING:
@@ -73,9 +75,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 RECORDED: Final = "a span recorded as a tuple"
 DERIVED: Final = "the trace id of a sample, derived"
-HANDLED_ON: Final = "an event watched: its span, its stage, its context"
+HANDLED_ON: Final = "an event watched: log, stage"
 HANDLED_OUT: Final = "the same, group not among those traced"
-HANDLED_OFF: Final = "the same, tracing switched off (a check for None)"
+HANDLED_OFF: Final = "the same, tracing switched off: the log"
 CONVERTED: Final = "a tuple made an OpenTelemetry span, where there is a collector"
 EXPORTED: Final = "a tuple written to the run's folder"
 LOGGED: Final = "an event in the event log, digest and file included"
@@ -93,7 +95,7 @@ def measure(folder: Path, num_calls: int, repetitions: int) -> dict[str, list[fl
         DERIVED: _derive,
         HANDLED_ON: lambda calls: _watch(calls, _observer(1.0)),
         HANDLED_OUT: lambda calls: _watch(calls, _observer(0.0)),
-        HANDLED_OFF: lambda calls: _watch(calls, None),
+        HANDLED_OFF: lambda calls: _watch(calls, _observer(None)),
         CONVERTED: lambda calls: _convert(spans, calls),
         EXPORTED: lambda calls: _export(spans, calls, folder / "spans.jsonl"),
         LOGGED: lambda calls: _log(calls, folder / "events.jsonl"),
@@ -105,7 +107,7 @@ def measure(folder: Path, num_calls: int, repetitions: int) -> dict[str, list[fl
     measured: dict[str, list[float]] = {name: [] for name in things}
     empty: list[float] = []
     for _ in in_turn(range(repetitions), lambda number: f"repetition {number + 1}"):
-        empty.append(_time(lambda calls: _watch(calls, None, is_empty=True), num_calls))
+        empty.append(_time(lambda calls: _watch(calls, None), num_calls))
         for name, thing in things.items():
             measured[name].append(_time(thing, num_calls))
     # What the loop itself takes, and the making of its events, is no cost of watching.
@@ -139,7 +141,7 @@ def _record(num_calls: int) -> None:
     recorder = SpanRecorder()
     trace_id, parent = bytes(16), bytes(8)
     for _ in range(num_calls):
-        recorder.record(trace_id, parent, "handle SampleScored", 1, 2)
+        recorder.record(trace_id, parent, "score", 1, 2)
 
 
 def _derive(num_calls: int) -> None:
@@ -148,16 +150,17 @@ def _derive(num_calls: int) -> None:
         trace_id_of(salt, group_id, 3)
 
 
-def _observer(fraction: float) -> TraceObserver:
-    return TraceObserver(SpanRecorder(), run_salt=new_salt(), name="scorer", epoch=1, fraction=fraction)
+def _observer(fraction: float | None) -> EventObserver:
+    stages = None if fraction is None else StageRecorder(SpanRecorder(), TraceIds(new_salt(), fraction))
+    return EventObserver(EventLog(), name="scorer", epoch=1, now_s=time.monotonic, stages=stages)
 
 
-def _watch(num_calls: int, observer: TraceObserver | None, *, is_empty: bool = False) -> None:
+def _watch(num_calls: int, observer: EventObserver | None) -> None:
     """What the Scorer hears and sends for one sample after another, as a shell hands them over. Three events
     are three calls."""
     prompt = Prompt(row=0, epoch=0, tokens=pack_tokens(range(16)))
     part = Part(tokens=pack_tokens([1]), logprobs=pack_floats([-1.0]), spans=(VersionSpan(1, 1),))
-    header = Header("engine/0", 1, 1, 1, 0, bytes(24))
+    header = Header("engine/0", 1, 1, 1, 0)
     settled = SamplesSettled(settled=SettledState(0, 0, ()))
     for number in range(num_calls // 3):
         key = SampleKey(number // 8, number % 8)
@@ -166,23 +169,19 @@ def _watch(num_calls: int, observer: TraceObserver | None, *, is_empty: bool = F
         judged = SampleJudged(key=key, attempt=0, reward=None)
         scored = SampleScored(sample=sample, group_size=8, prompt=prompt)
         sends = [Send("filter", scored)]
-        if is_empty:
-            continue
         if observer is not None:
-            observer.handled(generated, header, observer.clock_ns(), observer.clock_ns(), [])
-        if observer is not None:
-            observer.handled(judged, None, observer.clock_ns(), observer.clock_ns(), [*sends])
-        if observer is not None:
-            observer.handled(settled, header, observer.clock_ns(), observer.clock_ns(), [])
+            observer.handled(generated, header, [])
+            observer.handled(judged, None, [*sends])
+            observer.handled(settled, header, [])
 
 
 def _spans(num_spans: int) -> list[SpanTuple]:
-    """As they come: three handled events to one stage with attributes."""
+    """As they come: three stages with little to say to one that says more."""
     recorder = SpanRecorder()
     trace_id = new_salt()
     for number in range(num_spans):
         if number % 4:
-            recorder.record(trace_id, bytes(8), "handle SampleScored", time.time_ns(), time.time_ns())
+            recorder.record(trace_id, bytes(8), "score", time.time_ns(), time.time_ns(), (("reward", 1.0),))
         else:
             attributes = (("attempt", 0), ("outcome", "completed"), ("num_tokens", 512), ("versions", "3:512"))
             recorder.record(trace_id, NO_PARENT, "generate", time.time_ns(), time.time_ns(), attributes)

@@ -55,8 +55,6 @@ class Header(Value, frozen=True, array_like=True):
     """Counts what this sender has said; sent again, an event keeps its id."""
     cause: int
     """``message_id`` of what the sender was handling, 0 for a timer or a backend's answer."""
-    trace: bytes = b""
-    """16 bytes of trace id and 8 of span id, or nothing when the sample is not traced."""
 
 
 class Envelope(Value, frozen=True):

@@ -10,6 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from penstock.messages.errors import UserFault
+from penstock.messages.samples import group_name
 from penstock.runtime.launch.runs import read_record
 from penstock.runtime.observability.lives import (
     OF_ATTEMPT,
@@ -23,10 +24,11 @@ from penstock.runtime.observability.lives import (
 from penstock.runtime.observability.pushed import pushed_keys
 from penstock.runtime.observability.removed import SPANS, removed_text
 from penstock.runtime.observability.spans import step_trace_id, version_trace_id
+from penstock.runtime.observability.subjects import step_subject, version_subject
 from penstock.runtime.observability.texts import length_text, told
 from penstock.runtime.observability.trace_view import write_view
 from penstock.runtime.observability.traces import run_salt, spans_by_trace, write_otlp
-from penstock.runtime.observability.trackers import read_activity
+from penstock.runtime.observability.trackers import read_activity, read_events_about
 from penstock.runtime.safe_text import terminal_text
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from penstock.runtime.observability.lives import Life, Stage
     from penstock.runtime.observability.traces import SpanRow
+    from penstock.runtime.observability.trackers import EventRow
 
 MAX_REASON: Final = 500
 _NOT_RECORDED: Final = "not recorded; at most so long"
@@ -88,24 +91,30 @@ def show_trace(folder: Path, console: Console, chosen: Chosen, views: Sequence[P
         )
     shown = fates if views or chosen.step is not None else fates[: chosen.limit]
     lives = [life for life in read_lives(folder, shown) if life.is_traced or chosen.num_choices]
+    began_ns = round(1e9 * record.began_at)
+    handled = read_events_about(folder, _subjects(lives, steps)) if chosen.shows_events else []
     if chosen.sample and not lives[0].stages:
         raise UserFault(
             f"{folder}: nothing is known of sample {chosen.sample}: it was never issued, or it is in the system still "
             f"and observability.trace_fraction left it out{removed and f'; or {removed}'}"
         )
     if chosen.step is not None:
-        console.print(_step_tree(chosen.step, steps, lives, chosen))
+        tree = _step_tree(chosen.step, steps, lives, chosen)
+        about = (step_subject(chosen.step), version_subject(chosen.step))
+        _add_events(tree, [row for row in handled if row.summary in about], steps[0].start_ns - began_ns)
+        console.print(tree)
     pushed = pushed_keys(folder)
     for life in lives[: chosen.limit] if chosen.num_choices and chosen.step is None else ():
         key = pushed.get(life.fate.group_id, "")
-        console.print(life_tree(life, shows_events=chosen.shows_events, pushed=key))
+        tree = life_tree(life, pushed=key)
+        about = (life.fate.name, group_name(life.fate.group_id))
+        _add_events(tree, [row for row in handled if row.summary in about], life.start_ns - began_ns)
+        console.print(tree)
     for line in [*summary, *([removed] if removed else [])]:
         console.print(escape(terminal_text(line)), style="dim", soft_wrap=True)
-    began_ns, lanes = round(1e9 * record.began_at), read_activity(folder) if views else {}
+    lanes = read_activity(folder) if views else {}
     for path in views:
-        count = write_view(
-            path, began_ns=began_ns, lanes=lanes, lives=lives, steps=steps, has_events=chosen.shows_events
-        )
+        count = write_view(path, began_ns=began_ns, lanes=lanes, lives=lives, steps=steps, handled=handled)
         console.print(escape(f"wrote {path}: {count:,} events; open it at ui.perfetto.dev or chrome://tracing"))
 
 
@@ -134,6 +143,13 @@ def _chosen_fates(folder: Path, chosen: Chosen) -> tuple[list[Fate], list[str]]:
     return read_fates(folder, step=chosen.step), []
 
 
+def _subjects(lives: Sequence[Life], steps: Sequence[SpanRow]) -> set[str]:
+    """What events about these lives and steps are about."""
+    subjects = {name for life in lives for name in (life.fate.name, group_name(life.fate.group_id))}
+    versions = {version for row in steps if isinstance(version := row.attributes.get("version"), int)}
+    return subjects | {subject(version) for version in versions for subject in (step_subject, version_subject)}
+
+
 def _step_spans(folder: Path, versions: Sequence[int | None]) -> list[SpanRow]:
     """Of these steps and of the versions that they made."""
     salt = run_salt(folder)
@@ -146,7 +162,7 @@ def _step_spans(folder: Path, versions: Sequence[int | None]) -> list[SpanRow]:
 # --- as trees --------------------------------------------------------------------------------------------------------
 
 
-def life_tree(life: Life, *, shows_events: bool = False, pushed: str = "") -> Tree:
+def life_tree(life: Life, *, pushed: str = "") -> Tree:
     """A life: its stages by their start, below their attempts where there are several. ``pushed``: the key of its
     group, where that came finished from outside."""
     fate = life.fate
@@ -173,8 +189,6 @@ def life_tree(life: Life, *, shows_events: bool = False, pushed: str = "") -> Tr
     for step in life.steps:
         below = generations.get(step.parent_id) or generations.get(str(step.attempt)) or branches.get(step.attempt)
         _add_step(below or tree, step, life)
-    if shows_events and life.events:
-        _add_events(tree.add("handled events, each below the one that sent it"), life.events, life.start_ns)
     return tree
 
 
@@ -201,8 +215,7 @@ def _step_tree(step: int, rows: Sequence[SpanRow], lives: Sequence[Life], chosen
     start_ns = rows[0].start_ns
     tree = Tree(Text(f"step {step}", style="bold"))
     for row in rows:
-        if not row.name.startswith("handle "):
-            tree.add(_line(row.start_ns - start_ns, row, is_bound=False))
+        tree.add(_line(row.start_ns - start_ns, row, is_bound=False))
     num_traced = sum(life.is_traced for life in lives)
     branch = tree.add(f"{len(lives):,} samples, {num_traced:,} of them traced, the slowest first")
     for life in sorted(lives, key=lambda life: -life.duration_s)[: chosen.limit]:
@@ -214,17 +227,16 @@ def _step_tree(step: int, rows: Sequence[SpanRow], lives: Sequence[Life], chosen
                 ("" if life.is_traced else "  not traced", "dim"),
             )
         )  # fmt: skip
-    if chosen.shows_events:
-        _add_events(tree.add("handled events, each below the one that sent it"), rows, start_ns)
     return tree
 
 
-def _add_events(branch: Tree, rows: Sequence[SpanRow], start_ns: int) -> None:
-    nodes: dict[str, Tree] = {}
+def _add_events(tree: Tree, rows: Sequence[EventRow], after_ns: int) -> None:
+    """What the actors handled, by time, which is counted from so long after the run began."""
+    branch = tree.add("handled events") if rows else tree
     for row in rows:
-        if row.name.startswith("handle "):
-            line = _line(row.start_ns - start_ns, row, is_bound=False)
-            nodes[row.span_id] = nodes.get(row.parent_id, branch).add(line)
+        when, what = f"+{row.at_s - after_ns / 1e9:.3f} s", f"  {terminal_text(row.event):<20}  "
+        about = (f"  {terminal_text(row.summary)}", "dim")
+        branch.add(Text.assemble((when, "dim"), what, terminal_text(row.actor), about))
 
 
 def _line(after_ns: int, one: Stage | SpanRow, *, is_bound: bool) -> Text:

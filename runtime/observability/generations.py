@@ -17,6 +17,8 @@ from penstock.messages.samples import Cancelled
 from penstock.runtime.observability.spans import CHAT, COMPLETION, TOOL, attempt_span_id
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.messages.commands import Generate
     from penstock.messages.flow import SampleIssued
     from penstock.messages.local import EpisodeMoved, GenerationEnded, ToolCalled
@@ -79,7 +81,8 @@ class _Generation:
 class GenerationStages:
     """Records what an EngineWorker sees of a sample."""
 
-    def __init__(self, recorder: SpanRecorder, ids: TraceIds) -> None:
+    def __init__(self, recorder: SpanRecorder, ids: TraceIds, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
         self._record = recorder.record
         self._new_id = recorder.new_id
         self._has_news = recorder.has_news
@@ -90,29 +93,31 @@ class GenerationStages:
         self._interrupted: Open[SampleKey, _Generation] = Open()
         """Generations that were interrupted, while their samples are at this engine."""
 
-    def sample_arrived(self, event: SampleIssued, start_ns: int, _end_ns: int) -> None:
+    def sample_arrived(self, event: SampleIssued) -> None:
         if self._keeps(event.key.group_id):
-            self._arrived.begin(event.key, start_ns)
+            self._arrived.begin(event.key, self._now_ns())
 
-    def begins(self, command: Generate, end_ns: int) -> None:
+    def begins(self, command: Generate) -> None:
         key, attempt = command.key, command.attempt
         if not self._keeps(key.group_id):
             return
-        trace_id = self._ids.trace_of(key)
+        trace_id, now_ns = self._ids.trace_of(key), self._now_ns()
         arrived_ns = self._arrived.end(key)
         if arrived_ns is not None:
             parent_id = attempt_span_id(trace_id, attempt)
-            self._record(trace_id, parent_id, "queue", arrived_ns, end_ns, (("attempt", attempt),))
-        self._generating.begin(key, _Generation(end_ns, self._new_id()))
+            self._record(trace_id, parent_id, "queue", arrived_ns, now_ns, (("attempt", attempt),))
+        self._generating.begin(key, _Generation(now_ns, self._new_id()))
 
-    def ended(self, event: GenerationEnded, start_ns: int, end_ns: int) -> None:
-        key, begun = event.key, self._generating.end(event.key)
+    def ended(self, event: GenerationEnded) -> None:
+        key = event.key
+        begun = self._generating.end(key) if self._keeps(key.group_id) else None
         if begun is None:
             return
+        now_ns = self._now_ns()
         self._interrupted.end(key)
         if isinstance(event.outcome, Cancelled) and event.outcome.cause == "interrupted":
             self._interrupted.begin(key, begun)
-            self._arrived.begin(key, end_ns)
+            self._arrived.begin(key, now_ns)
         trace_id = self._ids.trace_of(key)
         attributes: Attributes = (
             ("attempt", event.attempt),
@@ -122,15 +127,15 @@ class GenerationStages:
             *begun.told(),
         )
         parent_id = attempt_span_id(trace_id, event.attempt)
-        self._record(trace_id, parent_id, "generate", begun.at_ns, start_ns, attributes, span_id=begun.span_id)
+        self._record(trace_id, parent_id, "generate", begun.at_ns, now_ns, attributes, span_id=begun.span_id)
         if begun.num_turns:
             self._has_news.set()
 
-    def episode_moved(self, event: EpisodeMoved, _start_ns: int, _end_ns: int) -> None:
+    def episode_moved(self, event: EpisodeMoved) -> None:
         step, key = event.step, event.key
-        trace_id = self._ids.sample(key)
-        if step is None or not trace_id:
+        if step is None or not self._keeps(key.group_id):
             return
+        trace_id = self._ids.trace_of(key)
         during = self._generating.get(key)
         if during is None or step.begin_ns < during.at_ns:  # a call that has outlived an interruption
             during = self._interrupted.get(key) or during

@@ -128,8 +128,6 @@ class Life(msgspec.Struct, frozen=True, kw_only=True):
     """By their start."""
     steps: tuple[Stage, ...] = ()
     """Turns of the model and calls of tools, where an episode was played, by their start."""
-    events: tuple[SpanRow, ...]
-    """What the actors handled for it; none where it was not traced."""
     is_traced: bool
 
     @property
@@ -237,7 +235,6 @@ def life_of(fate: Fate, spans: Sequence[SpanRow]) -> Life:
         fate=fate,
         stages=tuple(sorted(stages, key=lambda stage: (stage.start_ns, STAGES.index(stage.name), stage.end_ns))),
         steps=tuple(sorted(steps, key=lambda step: (step.start_ns, -step.end_ns))),
-        events=tuple(row for row in spans if row.name not in STAGES and not is_episode_step(row.name)),
         is_traced=bool(spans),
     )
 

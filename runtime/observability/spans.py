@@ -44,7 +44,11 @@ COMPLETION: Final = "text_completion"
 TOOL: Final = "execute_tool "
 """With the tool's name. These three are turns and calls of episodes, as OpenTelemetry's conventions call them."""
 _RING: Final = (1 << 64) - 1
+_SPREAD: Final = 0x9E3779B97F4A7C15
+"""2^64 over the golden ratio: its multiples fill the ring evenly (Knuth, The Art of Computer Programming 3, 6.4)."""
 _span_id: Final = struct.Struct(">Q").pack
+_id: Final = struct.Struct(">QQ").pack
+_halves: Final[Callable[[bytes], tuple[int, int]]] = struct.Struct(">QQ").unpack
 
 
 def new_salt() -> bytes:
@@ -53,8 +57,13 @@ def new_salt() -> bytes:
 
 
 def trace_id_of(run_salt: bytes, group_id: int, index: int) -> bytes:
-    """The trace of one sample, 16 bytes; the same in every process that knows the salt."""
-    return _derive(run_salt, b"sample/%d/%d" % (group_id, index))
+    """The trace of one sample, 16 bytes; the same in every process that knows the salt.
+
+    No two samples of a run have the same, and those of two runs only if half of their salts are alike. The second half
+    is the group's, so that whoever samples by it, as OpenTelemetry does, keeps all samples of a group or none.
+    """
+    first, second = _halves(run_salt)
+    return _id((first + index * _SPREAD) & _RING, (second + group_id * _SPREAD) & _RING)
 
 
 def step_trace_id(run_salt: bytes, version: int) -> bytes:
@@ -65,11 +74,6 @@ def step_trace_id(run_salt: bytes, version: int) -> bytes:
 def version_trace_id(run_salt: bytes, version: int) -> bytes:
     """The trace of the way of ``version`` from the learner to the engines, 16 bytes."""
     return _derive(run_salt, b"version/%d" % version)
-
-
-def actor_trace_id(run_salt: bytes, name: str, epoch: int) -> bytes:
-    """The trace of what one incarnation of an actor does for no sample, step or version in particular."""
-    return _derive(run_salt, f"actor/{name}/{epoch}".encode())
 
 
 def root_span_id(trace_id: bytes) -> bytes:
@@ -90,19 +94,13 @@ def is_episode_step(name: str) -> bool:
 
 
 def is_traced(run_salt: bytes, group_id: int, fraction: float) -> bool:
-    """Whether the samples of a group are traced, all of them or none: as the trace of the first one is sampled."""
-    return sampled(trace_id_of(run_salt, group_id, 0), fraction)
+    """Whether the samples of a group are traced, all of them or none.
 
-
-def sampled(trace_id: bytes, fraction: float) -> bool:
-    """Whether this trace is among the ``fraction`` in [0, 1] that is kept, by the rule of OpenTelemetry's
-    ``TraceIdRatioBased`` sampler."""
-    return int.from_bytes(trace_id[8:], "big") < sampled_below(fraction)
-
-
-def sampled_below(fraction: float) -> int:
-    """The whole number that the second half of a trace id that is kept is below."""
-    return round(fraction * (_RING + 1))
+    It is the rule of OpenTelemetry's ``TraceIdRatioBased`` sampler: the second half of the trace id is below
+    ``fraction`` of all. As it is a multiple of the golden ratio, groups that follow each other are spread evenly: of
+    any hundred of them about ``fraction`` are kept.
+    """
+    return (_halves(run_salt)[1] + group_id * _SPREAD) & _RING < round(fraction * (_RING + 1))
 
 
 class SpanRecorder:

@@ -2,7 +2,10 @@
 
 Invariants:
 
-* Stages follow from what one actor hears and returns; actors tell each other nothing for them.
+* Stages follow from what one actor hears and returns; actors tell each other nothing for them. A stage begins and ends
+  when the actor has handled what begins and ends it.
+* What is about a group that is left out costs a call and a comparison: the clock is read, and anything kept, for the
+  others alone.
 * Everything kept between events is bounded. The oldest entry goes first, and its span is then missing, not wrong.
 
 The stages of a sample, each in the sample's own trace, and who records them:
@@ -32,6 +35,7 @@ what an operator changed since the batch before was offered: ``policy`` and ``pa
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from math import isnan
 from typing import TYPE_CHECKING, Any
@@ -77,14 +81,22 @@ if TYPE_CHECKING:
 
     from penstock.messages.base import Command, Event
     from penstock.messages.samples import SampleKey
-    from penstock.runtime.observability.spans import Attributes, SpanLink, SpanRecorder
+    from penstock.runtime.observability.spans import Attributes, SpanRecorder
     from penstock.runtime.observability.trace_ids import TraceIds
 
 
 class StageRecorder:
     """Records the stages that one actor sees the beginning and the end of."""
 
-    def __init__(self, recorder: SpanRecorder, ids: TraceIds) -> None:
+    def __init__(self, recorder: SpanRecorder, ids: TraceIds, now_ns: Callable[[], int] = time.time_ns) -> None:
+        """
+        Args:
+            recorder: where the spans go.
+            ids: of the run.
+            now_ns: Unix time in nanoseconds.
+        """
+        self._now_ns = now_ns
+        self._keeps = ids.keeps
         self._record = recorder.record
         self._record_root = recorder.record_root
         self._ids = ids
@@ -103,18 +115,23 @@ class StageRecorder:
         self._working: Open[tuple[str, int], int] = Open()
         self._training: Open[int, tuple[int, int, list[SampleKey]]] = Open()
         """When a step began, with how many samples, and those of them that are traced."""
-        engine = GenerationStages(recorder, ids)
-        # What the observer of the shell looks up and calls: a third call for each event would be a tenth of its cost.
-        self.on_event: dict[type[Event], Callable[[Any, int, int], None]] = {
+        engine = GenerationStages(recorder, ids, now_ns)
+        # What the observer of the shell looks up and calls itself, as each event would pay for a call on the way.
+        self.on_event = self._of_events(engine)
+        self.on_command = self._of_commands(engine)
+        self.on_sent = self._of_sent()
+
+    def _of_events(self, engine: GenerationStages) -> dict[type[Event], Callable[[Any], None]]:
+        return {
             DemandGranted: self._demand_granted,
             EvaluationDue: self._evaluation_due,
             PromptsFetched: self._rows_fetched,
             SampleIssued: engine.sample_arrived,
             GenerationEnded: engine.ended,
             EpisodeMoved: engine.episode_moved,
-            SampleGenerated: self._sample_to_score,
-            SampleScored: self._sample_to_filter,
-            ScoringFailed: self._failure_to_filter,
+            SampleGenerated: self._sample_arrived,
+            SampleScored: self._sample_arrived,
+            ScoringFailed: self._failure_arrived,
             GroupAdmitted: self._group_buffered,
             BatchTrained: self._batch_trained,
             CheckpointWritten: self._checkpoint_written,
@@ -123,7 +140,9 @@ class StageRecorder:
             WeightsStagedLocally: self._weights_fetched,
             WeightsSwapped: self._weights_swapped,
         }
-        self.on_command: dict[type[Command], Callable[[Any, int], None]] = {
+
+    def _of_commands(self, engine: GenerationStages) -> dict[type[Command], Callable[[Any], None]]:
+        return {
             Record: self._recorded,
             Generate: engine.begins,
             Train: self._training_begins,
@@ -132,7 +151,9 @@ class StageRecorder:
             FetchWeights: self._fetch_begins,
             ApplyWeights: self._swap_begins,
         }
-        self.on_sent: dict[type[Event], Callable[[Any, str, int, int], None]] = {
+
+    def _of_sent(self) -> dict[type[Event], Callable[[Any, str], None]]:
+        return {
             SampleIssued: self._sample_issued,
             SampleScored: self._sample_scored,
             ScoringFailed: self._scoring_failed,
@@ -144,21 +165,21 @@ class StageRecorder:
 
     # --- PromptSource -----------------------------------------------------------------------------------------
 
-    def _demand_granted(self, event: DemandGranted, start_ns: int, _end_ns: int) -> None:
+    def _demand_granted(self, event: DemandGranted) -> None:
         granted = self._granted
         if not granted or event.total > granted[-1][0]:
-            granted.append((event.total, start_ns))
+            granted.append((event.total, self._now_ns()))
         while len(granted) > 1 and granted[0][0] <= event.settled.floor:
             del granted[0]
 
-    def _evaluation_due(self, event: EvaluationDue, start_ns: int, _end_ns: int) -> None:
+    def _evaluation_due(self, event: EvaluationDue) -> None:
         if event.evaluation is not None and event.evaluation.number > self._evaluation[0]:
-            self._evaluation = (event.evaluation.number, start_ns)
+            self._evaluation = (event.evaluation.number, self._now_ns())
 
-    def _rows_fetched(self, event: PromptsFetched, start_ns: int, _end_ns: int) -> None:
+    def _rows_fetched(self, event: PromptsFetched) -> None:
         for prompt in event.prompts:
-            if self._ids.keeps(prompt.group_id):
-                self._fetched.begin(prompt.group_id, start_ns)
+            if self._keeps(prompt.group_id):
+                self._fetched.begin(prompt.group_id, self._now_ns())
 
     def _granted_ns(self, group_id: int) -> int | None:
         """When PromptSource first heard that this group may start; None: before this incarnation."""
@@ -167,11 +188,11 @@ class StageRecorder:
         place = bisect_right(self._granted, group_id, key=lambda grant: grant[0])
         return self._granted[place][1] if place < len(self._granted) else None
 
-    def _sample_issued(self, sent: SampleIssued, to: str, start_ns: int, end_ns: int) -> None:
+    def _sample_issued(self, sent: SampleIssued, to: str) -> None:
         key = sent.key
-        trace_id = self._ids.sample(key)
-        if not trace_id:
+        if not self._keeps(key.group_id):
             return
+        trace_id, now_ns = self._ids.trace_of(key), self._now_ns()
         attributes: Attributes = (
             ("group_id", key.group_id),
             ("index", key.index),
@@ -184,59 +205,63 @@ class StageRecorder:
             span_id = attempt_span_id(trace_id, sent.attempt)
             before = (trace_id, attempt_span_id(trace_id, sent.attempt - 1))
             parent_id = root_span_id(trace_id)
-            self._record(trace_id, parent_id, "issue", start_ns, end_ns, attributes, (before,), span_id=span_id)
+            self._record(trace_id, parent_id, "issue", now_ns, now_ns, attributes, (before,), span_id=span_id)
             return
         since_ns = self._granted_ns(key.group_id)
         fetched_ns = self._fetched.get(key.group_id)
         if since_ns is not None and fetched_ns is not None:
             attributes = (*attributes, ("row_wait_s", max(0, fetched_ns - since_ns) / 1e9))
-        self._record_root(trace_id, "issue", start_ns if since_ns is None else since_ns, end_ns, attributes)
+        self._record_root(trace_id, "issue", now_ns if since_ns is None else since_ns, now_ns, attributes)
 
     # --- Scorer and Filter ------------------------------------------------------------------------------------
 
-    def _sample_to_score(self, event: SampleGenerated, start_ns: int, _end_ns: int) -> None:
-        self._arrived.begin(event.sample.key, start_ns)
+    def _sample_arrived(self, event: SampleGenerated | SampleScored) -> None:
+        key = event.sample.key
+        if self._keeps(key.group_id):
+            self._arrived.begin(key, self._now_ns())
 
-    def _sample_scored(self, sent: SampleScored, _to: str, _start_ns: int, end_ns: int) -> None:
-        arrived_ns = self._arrived.end(sent.sample.key)
-        if arrived_ns is not None:
-            reward = sent.sample.reward
+    def _failure_arrived(self, event: ScoringFailed) -> None:
+        if self._keeps(event.key.group_id):
+            self._arrived.begin(event.key, self._now_ns())
+
+    def _sample_scored(self, sent: SampleScored, _to: str) -> None:
+        sample = sent.sample
+        if self._keeps(sample.key.group_id):
+            reward = sample.reward
             attributes = () if reward is None or isnan(reward) else (("reward", reward),)  # JSON has no NaN
-            self._stage("score", sent.sample.key, arrived_ns, end_ns, attributes)
+            self._leaves("score", sample.key, attributes)
 
-    def _scoring_failed(self, sent: ScoringFailed, _to: str, _start_ns: int, end_ns: int) -> None:
-        arrived_ns = self._arrived.end(sent.key)
-        if arrived_ns is not None:
-            self._stage("score", sent.key, arrived_ns, end_ns, (("failure", sent.reason),))
+    def _scoring_failed(self, sent: ScoringFailed, _to: str) -> None:
+        if self._keeps(sent.key.group_id):
+            self._leaves("score", sent.key, (("failure", sent.reason),))
 
-    def _sample_to_filter(self, event: SampleScored, start_ns: int, _end_ns: int) -> None:
-        self._arrived.begin(event.sample.key, start_ns)
+    def _group_admitted(self, sent: GroupAdmitted, _to: str) -> None:
+        if self._keeps(sent.group.group_id):
+            for sample in sent.group.samples:
+                self._leaves("filter", sample.key, (("kept", True),))
+            for end in sent.group.ended:
+                self._leaves("filter", end.key, (("kept", False), ("cause", end.cause)))
 
-    def _failure_to_filter(self, event: ScoringFailed, start_ns: int, _end_ns: int) -> None:
-        self._arrived.begin(event.key, start_ns)
+    def _group_rejected(self, sent: GroupRejected, _to: str) -> None:
+        if self._keeps(sent.group_id):
+            for end in sent.ended:
+                self._leaves("filter", end.key, (("kept", False), ("cause", sent.cause)))
 
-    def _group_admitted(self, sent: GroupAdmitted, _to: str, _start_ns: int, end_ns: int) -> None:
-        for sample in sent.group.samples:
-            self._filtered(sample.key, end_ns, (("kept", True),))
-        for end in sent.group.ended:
-            self._filtered(end.key, end_ns, (("kept", False), ("cause", end.cause)))
-
-    def _group_rejected(self, sent: GroupRejected, _to: str, _start_ns: int, end_ns: int) -> None:
-        for end in sent.ended:
-            self._filtered(end.key, end_ns, (("kept", False), ("cause", sent.cause)))
-
-    def _filtered(self, key: SampleKey, end_ns: int, attributes: Attributes) -> None:
+    def _leaves(self, name: str, key: SampleKey, attributes: Attributes) -> None:
+        """The stage of a sample that had come here is over."""
         arrived_ns = self._arrived.end(key)
         if arrived_ns is not None:
-            self._stage("filter", key, arrived_ns, end_ns, attributes)
+            trace_id = self._ids.trace_of(key)
+            self._record(trace_id, trace_id[:SPAN_ID_BYTES], name, arrived_ns, self._now_ns(), attributes)
 
     # --- Buffer -----------------------------------------------------------------------------------------------
 
-    def _group_buffered(self, event: GroupAdmitted, start_ns: int, _end_ns: int) -> None:
-        if not is_evaluation(event.group.group_id):
-            self._buffered.begin(event.group.group_id, start_ns)
+    def _group_buffered(self, event: GroupAdmitted) -> None:
+        group_id = event.group.group_id
+        if self._keeps(group_id) and not is_evaluation(group_id):
+            self._buffered.begin(group_id, self._now_ns())
 
-    def _recorded(self, command: Record, end_ns: int) -> None:
+    def _recorded(self, command: Record) -> None:
         for entry in command.entries:
             if isinstance(entry, PolicyRecorded):
                 attributes: Attributes = (
@@ -245,45 +270,45 @@ class StageRecorder:
                     ("update_mode", entry.update_mode.value),
                     ("on_stale", entry.on_stale.value),
                 )
-                self._operated.append(("policy", end_ns, attributes))
+                self._operated.append(("policy", self._now_ns(), attributes))
             elif isinstance(entry, PauseRecorded):
-                self._operated.append(("pause", end_ns, (("is_paused", entry.is_paused),)))
+                self._operated.append(("pause", self._now_ns(), (("is_paused", entry.is_paused),)))
 
-    def _batch_offered(self, sent: BatchReady, _to: str, _start_ns: int, end_ns: int) -> None:
-        link = self._ids.step_link(sent.version)
+    def _batch_offered(self, sent: BatchReady, _to: str) -> None:
+        link, now_ns = self._ids.step_link(sent.version), self._now_ns()
         if sent.version > self._offered:
             self._offered, operated, self._operated = sent.version, self._operated, []
             for name, began_ns, attributes in operated:
-                self._record(link[0], link[1], name, began_ns, end_ns, attributes)
+                self._record(link[0], link[1], name, began_ns, now_ns, attributes)
         attributes = (("version", sent.version), ("max_staleness", sent.max_staleness))
         for group in sent.groups:
             since_ns = self._buffered.end(group.group_id)
-            if since_ns is None:  # offered before
+            if since_ns is None:  # left out, or offered before
                 continue
             for sample in group.samples:
                 trace_id = self._ids.trace_of(sample.key)
-                self._record(trace_id, trace_id[:SPAN_ID_BYTES], "buffer_wait", since_ns, end_ns, attributes, (link,))
+                self._record(trace_id, trace_id[:SPAN_ID_BYTES], "buffer_wait", since_ns, now_ns, attributes, (link,))
 
     # --- Learner ----------------------------------------------------------------------------------------------
 
-    def _training_begins(self, command: Train, end_ns: int) -> None:
+    def _training_begins(self, command: Train) -> None:
         num_samples = sum(len(group.samples) for group in command.groups)
-        kept = [group for group in command.groups if self._ids.keeps(group.group_id)]
+        kept = [group for group in command.groups if self._keeps(group.group_id)]
         keys = [sample.key for group in kept for sample in group.samples]
-        self._training.begin(command.version, (end_ns, num_samples, keys))
+        self._training.begin(command.version, (self._now_ns(), num_samples, keys))
 
-    def _batch_trained(self, event: BatchTrained, start_ns: int, _end_ns: int) -> None:
+    def _batch_trained(self, event: BatchTrained) -> None:
         begun = self._training.end(event.version)
         if begun is None:
             return
-        began_ns, num_samples, keys = begun
+        (began_ns, num_samples, keys), now_ns = begun, self._now_ns()
         link = self._ids.step_link(event.version)
         links = [self._ids.version_link(event.version)]
         told = (("version", event.version),)
         for key in keys:
             trace_id = self._ids.trace_of(key)
             root = (trace_id, trace_id[:SPAN_ID_BYTES])
-            self._record(*root, "train", began_ns, start_ns, told, (link,))
+            self._record(*root, "train", began_ns, now_ns, told, (link,))
             links.append(root)
         attributes = (
             ("version", event.version),
@@ -291,63 +316,50 @@ class StageRecorder:
             ("num_trained_tokens", event.num_trained_tokens),
             ("num_masked_tokens", event.num_masked_tokens),
         )
-        self._record_root(link[0], "step", began_ns, start_ns, attributes, tuple(links))
+        self._record_root(link[0], "step", began_ns, now_ns, attributes, tuple(links))
 
-    def _checkpoint_begins(self, command: SaveCheckpoint, end_ns: int) -> None:
-        self._working.begin(("checkpoint", command.version), end_ns)
+    def _checkpoint_begins(self, command: SaveCheckpoint) -> None:
+        self._working.begin(("checkpoint", command.version), self._now_ns())
 
-    def _checkpoint_written(self, event: CheckpointWritten, start_ns: int, _end_ns: int) -> None:
-        trace_id = self._ids.step(event.version)
-        self._worked("checkpoint", event.version, trace_id, start_ns)
+    def _checkpoint_written(self, event: CheckpointWritten) -> None:
+        self._worked("checkpoint", event.version, self._ids.step(event.version))
 
     # --- weights ----------------------------------------------------------------------------------------------
 
-    def _publish_begins(self, command: PublishWeights, end_ns: int) -> None:
-        self._working.begin(("publish", command.version), end_ns)
+    def _publish_begins(self, command: PublishWeights) -> None:
+        self._working.begin(("publish", command.version), self._now_ns())
 
-    def _weights_published(self, event: WeightsPublished, start_ns: int, _end_ns: int) -> None:
+    def _weights_published(self, event: WeightsPublished) -> None:
         version = event.manifest.version
         size = (("size_bytes", event.manifest.size_bytes),)
-        self._worked("publish", version, self._ids.version(version), start_ns, size)
+        self._worked("publish", version, self._ids.version(version), size)
 
-    def _weights_exported(self, event: WeightsExported, start_ns: int, _end_ns: int) -> None:
-        self._working.begin(("version", event.manifest.version), start_ns)
+    def _weights_exported(self, event: WeightsExported) -> None:
+        self._working.begin(("version", event.manifest.version), self._now_ns())
 
-    def _version_announced(self, sent: VersionAnnounced, _to: str, _start_ns: int, end_ns: int) -> None:
+    def _version_announced(self, sent: VersionAnnounced, _to: str) -> None:
         exported_ns = self._working.end(("version", sent.version))
         if exported_ns is not None:  # it is told to several, and repeated
             attributes = (("version", sent.version), ("num_engines", len(sent.serving)))
             link = self._ids.step_link(sent.version)
-            self._record_root(self._ids.version(sent.version), "version", exported_ns, end_ns, attributes, (link,))
+            version = self._ids.version(sent.version)
+            self._record_root(version, "version", exported_ns, self._now_ns(), attributes, (link,))
 
-    def _fetch_begins(self, command: FetchWeights, end_ns: int) -> None:
-        self._working.begin(("fetch_weights", command.manifest.version), end_ns)
+    def _fetch_begins(self, command: FetchWeights) -> None:
+        self._working.begin(("fetch_weights", command.manifest.version), self._now_ns())
 
-    def _weights_fetched(self, event: WeightsStagedLocally, start_ns: int, _end_ns: int) -> None:
+    def _weights_fetched(self, event: WeightsStagedLocally) -> None:
         attributes = (("error", event.error),) if event.error else ()
-        trace_id = self._ids.version(event.version)
-        self._worked("fetch_weights", event.version, trace_id, start_ns, attributes)
+        self._worked("fetch_weights", event.version, self._ids.version(event.version), attributes)
 
-    def _swap_begins(self, command: ApplyWeights, end_ns: int) -> None:
-        self._working.begin(("apply_weights", command.manifest.version), end_ns)
+    def _swap_begins(self, command: ApplyWeights) -> None:
+        self._working.begin(("apply_weights", command.manifest.version), self._now_ns())
 
-    def _weights_swapped(self, event: WeightsSwapped, start_ns: int, _end_ns: int) -> None:
-        self._worked("apply_weights", event.version, self._ids.version(event.version), start_ns)
+    def _weights_swapped(self, event: WeightsSwapped) -> None:
+        self._worked("apply_weights", event.version, self._ids.version(event.version))
 
-    def _worked(self, name: str, version: int, trace_id: bytes, end_ns: int, attributes: Attributes = ()) -> None:
+    def _worked(self, name: str, version: int, trace_id: bytes, attributes: Attributes = ()) -> None:
         began_ns = self._working.end((name, version))
         if began_ns is not None:
-            self._record(trace_id, root_span_id(trace_id), name, began_ns, end_ns, (("version", version), *attributes))
-
-    def _stage(
-        self,
-        name: str,
-        key: SampleKey,
-        start_ns: int,
-        end_ns: int,
-        attributes: Attributes = (),
-        links: tuple[SpanLink, ...] = (),
-    ) -> None:
-        if self._ids.keeps(key.group_id):
-            trace_id = self._ids.trace_of(key)
-            self._record(trace_id, trace_id[:SPAN_ID_BYTES], name, start_ns, end_ns, attributes, links)
+            told = (("version", version), *attributes)
+            self._record(trace_id, root_span_id(trace_id), name, began_ns, self._now_ns(), told)

@@ -1,14 +1,12 @@
 """What an event is about: one sample, one group, one step or one version of the weights, or nothing in particular.
 
-Traces put an event's span into the trace of its subject, and the event log names the subject beside the event.
+The event log names it beside the event, and whoever reads the log finds by it what was handled for a sample.
 """
 
 from __future__ import annotations
 
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
 
 from penstock.messages.flow import (
     GenerationClosed,
@@ -34,7 +32,7 @@ from penstock.messages.local import (
     WeightsStagedLocally,
     WeightsSwapped,
 )
-from penstock.messages.samples import SampleKey, group_name
+from penstock.messages.samples import group_name
 from penstock.messages.training import (
     BatchReady,
     CheckpointDemanded,
@@ -57,37 +55,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.messages.base import Event
+    from penstock.messages.samples import SampleKey
 
-
-class GroupSubject(msgspec.Struct, frozen=True, gc=False):
-    """All samples of a group, by their indices."""
-
-    group_id: int
-    indices: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return group_name(self.group_id)
-
-
-class StepSubject(msgspec.Struct, frozen=True, gc=False):
-    """The step that makes this version."""
-
-    version: int
-
-    def __str__(self) -> str:
-        return f"step {self.version}"
-
-
-class VersionSubject(msgspec.Struct, frozen=True, gc=False):
-    """This version on its way to the engines."""
-
-    version: int
-
-    def __str__(self) -> str:
-        return f"version {self.version}"
-
-
-Subject = SampleKey | GroupSubject | StepSubject | VersionSubject
 
 _OfStep = (
     BatchReady
@@ -111,33 +80,36 @@ _OfVersion = (
 _WithManifest = WeightsExported | WeightsStaged | WeightsPublished
 
 
-def _of_admitted(event: GroupAdmitted) -> GroupSubject:
-    """Of a group that goes on."""
-    return GroupSubject(event.group.group_id, tuple(sample.key.index for sample in event.group.samples))
+def _of_admitted(event: GroupAdmitted) -> str:
+    return group_name(event.group.group_id)
 
 
-def _of_rejected(event: GroupRejected) -> GroupSubject:
-    return GroupSubject(event.group_id, tuple(end.key.index for end in event.ended))
+def _of_group(event: GroupRejected | GroupJudged | GroupScored) -> str:
+    return group_name(event.group_id)
 
 
-def _of_judged(event: GroupJudged) -> GroupSubject:
-    return GroupSubject(event.group_id, (0,))
+def _of_step(event: _OfStep) -> str:
+    """The step that makes this version."""
+    return step_subject(event.version)
 
 
-def _of_group_scored(event: GroupScored) -> GroupSubject:
-    return GroupSubject(event.group_id, tuple(judged.key.index for judged in event.samples))
+def _of_version(event: _OfVersion) -> str:
+    """This version on its way to the engines."""
+    return version_subject(event.version)
 
 
-def _of_step(event: _OfStep) -> StepSubject:
-    return StepSubject(event.version)
+def _of_manifest(event: _WithManifest) -> str:
+    return version_subject(event.manifest.version)
 
 
-def _of_version(event: _OfVersion) -> VersionSubject:
-    return VersionSubject(event.version)
+def step_subject(version: int) -> str:
+    """What events about the step that makes this version are about."""
+    return f"step {version}"
 
 
-def _of_manifest(event: _WithManifest) -> VersionSubject:
-    return VersionSubject(event.manifest.version)
+def version_subject(version: int) -> str:
+    """What events about this version on its way to the engines are about."""
+    return f"version {version}"
 
 
 _key: Final[Callable[[Any], SampleKey]] = attrgetter("key")
@@ -155,17 +127,13 @@ KEY_OF: Final[dict[type[Event], Callable[[Any], SampleKey]]] = {
     SampleGenerated: _key_of_sample,
     SampleScored: _key_of_sample,
 }
-"""Of events about one sample, nearly all of a run: so no Python code runs for one. Such an event comes without the
-context of a trace where its sender has left its group out."""
-OF_ONE_GROUP: Final[frozenset[type[Event]]] = frozenset((SampleGenerated, SampleJudged, SampleScored))
-"""Of these, events that are heard where what follows is about the group of the sample or about nothing in particular:
-Scorer and Filter. Elsewhere one sample makes room for another."""
-SUBJECTS: Final[dict[type[Event], Callable[[Any], Subject]]] = {
+"""Of events about one sample, nearly all of a run: so no Python code runs for one."""
+SUBJECTS: Final[dict[type[Event], Callable[[Any], object]]] = {
     **KEY_OF,
-    GroupScored: _of_group_scored,
+    GroupScored: _of_group,
     GroupAdmitted: _of_admitted,
-    GroupRejected: _of_rejected,
-    GroupJudged: _of_judged,
+    GroupRejected: _of_group,
+    GroupJudged: _of_group,
     BatchReady: _of_step,
     StepFinished: _of_step,
     StepReported: _of_step,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.lives import Life
     from penstock.runtime.observability.spans import AttributeValue
     from penstock.runtime.observability.traces import SpanRow
-    from penstock.runtime.observability.trackers import ActivityRow
+    from penstock.runtime.observability.trackers import ActivityRow, EventRow
 
 DEVICES: Final = 1
 SAMPLES: Final = 2
@@ -54,7 +54,7 @@ def write_view(
     lanes: Mapping[str, Sequence[ActivityRow]],
     lives: Sequence[Life],
     steps: Sequence[SpanRow],
-    has_events: bool = False,
+    handled: Sequence[EventRow] = (),
 ) -> int:
     """Write the file, whole or not at all; returns how many events are in it.
 
@@ -64,13 +64,12 @@ def write_view(
         lanes: of learner and engines.
         lives: of the samples to show.
         steps: spans of steps and versions.
-        has_events: also what each actor handled.
+        handled: events that the actors handled, shown as moments.
 
     Raises:
         UserFault: the file cannot be written.
     """
-    handled = [*(row for life in lives for row in life.events), *steps] if has_events else []
-    events = _events(lanes, lives, [row for row in steps if not row.name.startswith("handle ")], handled, began_ns)
+    events = _events(lanes, lives, steps, handled, began_ns)
     partial = path.with_name(f"{path.name}.partial")
     count = 0
     try:
@@ -89,7 +88,7 @@ def _events(
     lanes: Mapping[str, Sequence[ActivityRow]],
     lives: Iterable[Life],
     steps: Iterable[SpanRow],
-    handled: Iterable[SpanRow],
+    handled: Iterable[EventRow],
     began_ns: int,
 ) -> Iterator[dict[str, Any]]:
     tracks: list[tuple[int, str, Sequence[Slice]]] = []
@@ -97,10 +96,11 @@ def _events(
     tracks += [(SAMPLES, "samples", row) for row in _swimlanes(lives)]
     tracks += [(STEPS, "steps", row) for row in _rows([_span_slice(row, "step") for row in steps])]
     by_actor: dict[str, list[Slice]] = {}
-    for row in handled:
-        if row.name.startswith("handle "):
-            by_actor.setdefault(f"{row.actor} #{row.epoch}", []).append(_span_slice(row, "handled"))
-    tracks += [(ACTORS, name, row) for name, slices in sorted(by_actor.items()) for row in _rows(slices)]
+    for event in handled:
+        at_ns = began_ns + round(1e9 * event.at_s)
+        one = Slice(event.event, "handled", at_ns, at_ns, {"about": event.summary})
+        by_actor.setdefault(f"{event.actor} #{event.epoch}", []).append(one)
+    tracks += [(ACTORS, name, slices) for name, slices in sorted(by_actor.items())]
     for process in sorted({process for process, _, _ in tracks}):
         yield _named("process_name", process, 0, _NAMES[process])
     for number, (process, name, slices) in enumerate(tracks, start=1):
@@ -114,9 +114,9 @@ def _named(what: str, process: int, track: int, name: str) -> dict[str, Any]:
 
 
 def _complete(one: Slice, process: int, track: int, began_ns: int) -> dict[str, Any]:
+    how = {"ph": "i", "s": "t"} if process == ACTORS else {"ph": "X", "dur": (one.end_ns - one.start_ns) / 1000}
     return {
-        "ph": "X", "name": one.name, "cat": one.kind, "pid": process, "tid": track,
-        "ts": (one.start_ns - began_ns) / 1000, "dur": (one.end_ns - one.start_ns) / 1000,
+        **how, "name": one.name, "cat": one.kind, "pid": process, "tid": track, "ts": (one.start_ns - began_ns) / 1000,
         "args": {name: value for name, value in one.facts.items() if value not in (None, "")},
     }  # fmt: skip
 

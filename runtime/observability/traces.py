@@ -1,8 +1,8 @@
 """The traces in a run's folder: where they lie, and how the files of all actors are joined into one trace.
 
-``traces/salt`` holds the run's salt in hex, from which every trace id follows. ``traces/<actor>-<epoch>.jsonl`` holds
-the spans of one incarnation of an actor (``/`` in a name becomes ``-``): a line a batch, as :mod:`.span_file` has it,
-and in runs of earlier versions as OTLP/JSON.
+``traces/salt`` holds the run's salt in hex behind the form of the ids, from which every trace id follows.
+``traces/<actor>-<epoch>.jsonl`` holds the spans of one incarnation of an actor (``/`` in a name becomes ``-``): a line
+a batch, as :mod:`.span_file` has it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 TRACES_FOLDER: Final = "traces"
 SALT_FILE: Final = "salt"
+FORM: Final = "2 "
+"""Of the ids, before the salt; earlier versions of Penstock derived others, and wrote no form."""
 BATCH_S: Final = 30.0
 """Spans of one line of a file ended within so much of each other: they are written half a second after they end."""
 _ENDED: Final = re.compile(rb'"end(?:_ns":|TimeUnixNano":")(\d+)')
@@ -73,10 +75,10 @@ def open_traces(run_folder: Path) -> bytes:
     """
     path = run_folder / TRACES_FOLDER / SALT_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
+    if not path.exists() or not path.read_text().startswith(FORM):
         # Whole or not at all: a torn salt would cut every later trace off from the earlier ones.
         partial = path.with_suffix(".partial")
-        partial.write_text(new_salt().hex() + "\n")
+        partial.write_text(f"{FORM}{new_salt().hex()}\n")
         os.replace(partial, path)
     return _read_salt(path)
 
@@ -164,10 +166,14 @@ def run_salt(run_folder: Path) -> bytes:
     Raises:
         UserFault: the run was not traced, or the file with the salt is damaged.
     """
+    return _read_salt(_salt_file(run_folder))
+
+
+def _salt_file(run_folder: Path) -> Path:
     path = run_folder / TRACES_FOLDER / SALT_FILE
     if not path.exists():
         raise UserFault(f"{run_folder} has no traces; was it run with observability.tracing: true?")
-    return _read_salt(path)
+    return path
 
 
 def _or_removed(run_folder: Path) -> str:
@@ -177,12 +183,17 @@ def _or_removed(run_folder: Path) -> str:
 
 def _read_salt(path: Path) -> bytes:
     text = path.read_text().strip()
+    if len(text) == 2 * SALT_BYTES:
+        raise UserFault(
+            f"{path.parent} was written by an earlier version of Penstock, whose traces had other ids: read it with "
+            f"that version, or write it as OTLP/JSON with penstock trace --otlp FILE"
+        )
     try:
-        salt = bytes.fromhex(text)
+        salt = bytes.fromhex(text.removeprefix(FORM))
     except ValueError:
         salt = b""
     if len(salt) != SALT_BYTES:
-        raise UserFault(f"{path} must hold {SALT_BYTES} bytes in hexadecimal, got {text[:80]!r}")
+        raise UserFault(f"{path} must hold {FORM!r} and {SALT_BYTES} bytes in hexadecimal, got {text[:80]!r}")
     return salt
 
 
@@ -201,7 +212,7 @@ def write_otlp(run_folder: Path, path: Path) -> int:
     Raises:
         UserFault: the run was not traced, a file of spans is damaged, or the new one cannot be written.
     """
-    run_salt(run_folder)
+    _salt_file(run_folder)
     partial, count = path.with_name(f"{path.name}.partial"), 0
     try:
         with partial.open("wb") as file:

@@ -20,7 +20,7 @@ from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows
 from penstock.runtime.observability.segments import SegmentFile, files_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from penstock.messages.training import ActorReported
@@ -33,6 +33,8 @@ EVENTS_FILE: Final = "events.jsonl"
 EVENTS_FOLDER: Final = "events"
 """The event logs of a host whose actors are processes: one for each incarnation."""
 EVENTS_PER_WRITE: Final = 1024
+MAX_SEARCHED: Final = 16
+"""Subjects that are searched for in a line before it is decoded."""
 _EVALUATION_LINE: Final = b'{"evaluation":'
 MAX_DELAY_S: Final = 1.0
 """An event is in its file when another one follows it so much later, if not before."""
@@ -304,6 +306,22 @@ def read_run_events(run_folder: Path) -> list[EventRow]:
     paths += [each for each in files_in(run_folder) if each.name == EVENTS_FILE]
     rows = [row for path in paths for row in read_events(path)]
     return sorted(rows, key=lambda row: row.at_s)
+
+
+def read_events_about(run_folder: Path, subjects: Collection[str]) -> list[EventRow]:
+    """Of the events of a run those about these samples, groups, steps and versions, named as
+    :mod:`~penstock.runtime.observability.subjects` has them, by time.
+
+    Raises:
+        UserFault: a log is damaged.
+    """
+    # A search in bytes passes over nearly every line without decoding it, as long as there are few to search for.
+    needles = [f'"{subject}"'.encode() for subject in subjects] if len(subjects) <= MAX_SEARCHED else []
+    found: list[EventRow] = []
+    for path in files_in(run_folder / EVENTS_FOLDER):
+        rows = read_rows(path, EventRow, is_row=lambda line: not needles or any(map(line.__contains__, needles)))
+        found += (row for row in rows if row.summary in subjects)
+    return sorted(found, key=lambda row: row.at_s)
 
 
 def read_events(path: Path) -> Iterator[EventRow]:

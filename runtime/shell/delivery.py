@@ -58,7 +58,6 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     event: Event
     message_id: int
     cause: int = 0
-    trace: bytes = b""
 
 
 class _Kept(msgspec.Struct, gc=False):

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 
 import msgspec
@@ -43,9 +41,6 @@ if TYPE_CHECKING:
     from penstock.messages.ledger import LedgerEntry
 
 MAX_TIMERS_A_TURN: Final = 1024
-Contexts = Mapping[int, bytes]
-"""Trace contexts by ``id`` of the events that are sent with them; of those that are not in it there is none."""
-NO_CONTEXTS: Final[Contexts] = MappingProxyType({})
 _DONE_BEFORE: Final = (Send, Record, StartTimer, StopTimer)
 """Commands that the shell has carried out when the effects of a turn begin, or carries out elsewhere."""
 _OF_SUPERVISOR: Final = (ReplaceActor, FailRun)
@@ -80,19 +75,12 @@ class Host(Protocol):
 class Observer(Protocol):
     """Who watches a shell: traces, event log, tests. Nothing that it does changes what the actor does."""
 
-    def handled(
-        self, event: Event, header: Header | None, start_ns: int, end_ns: int, commands: list[AnyCommand]
-    ) -> Contexts:
-        """After each event that reached the actor; the header is None for local events. Returns the trace contexts that
-        go with what the commands send."""
+    def handled(self, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
+        """After each event that reached the actor; the header is None for local events."""
         ...
 
     def failed(self, event: Event, header: Header | None, error: Exception) -> None:
         """The actor has raised on this event, and its process ends."""
-        ...
-
-    def clock_ns(self) -> int:
-        """Wall clock for spans."""
         ...
 
 
@@ -137,7 +125,7 @@ class Shell:
         self._hears = hears
         self._observer = observer
         self._ids = itertools.count(1)
-        self._effects: list[tuple[list[AnyCommand], int, Contexts]] = []
+        self._effects: list[tuple[list[AnyCommand], int]] = []
         self._records: list[LedgerEntry] = []
         self._packs: dict[str, list[Outgoing]] = {}
         self._links: dict[str, int] = {}
@@ -282,10 +270,10 @@ class Shell:
             records, self._records = self._records, []
             if records:
                 self._host.commit(records)
-            for commands, cause, contexts in effects:
+            for commands, cause in effects:
                 for command in commands:
                     if type(command) is Send:
-                        self._send(command, cause, contexts)
+                        self._send(command, cause)
                     elif not isinstance(command, _DONE_BEFORE):
                         self._carry_out(command)
         if self._packs:
@@ -314,22 +302,21 @@ class Shell:
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _handle(self, event: Event, header: Header | None) -> None:
-        observer, contexts = self._observer, NO_CONTEXTS
+        observer = self._observer
         if observer is None:
             commands = self.machine.handle(event)
         else:
-            start_ns = observer.clock_ns()
             try:
                 commands = self.machine.handle(event)
             except Exception as error:
                 observer.failed(event, header, error)
                 raise
-            contexts = observer.handled(event, header, start_ns, observer.clock_ns(), commands)
+            observer.handled(event, header, commands)
         if self.settings.validate:
             self.machine.validate()
             self.membership.validate()
         if commands:
-            self._effects.append((commands, 0 if header is None else header.message_id, contexts))
+            self._effects.append((commands, 0 if header is None else header.message_id))
             for command in commands:
                 if type(command) is Record:
                     self._records += command.entries
@@ -378,7 +365,7 @@ class Shell:
             settled_sequence=self.delivery.settled.sequence,
             leases=(*leases, *self.delivery.leases()),
         )
-        self._effects.append(([Send(header.sender, answer)], header.message_id, NO_CONTEXTS))
+        self._effects.append(([Send(header.sender, answer)], header.message_id))
 
     def _carry_out(self, command: ReplaceActor | FailRun | BackendCommand) -> None:
         if isinstance(command, _OF_SUPERVISOR):
@@ -386,12 +373,11 @@ class Shell:
         else:
             self._host.execute(command)
 
-    def _send(self, send: Send, cause: int, contexts: Contexts) -> None:
-        event = send.event
+    def _send(self, send: Send, cause: int) -> None:
+        to, event = send.to, send.event
         if type(event) is LeasesAsked:
             event = msgspec.structs.replace(event, lost=self.membership.lost_members())
-        to, trace = send.to, contexts.get(id(send.event), b"") if contexts else b""
-        outgoing = Outgoing(to, event, next(self._ids), cause, trace)
+        outgoing = Outgoing(to, event, next(self._ids), cause)
         if event.delivery is not Kind.LOSSY:
             self.delivery.sent(outgoing, self._host.now_s())
         pack = self._packs.get(to)
@@ -405,7 +391,7 @@ class Shell:
         if overdue is not None:
             settings = self.settings
             report = WaitsReported(name=settings.name, epoch=settings.epoch, at_s=now_s, waits=overdue)
-            self._effects.append(([Send(SUPERVISOR, report)], 0, NO_CONTEXTS))
+            self._effects.append(([Send(SUPERVISOR, report)], 0))
 
     def _is_reachable(self, name: str) -> bool:
         epoch = self.membership.epoch_of(name)
@@ -418,7 +404,7 @@ class Shell:
     def _envelope(self, item: Outgoing) -> Envelope:
         sequence = self._links[item.to] = self._links.get(item.to, 0) + 1
         settings = self.settings
-        header = Header(settings.name, settings.epoch, sequence, item.message_id, item.cause, item.trace)
+        header = Header(settings.name, settings.epoch, sequence, item.message_id, item.cause)
         return Envelope(header, item.event)
 
 

@@ -93,17 +93,17 @@ MUTANTS = (
         "runtime/shell/shell.py",
         """            if records:
                 self._host.commit(records)
-            for commands, cause, contexts in effects:
+            for commands, cause in effects:
                 for command in commands:
                     if type(command) is Send:
-                        self._send(command, cause, contexts)
+                        self._send(command, cause)
                     elif not isinstance(command, _DONE_BEFORE):
                         self._carry_out(command)
 """,
-        """            for commands, cause, contexts in effects:
+        """            for commands, cause in effects:
                 for command in commands:
                     if type(command) is Send:
-                        self._send(command, cause, contexts)
+                        self._send(command, cause)
                     elif not isinstance(command, _DONE_BEFORE):
                         self._carry_out(command)
             if records:

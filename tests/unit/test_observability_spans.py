@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.observability.span_collector import SpanCollector, otlp_exporter
@@ -22,9 +23,9 @@ from penstock.runtime.observability.span_file import SpanFile, actor_attributes
 from penstock.runtime.observability.spans import (
     NO_PARENT,
     SpanRecorder,
+    is_traced,
     new_salt,
     root_span_id,
-    sampled,
     step_trace_id,
     trace_id_of,
     version_trace_id,
@@ -76,8 +77,8 @@ class Stuck(SpanExporter):
 
 
 def test_every_process_derives_the_same_trace_id_of_a_sample() -> None:
-    # BLAKE2b of "sample/12/3" under the salt: an old run's traces must stay findable.
-    assert trace_id_of(SALT, 12, 3).hex() == "9bec1b06a0604f77d384f5032495dabd"
+    # Multiples of the golden ratio from the halves of the salt on: an old run's traces must stay findable.
+    assert trace_id_of(SALT, 12, 3).hex() == "daa76f2f81e47a4672a2bebd038adf0b"
 
 
 def test_samples_steps_versions_and_runs_have_traces_of_their_own() -> None:
@@ -98,16 +99,25 @@ def test_two_recorders_never_give_the_same_span_id() -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 0.01, 0.3, 0.5, 1.0])
 def test_the_sampled_share_is_the_fraction(fraction: float) -> None:
-    num_kept = sum(sampled(trace_id_of(SALT, group, 0), fraction) for group in range(20_000))
-    assert num_kept == pytest.approx(20_000 * fraction, abs=200)
+    num_kept = sum(is_traced(SALT, group, fraction) for group in range(20_000))
+    assert num_kept == pytest.approx(20_000 * fraction, abs=20)
 
 
-@given(st.binary(min_size=16, max_size=16), st.floats(0, 1), st.floats(0, 1))
-def test_a_trace_of_a_smaller_sample_is_in_every_larger_one(trace_id: bytes, one: float, other: float) -> None:
+@given(st.binary(min_size=16, max_size=16), st.integers(), st.floats(0, 1), st.floats(0, 1))
+def test_a_group_of_a_smaller_sample_is_in_every_larger_one(salt: bytes, group: int, one: float, other: float) -> None:
     smaller, larger = sorted((one, other))
-    assert sampled(trace_id, larger) or not sampled(trace_id, smaller)
-    assert sampled(trace_id, 1.0)
-    assert not sampled(trace_id, 0.0)
+    assert is_traced(salt, group, larger) or not is_traced(salt, group, smaller)
+    assert is_traced(salt, group, 1.0)
+    assert not is_traced(salt, group, 0.0)
+
+
+def test_a_sampler_of_opentelemetry_keeps_the_same_groups() -> None:
+    for fraction in (0.01, 0.3, 0.99):
+        sampler = TraceIdRatioBased(fraction)
+        for group in range(2000):
+            trace_id = int.from_bytes(trace_id_of(SALT, group, 5), "big")
+            decision = sampler.should_sample(None, trace_id, "x").decision
+            assert (decision is Decision.RECORD_AND_SAMPLE) == is_traced(SALT, group, fraction)
 
 
 # --- recording --------------------------------------------------------------------------------------------------
@@ -380,7 +390,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserFault, match="no trace of sample 0/1"):
         read_trace(tmp_path, 0, 1)
     (tmp_path / "traces" / "salt").write_text("12\n")
-    with pytest.raises(UserFault, match="must hold 16 bytes in hexadecimal, got '12'"):
+    with pytest.raises(UserFault, match="must hold '2 ' and 16 bytes in hexadecimal, got '12'"):
         read_trace(tmp_path, 0, 0)
 
 

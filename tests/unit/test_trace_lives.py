@@ -169,7 +169,6 @@ def test_turns_and_calls_stand_below_their_generation(tmp_path: Path) -> None:
     life = life_of(TRAINED, PLAYED)
     assert [one.name for one in life.stages] == list(STAGES)
     assert [one.name for one in life.steps] == ["chat", "execute_tool look_up", "chat"]
-    assert life.events == ()
     lines = printed(life).splitlines()
     (whole,) = [number for number, line in enumerate(lines) if "  generate  " in line]
     below = lines[whole + 1 : whole + 4]

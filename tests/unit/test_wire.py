@@ -78,7 +78,7 @@ PROMPT = Prompt(
     row=5, epoch=1, tokens=b"\1\0\0\0", text="two + two", label="4", metadata=b"{}", media=MEDIA, num_retries=3
 )
 TOP = TopLogprobs(2, b"\1\0\0\0\2\0\0\0", b"\0\0\0\xbf\0\0\x80\xbf")
-HEADER = Header("engine/0", 2, 17, 23, 11, bytes(range(24)))
+HEADER = Header("engine/0", 2, 17, 23, 11)
 
 
 def example(kind: msgspec.inspect.Type) -> Any:  # noqa: ANN401 - of any type there is

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.recording import Recording
     from penstock.runtime.observability.span_collector import SpanCollector
     from penstock.runtime.observability.spans import AttributeValue
-    from penstock.runtime.observability.tracing import TraceObserver
+    from penstock.runtime.observability.stages import StageRecorder
 
 SPAN_CLOSE_S: Final = 1.0
 RARE_COLLECTIONS: Final = (20_000, 50, 100)
@@ -173,7 +173,7 @@ def _open_event_log(boot: Boot, stack: ExitStack, clock: RunClock, recording: Re
 
     log = EventLog(event_file(Path(boot.run_folder), boot.name, boot.epoch), segment_bytes=boot.segment_bytes)
     stack.callback(log.close)
-    traces = _open_traces(boot, stack)
+    stages = _open_traces(boot, stack)
     weights = None
     if boot.name == LEARNER:
         weights = WeightsLog(Path(boot.run_folder))
@@ -183,20 +183,21 @@ def _open_event_log(boot: Boot, stack: ExitStack, clock: RunClock, recording: Re
         name=boot.name,
         epoch=boot.epoch,
         now_s=clock.now_s,
-        inner=traces,
+        stages=stages,
         weights=weights,
         recording=recording,
     )
 
 
-def _open_traces(boot: Boot, stack: ExitStack) -> TraceObserver | None:
+def _open_traces(boot: Boot, stack: ExitStack) -> StageRecorder | None:
     if not boot.trace_salt:
         return None
     from penstock.runtime.observability.span_export import SpanExporterThread
     from penstock.runtime.observability.span_file import SpanFile, actor_attributes
     from penstock.runtime.observability.spans import SpanRecorder
+    from penstock.runtime.observability.stages import StageRecorder
+    from penstock.runtime.observability.trace_ids import TraceIds
     from penstock.runtime.observability.traces import span_file
-    from penstock.runtime.observability.tracing import TraceObserver
 
     recorder, resource = SpanRecorder(), actor_attributes(boot.name, boot.epoch)
     path = span_file(Path(boot.run_folder), boot.name, boot.epoch)
@@ -204,9 +205,7 @@ def _open_traces(boot: Boot, stack: ExitStack) -> TraceObserver | None:
     exporter = SpanExporterThread(recorder, file, collector=_open_collector(boot, resource))
     exporter.start()
     stack.callback(exporter.close, SPAN_CLOSE_S)
-    return TraceObserver(
-        recorder, run_salt=boot.trace_salt, name=boot.name, epoch=boot.epoch, fraction=boot.trace_fraction
-    )
+    return StageRecorder(recorder, TraceIds(boot.trace_salt, boot.trace_fraction))
 
 
 def _open_collector(boot: Boot, resource: dict[str, AttributeValue]) -> SpanCollector | None:

@@ -120,7 +120,7 @@ class Boot(Value, frozen=True, kw_only=True):
 
 
 OBSERVING: Final = tuple(
-    f"penstock.runtime.observability.{name}" for name in ("event_observer", "span_export", "trackers", "tracing")
+    f"penstock.runtime.observability.{name}" for name in ("event_observer", "span_export", "stages", "trackers")
 )
 """Modules that every actor imports late, so that its process is announced before; a warm one has them already."""
 VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"

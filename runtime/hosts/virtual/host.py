@@ -27,7 +27,7 @@ from penstock.runtime.hosts.virtual.process import Casting, Process, Status, del
 from penstock.runtime.hosts.virtual.scaling import Scaling
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel, Supervisor
 from penstock.runtime.shell.engine_scaling import ScalingSettings
-from penstock.runtime.shell.shell import NO_CONTEXTS, Contexts, ShellSettings
+from penstock.runtime.shell.shell import ShellSettings
 from penstock.runtime.shell.watchdog import NEVER
 
 if TYPE_CHECKING:
@@ -303,9 +303,7 @@ class _Observer:
         self._digest = digest
         self._watchers = watchers
 
-    def handled(
-        self, event: Event, header: Header | None, start_ns: int, end_ns: int, commands: list[AnyCommand]
-    ) -> Contexts:
+    def handled(self, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
         """See :class:`penstock.runtime.shell.shell.Observer`."""
         host, process = self._host, self.process
         assert process is not None
@@ -314,11 +312,6 @@ class _Observer:
             self._digest.add(host.clock.now_s, process.name, process.epoch, header, event)
         for watcher in self._watchers:
             watcher.handled(process, event, header, commands)
-        return NO_CONTEXTS
 
     def failed(self, event: Event, header: Header | None, error: Exception) -> None:
         """The error ends the run, and tells by itself."""
-
-    def clock_ns(self) -> int:
-        """Handling takes no virtual time."""
-        return 0

@@ -50,8 +50,7 @@ class SampleKey(Value, frozen=True, array_like=True, order=True):
     index: int
 
     def __str__(self) -> str:
-        group_id = self.group_id  # spelt out: the event log writes one for nearly every event
-        return f"{group_id}/{self.index}" if group_id >= 0 else f"{group_name(group_id)}/{self.index}"
+        return f"{group_name(self.group_id)}/{self.index}"
 
 
 def evaluation_group_id(place: int) -> int:

@@ -10,7 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from penstock.messages.errors import UserFault
-from penstock.messages.samples import group_name
+from penstock.messages.samples import SampleKey, group_name
 from penstock.runtime.launch.runs import read_record
 from penstock.runtime.observability.lives import (
     OF_ATTEMPT,
@@ -101,14 +101,14 @@ def show_trace(folder: Path, console: Console, chosen: Chosen, views: Sequence[P
     if chosen.step is not None:
         tree = _step_tree(chosen.step, steps, lives, chosen)
         about = (step_subject(chosen.step), version_subject(chosen.step))
-        _add_events(tree, [row for row in handled if row.summary in about], steps[0].start_ns - began_ns)
+        _add_events(tree, [row for row in handled if row.about in about], steps[0].start_ns - began_ns)
         console.print(tree)
     pushed = pushed_keys(folder)
     for life in lives[: chosen.limit] if chosen.num_choices and chosen.step is None else ():
         key = pushed.get(life.fate.group_id, "")
         tree = life_tree(life, pushed=key)
-        about = (life.fate.name, group_name(life.fate.group_id))
-        _add_events(tree, [row for row in handled if row.summary in about], life.start_ns - began_ns)
+        of_life = [row for row in handled if row.about in _subjects_of(life)]
+        _add_events(tree, of_life, life.start_ns - began_ns)
         console.print(tree)
     for line in [*summary, *([removed] if removed else [])]:
         console.print(escape(terminal_text(line)), style="dim", soft_wrap=True)
@@ -143,11 +143,15 @@ def _chosen_fates(folder: Path, chosen: Chosen) -> tuple[list[Fate], list[str]]:
     return read_fates(folder, step=chosen.step), []
 
 
-def _subjects(lives: Sequence[Life], steps: Sequence[SpanRow]) -> set[str]:
+def _subjects(lives: Sequence[Life], steps: Sequence[SpanRow]) -> set[str | SampleKey]:
     """What events about these lives and steps are about."""
-    subjects = {name for life in lives for name in (life.fate.name, group_name(life.fate.group_id))}
+    subjects = {subject for life in lives for subject in _subjects_of(life)}
     versions = {version for row in steps if isinstance(version := row.attributes.get("version"), int)}
     return subjects | {subject(version) for version in versions for subject in (step_subject, version_subject)}
+
+
+def _subjects_of(life: Life) -> tuple[SampleKey, str]:
+    return SampleKey(life.fate.group_id, life.fate.index), group_name(life.fate.group_id)
 
 
 def _step_spans(folder: Path, versions: Sequence[int | None]) -> list[SpanRow]:

@@ -59,8 +59,8 @@ class EventObserver:
         """Log the event, and record the stages that it ends or that its commands begin or end."""
         kind = type(event)
         key_of = KEY_OF.get(kind)  # looked up here, as most events are about a sample, and a call costs as much as this
-        subject = str(key_of(event)) if key_of is not None else subject_text(event)
-        self._append(self._now_s(), self._name, self._epoch, kind.__name__, subject)
+        about = key_of(event) if key_of is not None else subject_text(event)
+        self._append(self._now_s(), self._name, self._epoch, kind.__name__, about)
         if self._recording is not None:
             self._recording.add(event, header, commands)
         if self._weights is not None:

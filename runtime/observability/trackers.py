@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.messages.samples import SampleKey
 from penstock.messages.training import Activity, ActivitySpan, Balance, StepReported
 from penstock.runtime.observability.activity import LaneTiler
 from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows
@@ -111,7 +112,13 @@ class EventRow(msgspec.Struct, frozen=True, array_like=True):
     actor: str
     epoch: int
     event: str
-    summary: str
+    about: str | SampleKey
+    """Its subject; empty: nothing in particular."""
+
+    @property
+    def summary(self) -> str:
+        """The subject in words: ``12/3``, ``12``, ``step 4``."""
+        return str(self.about)
 
 
 class MetricsLog:
@@ -220,14 +227,14 @@ class EventLog:
         self._file = None if path is None else SegmentFile(path, max_bytes=segment_bytes, anew=True)
         self._events_per_write = events_per_write
         self._due_s = MAX_DELAY_S
-        self._rows: list[tuple[float, str, int, str, str]] = []
+        self._rows: list[tuple[float, str, int, str, str | SampleKey]] = []
         self._hash = blake2b(digest_size=16)
         self._encoder = msgspec.json.Encoder()
 
-    def append(self, at_s: float, actor: str, epoch: int, event_name: str, summary: str = "") -> None:
+    def append(self, at_s: float, actor: str, epoch: int, event_name: str, about: str | SampleKey = "") -> None:
         """Add one event: when (seconds since the start of the run), who handled what, and what it was about."""
         rows = self._rows
-        rows.append((at_s, actor, epoch, event_name, summary))
+        rows.append((at_s, actor, epoch, event_name, about))
         if len(rows) >= self._events_per_write or at_s >= self._due_s:
             self._due_s = at_s + MAX_DELAY_S
             self.flush()
@@ -308,19 +315,19 @@ def read_run_events(run_folder: Path) -> list[EventRow]:
     return sorted(rows, key=lambda row: row.at_s)
 
 
-def read_events_about(run_folder: Path, subjects: Collection[str]) -> list[EventRow]:
-    """Of the events of a run those about these samples, groups, steps and versions, named as
+def read_events_about(run_folder: Path, subjects: Collection[str | SampleKey]) -> list[EventRow]:
+    """Of the events of a run those about these samples, and groups, steps and versions, which are named as
     :mod:`~penstock.runtime.observability.subjects` has them, by time.
 
     Raises:
         UserFault: a log is damaged.
     """
     # A search in bytes passes over nearly every line without decoding it, as long as there are few to search for.
-    needles = [f'"{subject}"'.encode() for subject in subjects] if len(subjects) <= MAX_SEARCHED else []
+    needles = [msgspec.json.encode(subject) for subject in subjects] if len(subjects) <= MAX_SEARCHED else []
     found: list[EventRow] = []
     for path in files_in(run_folder / EVENTS_FOLDER):
         rows = read_rows(path, EventRow, is_row=lambda line: not needles or any(map(line.__contains__, needles)))
-        found += (row for row in rows if row.summary in subjects)
+        found += (row for row in rows if row.about in subjects)
     return sorted(found, key=lambda row: row.at_s)
 
 

@@ -165,12 +165,12 @@ def test_a_step_is_shown_with_its_version_and_its_samples(trace: Callable[..., s
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
-    return [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    return [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] != "M"]
 
 
 def ns(event: dict[str, Any]) -> tuple[int, int]:
     start = round(1000 * event["ts"])
-    return start, start + round(1000 * event["dur"])
+    return start, start + round(1000 * event.get("dur", 0))
 
 
 @pytest.mark.parametrize("option", ["--perfetto", "--chrome"])

@@ -3,6 +3,7 @@ of it; checkpoints pass from either layout to the other."""
 
 # torch.distributed is typed in part only:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 

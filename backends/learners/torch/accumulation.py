@@ -103,6 +103,7 @@ class Accumulation:
         self, work: UpdateWork, known: BatchTokens, pairs: Update | None
     ) -> tuple[dict[str, float], dict[str, float]]:
         """Add those of what this rank holds; the figures of its loss, and those that are the same on every rank."""
+        figures: Sequence[Mapping[str, Tensor]] = ()
         equal: dict[str, float] = {}
         update = work.update
         division = self._division(update)
@@ -111,7 +112,8 @@ class Accumulation:
         point = None if pairs is None else self._reference_point(pairs, spare)
         own = StepTokens(known, update, parts, is_only_step=work.is_only, reference_point=point)
         if not (work.trains_policy and self._roles.has_policy):
-            figures = [] if self._critic is None else self._add_values(self._critic, own, batches, spare)
+            if self._critic is not None:
+                figures = self._add_values(self._critic, own, batches, spare)
         elif len(division.in_order) > 1 and couples_tokens(self._options.objective):
             whole = StepTokens(known, update, [update.sequences], is_only_step=work.is_only, reference_point=point)
             places = places_in(update, parts).to(self._policy.device)

@@ -55,6 +55,8 @@ class LearnerSpec:
     """Ranks that say much to each other, and so have to be on one node."""
     has_layout: bool = False
     """Its block says how the model is divided over its ranks, which is checked and planned before the run."""
+    parts_critic: bool = False
+    """Its policy and its critic can lie on different ranks (``learner.critic_ranks``)."""
     sees_images: bool = False
     """It trains models on prompts with images."""
     has_known_memory: bool = False

@@ -63,7 +63,8 @@ def _learner(options: LearnerOptions) -> Placed:
     if num_ranks == 1:
         return Placed(LEARNER, 1, threads, device, options.backend)
     each = "" if device == "cpu" else ", 1 GPU each where there are any" if device == "auto" else ", 1 GPU each"
-    return Placed(LEARNER, 1 + num_ranks, threads, device, f"{options.backend}, {num_ranks} ranks{each}")
+    parts = f" ({num_ranks - apart} of the policy, {apart} of the critic)" if (apart := options.critic_ranks) else ""
+    return Placed(LEARNER, 1 + num_ranks, threads, device, f"{options.backend}, {num_ranks} ranks{parts}{each}")
 
 
 def _engines(options: EnginesOptions) -> Iterator[Placed]:

@@ -46,6 +46,7 @@ FREE_KEYS: Final = (
     NUM_STEPS,
     "episode.max_images_gb",
     "learner.num_ranks",
+    "learner.critic_ranks",
     "learner.parallel",
     "learner.shard_size",
     "learner.tensor_parallel",

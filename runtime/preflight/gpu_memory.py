@@ -49,6 +49,17 @@ PLAIN_LAYERS: Final = 2
 """Of what fused layers keep: norms keep their input in float32 too, gated units each of their products."""
 
 
+class _Part(NamedTuple):
+    """Ranks of the torch learner that hold the same."""
+
+    what: str
+    num_ranks: int
+    has_policy: bool
+    has_critic: bool
+    key: str
+    """How many there are."""
+
+
 class Need(NamedTuple):
     """What one GPU has to hold, or to leave for what it is for."""
 
@@ -92,13 +103,9 @@ def needs_on_gpus(scenario: Scenario, architecture: Architecture) -> Iterator[Ne
             layout = layout_of(learner.megatron, learner.num_ranks)
             size = float(max(stage.total for stage in megatron_stages(scenario, architecture, layout)))
             remedy = "give it more learner.num_ranks, or divide more with learner.megatron (--dry-run shows the parts)"
+            yield Need("learner", size, "a rank", remedy)
         else:
-            size = _torch_rank(scenario, architecture)
-            remedy = (
-                "give it more learner.num_ranks, which share the weights with parallel: fsdp (learner.shard_size: "
-                "null, or larger), a larger learner.tensor_parallel, or cpu_offload: true"
-            )
-        yield Need("learner", size, "a rank", remedy)
+            yield from (_need_of(part, scenario, architecture) for part in _torch_parts(scenario))
     for index, group in enumerate(engine_groups(scenario.engines)):
         num_gpus = gpus_of_server(group)
         if num_gpus is not None and group.device.startswith("cuda"):
@@ -112,6 +119,25 @@ def needs_on_gpus(scenario: Scenario, architecture: Architecture) -> Iterator[Ne
                 f"give a server more GPUs (sglang.tp_size), or a larger {FRACTION}",
                 fraction if isinstance(fraction, float) else 1.0,
             )
+
+
+def _need_of(part: _Part, scenario: Scenario, architecture: Architecture) -> Need:
+    remedy = (
+        f"give it more {part.key}, which share the weights with parallel: fsdp (learner.shard_size: null, or larger), "
+        "a larger learner.tensor_parallel, or cpu_offload: true"
+    )
+    return Need("learner", _torch_rank(scenario, architecture, part), part.what, remedy)
+
+
+def _torch_parts(scenario: Scenario) -> list[_Part]:
+    learner, key = scenario.learner, "learner.num_ranks"
+    apart, has_critic = learner.critic_ranks, learner.objective.critic == "own"
+    if not apart:
+        return [_Part("a rank", learner.num_ranks, has_policy=True, has_critic=has_critic, key=key)]
+    return [
+        _Part("a rank of the policy", learner.num_ranks - apart, has_policy=True, has_critic=False, key=key),
+        _Part("a rank of the critic", apart, has_policy=False, has_critic=True, key="learner.critic_ranks"),
+    ]
 
 
 def fixed_models(scenario: Scenario) -> Iterator[Need]:
@@ -175,29 +201,31 @@ def sleeping_bytes(scenario: Scenario, architecture: Architecture) -> float:
         stages = megatron_stages(scenario, architecture, layout)
         kept = (each.weights + each.optimizer + each.reference + each.critic for each in stages)
         return float(sum(kept) * layout.ranks_per_stage)
-    return learner.num_ranks * _torch_own(scenario, architecture, SHARED_WEIGHT_BYTES - GRADIENT_BYTES)
+    asleep = SHARED_WEIGHT_BYTES - GRADIENT_BYTES
+    return sum(part.num_ranks * _torch_own(scenario, architecture, asleep, part) for part in _torch_parts(scenario))
 
 
-def _torch_own(scenario: Scenario, architecture: Architecture, weight_bytes: int) -> float:
+def _torch_own(scenario: Scenario, architecture: Architecture, weight_bytes: int, part: _Part) -> float:
     learner, dtype = scenario.learner, scenario.model.dtype
-    is_shared = learner.num_ranks > 1 and learner.parallel == "fsdp"
-    of_one = learner.shard_size or max(1, learner.num_ranks // learner.tensor_parallel)
+    is_shared = part.num_ranks > 1 and learner.parallel == "fsdp"
+    of_one = learner.shard_size or max(1, part.num_ranks // learner.tensor_parallel)
     num_shares = of_one * learner.tensor_parallel
     copy = WEIGHT_BYTES[dtype] if dtype != "float32" and not is_shared else 0
     trained = WEIGHT_BYTES[dtype] if learner.lora else weight_bytes + copy
-    critic = weight_bytes + copy if learner.objective.critic == "own" else 0
     reference = WEIGHT_BYTES[dtype] if needs_reference(learner.objective) and not learner.lora else 0
-    return num_weights(architecture) * (trained + critic + reference) / (num_shares if is_shared else 1)
+    held = (trained + reference) * part.has_policy + (weight_bytes + copy) * part.has_critic
+    return num_weights(architecture) * held / (num_shares if is_shared else 1)
 
 
-def _torch_rank(scenario: Scenario, architecture: Architecture) -> float:
+def _torch_rank(scenario: Scenario, architecture: Architecture, part: _Part) -> float:
     learner, dtype = scenario.learner, scenario.model.dtype
-    own = _torch_own(scenario, architecture, SHARED_WEIGHT_BYTES)
+    own = _torch_own(scenario, architecture, SHARED_WEIGHT_BYTES, part)
     stage, logits = _torch_stage(scenario, architecture)
+    logits = logits if part.has_policy else 0
     own = 0 if learner.cpu_offload else own
     if not is_compiled(
         learner, is_on_gpu=True, dtype=dtype, num_weights=num_weights(architecture),
-        has_experts=architecture.experts is not None, num_ranks=learner.num_ranks,
+        has_experts=architecture.experts is not None, num_ranks=part.num_ranks,
     ):  # fmt: skip
         return own + PLAIN_LAYERS * stage.activations + logits
     width = WEIGHT_BYTES[dtype]

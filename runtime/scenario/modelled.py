@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
 REAL_ONLY: Final = {
     "engines": ("addresses", "options", "router", "sglang"),
-    "learner": ("freeze", "lora", "megatron", "num_ranks", "options", "train_only", "true_on_policy", "warm_start"),
+    "learner": (
+        "critic_ranks",
+        "freeze",
+        "lora",
+        "megatron",
+        "num_ranks",
+        "options",
+        "train_only",
+        "true_on_policy",
+        "warm_start",
+    ),
     "teacher": ("addresses", "sglang"),
 }
 """Of each block that is modelled: the keys that a model has no use for. None decides about the order of events."""

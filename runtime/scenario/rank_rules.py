@@ -25,6 +25,8 @@ def rank_rules(s: Scenario) -> Iterator[Broken]:
     yield from _shards(s)
     if learner.tensor_parallel > 1:
         yield from _computing_together(s)
+    if learner.critic_ranks:
+        yield from _critic_apart(s)
     if learner.num_ranks == 1:
         return
     if is_modelled(learner):
@@ -101,6 +103,47 @@ def _computing_together(s: Scenario) -> Iterator[Broken]:
         return  # another rule's to say, or of a family that is not known here: then the ranks say it
     if found is not None:
         yield from _heads(found.architecture, size, key)
+
+
+def _critic_apart(s: Scenario) -> Iterator[Broken]:
+    """Policy and critic on ranks of their own, each part divided over its own."""
+    learner, key = s.learner, ("learner", "critic_ranks")
+    if not LEARNERS.spec(learner.backend).parts_critic:
+        yield key, f"backend {learner.backend} keeps a critic where the policy is; set it to 0, or backend to torch"
+        return
+    if learner.objective.critic != "own":
+        have = {
+            "none": "there is no critic; set it to 0, or learner.objective to ppo or another with critic: own",
+            "shared": "critic: shared is a head on the policy itself, whose ranks it needs; set it to 0, or "
+            "learner.objective.critic to own",
+        }
+        yield key, have[learner.objective.critic]
+        return
+    parts = {"policy": learner.num_ranks - learner.critic_ranks, "critic": learner.critic_ranks}
+    if parts["policy"] < 1:
+        yield (
+            key,
+            f"leaves no rank to the policy: learner.num_ranks, {learner.num_ranks}, counts those of both; set that to "
+            f"{learner.critic_ranks + 1} or more, or this below it",
+        )
+        return
+    each = learner.tensor_parallel * (learner.shard_size or 1)
+    divided = " × ".join(
+        f"learner.{name}" for name in ("tensor_parallel", "shard_size") if getattr(learner, name) not in (1, None)
+    )
+    for part, count in parts.items():
+        if count % each and learner.num_ranks % each == 0:
+            yield (
+                key,
+                f"leaves {count} ranks to the {part}, and {each} ({divided}) does not divide that; set this and "
+                "learner.num_ranks so that both parts have a multiple of it",
+            )
+        if count == 1 and learner.cpu_offload:
+            yield (
+                key,
+                f"leaves one rank to the {part}, which has no shards that learner.cpu_offload could move; give each "
+                "part two or more, or remove that",
+            )
 
 
 def _heads(architecture: Architecture, size: int, key: KeyPath) -> Iterator[Broken]:

@@ -91,7 +91,6 @@ class Learner:
             self.model,
             self.trainer,
             self.reference,
-            workers=self.workers,
             version=version,
             dtype=str(self.model.dtype).removeprefix("torch."),
             trained_tokens=7,

@@ -541,7 +541,7 @@ KILL_AT = """
 
     def shot(version):
         return take_snapshot(
-            model, trainer, model, workers=SOLO, version=version, dtype="float32", trained_tokens=0, canary=(1,)
+            model, trainer, model, version=version, dtype="float32", trained_tokens=0, canary=(1,)
         )
 
     trainer.train(make_groups(), version=1, min_token_version=0)

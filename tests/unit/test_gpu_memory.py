@@ -121,5 +121,27 @@ def test_ranks_of_the_torch_learner_need_so_much_of_each_weight(
     assert own == pytest.approx(of_each_weight * LLAMA_WEIGHTS)
 
 
+def test_a_critic_on_ranks_of_its_own_takes_no_memory_of_the_policy() -> None:
+    def learner(*given: str) -> list[tuple[str, float]]:
+        scenario = shipped("llama3_8b_8gpus", "learner.compile=false", "learner.objective=ppo", *given)
+        found = find_architecture(scenario)
+        assert found is not None
+        needs = needs_on_gpus(scenario, found.architecture)
+        return [(need.what, need.size_bytes) for need in needs if need.key == "learner"]
+
+    layout = ("learner.num_ranks=6", "learner.critic_ranks=2")
+    [(_, beside)] = learner()
+    [(_, policy), (what, critic)] = learner(*layout)
+    [(_, policy_besides), (_, critic_besides)] = learner(*layout, "learner.cpu_offload=true")
+    assert what == "a rank of the critic"
+    assert beside - policy == pytest.approx(16 / 4 * LLAMA_WEIGHTS)
+    assert policy - policy_besides == pytest.approx(16 / 4 * LLAMA_WEIGHTS)
+    assert critic - critic_besides == pytest.approx(16 / 2 * LLAMA_WEIGHTS)
+    assert critic_besides < policy_besides, "no logits"
+    scenario = shipped("llama3_8b_8gpus", "learner.objective=ppo", "learner.num_ranks=5", "learner.critic_ranks=1")
+    assert "learner: a rank of the critic takes about" in outcome(scenario)
+    assert "give it more learner.critic_ranks" in outcome(scenario)
+
+
 def test_scenarios_lie_where_they_are_looked_for() -> None:
     assert Path(shipped_scenarios()["llama3_8b_8gpus"]).is_file()

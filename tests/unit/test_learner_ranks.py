@@ -175,6 +175,40 @@ def test_ranks_that_compute_together_divide_the_heads() -> None:
     assert found == (("learner", "tensor_parallel"), said)
 
 
+GAE = {"name": "ppo", "estimator": "gae", "critic": "own"}
+PPO: dict[str, Any] = {"num_ranks": 4, "critic_ranks": 2, "objective": GAE}
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"objective": {"name": "dapo"}}, "there is no critic; set it to 0"),
+        ({"objective": {**GAE, "critic": "shared"}}, "a head on the policy itself, whose ranks it needs"),
+        ({"critic_ranks": 4}, "learner.num_ranks, 4, counts those of both; set that to 5 or more"),
+        ({"num_ranks": 1, "critic_ranks": 1}, "learner.num_ranks, 1, counts those of both; set that to 2 or more"),
+        ({"backend": "megatron"}, "backend megatron keeps a critic where the policy is; set it to 0"),
+        ({"critic_ranks": 1, "shard_size": 2}, "leaves 3 ranks to the policy, and 2 (learner.shard_size) does not"),
+        ({"critic_ranks": 1, "cpu_offload": True}, "leaves one rank to the critic, which has no shards"),
+    ],
+)
+def test_a_critic_on_ranks_of_its_own_is_one_that_there_is_and_leaves_ranks_to_the_policy(
+    keys: dict[str, Any], said: str
+) -> None:
+    found = broken_rule(scenario(PPO | keys))
+    assert found is not None
+    assert found[0] == ("learner", "critic_ranks")
+    assert said in found[1]
+    assert broken_rule(scenario(PPO | {"shard_size": 2})) is None
+
+
+def test_parts_that_ranks_do_not_compute_together_in_are_refused() -> None:
+    layout = {"num_ranks": 4, "critic_ranks": 1, "tensor_parallel": 2}
+    found = broken_rule(scenario(PPO | layout, model={"make": "m"}))
+    assert found is not None
+    assert "leaves 3 ranks to the policy, and 2 (learner.tensor_parallel) does not divide that" in found[1]
+    assert broken_rule(scenario(PPO | layout | {"critic_ranks": 2}, model={"make": "m"})) is None
+
+
 def test_a_simulated_learner_is_not_divided() -> None:
     found = broken_rule(scenario({"num_ranks": 2, "backend": "simulated"}, {"backend": "simulated"}))
     assert found is not None
@@ -187,6 +221,7 @@ def test_a_dry_run_counts_the_ranks() -> None:
     assert "; asks for 6 GPUs where there are any" in text
     on_cpu = placement_text(scenario({"num_ranks": 2, "device": "cpu"}))
     assert "torch, 2 ranks\n" in on_cpu
+    assert "torch, 4 ranks (2 of the policy, 2 of the critic), 1 GPU each" in placement_text(scenario(PPO, sglang(2)))
 
 
 def test_several_ranks_are_a_worker_group(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled", categ
 
 
 def save_state(folder: Path, shards: Mapping[str, Shard], channel: CheckpointChannel) -> None:
-    """Write this rank's parts into a folder that all ranks see; durable when it returns. Every rank calls it.
+    """Write this rank's parts into a folder that all ranks see; durable when it returns. Every rank calls it; of some
+    tensors a rank may have no part.
 
     Raises:
         CheckpointException: a disk refuses, on any rank.
@@ -71,7 +72,7 @@ def save_state(folder: Path, shards: Mapping[str, Shard], channel: CheckpointCha
     save(
         dict(shards),
         storage_writer=HuggingFaceStorageWriter(
-            str(folder), save_distributed=True, fqn_to_index_mapping=_file_numbers(shards)
+            str(folder), save_distributed=True, fqn_to_index_mapping=_file_numbers(shards, channel)
         ),
         planner=_ShardPlanner(),
         process_group=channel.group,
@@ -144,12 +145,14 @@ def _is_found(layout: Tensor) -> bool:
     return size == tuple(local.shape) and is_there
 
 
-def _file_numbers(shards: Mapping[str, Shard]) -> dict[str, int]:
-    """Tensor → number of the file for its part, the same on every rank."""
+def _file_numbers(shards: Mapping[str, Shard], channel: CheckpointChannel) -> dict[str, int]:
+    """Tensor → number of the file for its part, the same on every rank, whichever of them have parts of it."""
+    own = {name: math.prod(shard.shape) * shard.local.itemsize for name, shard in shards.items()}
+    sizes = {name: size_bytes for of_rank in channel.each(lambda: own) for name, size_bytes in of_rank.items()}
     numbers: dict[str, int] = {}
     number, num_bytes = 1, 0
-    for name in sorted(shards):
-        size_bytes = math.prod(shards[name].shape) * shards[name].local.itemsize
+    for name in sorted(sizes):
+        size_bytes = sizes[name]
         if num_bytes and num_bytes + size_bytes > MAX_FILE_BYTES:
             number, num_bytes = number + 1, 0
         numbers[name] = number

@@ -9,6 +9,7 @@ Invariants:
 * A batch is opened with the very micro-batches of the first pass, so a policy that has not moved yet is at a distance
   of exactly 0 from what opened it. Each rank asks about its own; all know all of it afterwards, with the same bits.
 * After it every rank has the figures of the whole step.
+* Where policy and critic lie on different ranks (:mod:`.roles`), each rank runs what it has.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import torch
 from penstock.backends.learners.objectives.objective import asks_policy, couples_tokens
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.spec import loss_of
+from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.torch.collectives import Collectives
+from penstock.backends.learners.torch.parallel import data_workers
 from penstock.backends.learners.torch.rounds import MicroBatchSize, Rounds, laid_out, padding_micro_batch
 from penstock.backends.learners.training.batch_trainer import Added
 from penstock.backends.learners.training.coupling import logprob_gradients, places_in
@@ -39,10 +42,10 @@ if TYPE_CHECKING:
     from penstock.backends.learners.torch.critic import Critic
     from penstock.backends.learners.torch.loss_scale import LossScale
     from penstock.backends.learners.torch.model import PackedModel
+    from penstock.backends.learners.torch.roles import Roles
     from penstock.backends.learners.torch.rounds import MicroBatch
     from penstock.backends.learners.training.batch_trainer import UpdateWork
     from penstock.backends.learners.training.token_records import TokenRecorder
-    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 
 class Accumulation:
@@ -58,11 +61,10 @@ class Accumulation:
         temperature: float,
         check_stop: Callable[[], None],
         scale: LossScale,
-        workers: WorkerGroup,
+        roles: Roles,
         recorder: TokenRecorder | None,
     ) -> None:
-        """Arguments as for :class:`.PolicyTrainer`, but ``workers`` are those that run other micro-batches than this
-        rank (:func:`.data_workers`); ``recorder`` is told what the loss is computed from."""
+        """Arguments as for :class:`.PolicyTrainer`; ``recorder`` is told what the loss is computed from."""
         objective = options.objective
         self._policy = policy
         self._reference = reference
@@ -70,12 +72,14 @@ class Accumulation:
         self._options = options
         self._temperature = temperature
         self._scale = scale
-        self._workers = workers
+        workers = self._workers = data_workers(roles.own, options)
+        self._roles = roles
         opened = open_objective(objective, num_steps=options.num_updates * options.num_passes)
         self._objective = opened if recorder is None else recorder.around(opened)
         self._trains_entropy = objective.entropy_coef != 0.0 or loss_of(objective).is_function
         own_reference = [] if reference is None or reference.model is policy.model else [reference.model]
-        roots = [policy.model, *own_reference, *([] if critic is None else critic.roots)]
+        of_policy = [policy.model, *own_reference] if roles.has_policy else []
+        roots = [*of_policy, *([] if critic is None else critic.roots)]
         can_recover = options.tensor_parallel == 1
         self._rounds = Rounds(workers, Collectives(roots if can_recover else ()), check_stop, can_recover=can_recover)
         self.size = MicroBatchSize(options.max_tokens_per_micro_batch, is_speaker=workers.is_first)
@@ -91,15 +95,25 @@ class Accumulation:
         Raises:
             OutOfMemoryError: a micro-batch was too large; some gradients have been added.
         """
+        known = work.known or self._opened(work)
+        totals, equal = self._roles.together(lambda: self._gradients(work, known, pairs))
+        return Added(known, self._roles.all_figures(totals) | equal)
+
+    def _gradients(
+        self, work: UpdateWork, known: BatchTokens, pairs: Update | None
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Add those of what this rank holds; the figures of its loss, and those that are the same on every rank."""
+        figures: Sequence[Mapping[str, Tensor]] = ()
         equal: dict[str, float] = {}
-        known, update = work.known or self._opened(work), work.update
+        update = work.update
         division = self._division(update)
         parts = division.ranks[self._workers.rank]
         batches, spare = laid_out(parts, update.sequences[0]), padding_micro_batch(update.sequences[0])
         point = None if pairs is None else self._reference_point(pairs, spare)
         own = StepTokens(known, update, parts, is_only_step=work.is_only, reference_point=point)
-        if not work.trains_policy:
-            figures = self._add_values(own, batches, spare)
+        if not (work.trains_policy and self._roles.has_policy):
+            if self._critic is not None:
+                figures = self._add_values(self._critic, own, batches, spare)
         elif len(division.in_order) > 1 and couples_tokens(self._options.objective):
             whole = StepTokens(known, update, [update.sequences], is_only_step=work.is_only, reference_point=point)
             places = places_in(update, parts).to(self._policy.device)
@@ -110,7 +124,7 @@ class Accumulation:
             if self._options.true_on_policy:
                 places = places_in(update, parts).to(self._policy.device)
                 equal = self._compared(work, self._exchanged(found, places, update.num_tokens))
-        return Added(known, self._workers.totals(figures) | equal)
+        return self._workers.totals(figures), equal
 
     def _compared(self, work: UpdateWork, logprobs: Tensor) -> dict[str, float]:
         """Where it is promised, see that the learner has found the very log-probs that the engine reported.
@@ -133,17 +147,23 @@ class Accumulation:
 
     def _opened(self, work: UpdateWork) -> BatchTokens:
         """What is known of a batch before its first optimizer step."""
-        opening = Predictions()
-        if self._critic is not None or asks_policy(self._options):
-            opening = self._predictions(work)
-        return BatchTokens(
-            work.batch, self._options.objective, opening, version=work.version, device=self._policy.device
-        )
+        objective = self._options.objective
+        names = ["logprobs"] if asks_policy(self._options) else []
+        names += ["reference"] if names and needs_reference(objective) else []
+        names += ["values"] if objective.critic != "none" else []
+        said: dict[str, Tensor] = {}
+        if names:
+            said = self._roles.together(lambda: self._predictions(work))
+            dtype = torch.promote_types(self._policy.dtype, torch.float32)
+            said = self._roles.all_said(said, names, work.batch.num_trained_tokens, dtype)
+        return BatchTokens(work.batch, objective, Predictions(**said), version=work.version, device=self._policy.device)
 
     @torch.no_grad()
-    def _predictions(self, work: UpdateWork) -> Predictions:
-        """What the models say about the tokens of a batch, as far as anything depends on it."""
-        critic, with_policy = self._critic, asks_policy(self._options)
+    def _predictions(self, work: UpdateWork) -> dict[str, Tensor]:
+        """What the models of this rank say about the tokens of a batch, as far as anything depends on it."""
+        critic, with_policy = self._critic, self._roles.has_policy and asks_policy(self._options)
+        if critic is None and not with_policy:
+            return {}
 
         def ask(batch: MicroBatch) -> dict[str, Tensor]:
             said: dict[str, Tensor] = {}
@@ -165,9 +185,7 @@ class Accumulation:
         found = self._rounds.run("opening", batches, padding_micro_batch(spare), ask)
         places = torch.cat([batch.places for batch in batches]).to(self._policy.device)
         count = work.batch.num_trained_tokens
-        return Predictions(
-            **{name: self._exchanged([said[name] for said in found], places, count) for name in found[0]}
-        )
+        return {name: self._exchanged([said[name] for said in found], places, count) for name in found[0]}
 
     def _add_apart(
         self, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch
@@ -210,11 +228,9 @@ class Accumulation:
         return ([gradients.figures, *values] if self._workers.is_first else values), scores.logprobs
 
     def _add_values(
-        self, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch
+        self, critic: Critic, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch
     ) -> Sequence[Mapping[str, Tensor]]:
         """The critic alone; with a shared trunk its head alone, as the trunk is the policy's."""
-        critic = self._critic
-        assert critic is not None, "critic_only_steps"
 
         def work(batch: MicroBatch) -> dict[str, Tensor]:
             hidden = None

@@ -89,7 +89,7 @@ class MasterAdamW:
         self._is_summed = False
         self._is_sharded = any(isinstance(parameter, DTensor) for parameter in self._parameters)
         if not self._is_sharded:
-            copies = None if workers.is_alone else dist.group.WORLD
+            copies = None if workers.is_alone else workers.tensors or dist.group.WORLD
         self._copies = copies
         self._tensor_ranks = tensor_ranks
         self._hooks = [

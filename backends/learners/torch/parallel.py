@@ -207,6 +207,14 @@ def without_memory(model: PreTrainedModel) -> PreTrainedModel:
     return built
 
 
+def hollow(model: PackedModel) -> PackedModel:
+    """What a model is like, without memory of its weights; it cannot be run."""
+    built = type(model)(without_memory(model.model), model.device)
+    built.layout, built.notices = model.layout, model.notices
+    built.freeze_facts(model.dtype)
+    return built
+
+
 @torch.no_grad()
 def fill_like(
     built: nn.Module, source: nn.Module, workers: WorkerGroup, options: LearnerOptions, *, compute_dtype: torch.dtype
@@ -263,16 +271,25 @@ def data_workers(workers: WorkerGroup, options: LearnerOptions) -> WorkerGroup:
     return workers if options.tensor_parallel == 1 else _every_nth(workers, options.tensor_parallel)
 
 
-@functools.lru_cache(maxsize=1)
+def make_groups(workers: WorkerGroup, options: LearnerOptions) -> None:
+    """Make the process groups of models over these ranks, of which this rank need not be one; called by all ranks of
+    the learner alike, since none is made without all of them. Who asks for one later finds these."""
+    if shards_weights(workers, options):
+        _meshes_of(workers, options)
+    data_workers(workers, options)
+
+
+@functools.lru_cache(maxsize=2)  # of the policy's ranks and of the critic's
 def _every_nth(workers: WorkerGroup, step: int) -> WorkerGroup:
     found = dataclasses.replace(workers, rank=workers.rank // step, num_ranks=workers.num_ranks // step)
     if found.is_alone:
         return found
     limit = timedelta(seconds=workers.timeout_s)
-    for first in range(step):  # every rank makes every group
-        ranks = list(range(first, workers.num_ranks, step))
+    begin = workers.first_rank
+    for first in range(begin, begin + step):  # every rank makes every group
+        ranks = list(range(first, begin + workers.num_ranks, step))
         tensors, control = dist.new_group(ranks, timeout=limit), dist.new_group(ranks, timeout=limit, backend="gloo")
-        if workers.rank in ranks:
+        if begin + workers.rank in ranks:
             found = dataclasses.replace(
                 found, tensors=cast("ProcessGroup", tensors), control=cast("ProcessGroup", control)
             )
@@ -285,16 +302,17 @@ def _mesh(workers: WorkerGroup, options: LearnerOptions) -> DeviceMesh:
 
 def _meshes_of(workers: WorkerGroup, options: LearnerOptions) -> DeviceMesh:
     copies = num_copies(workers, options)
-    return _meshes(dist.group.WORLD, workers.device.type, workers.num_ranks, copies, options.tensor_parallel)
+    ranks = range(workers.first_rank, workers.first_rank + workers.num_ranks)
+    return _meshes(dist.group.WORLD, workers.device.type, ranks, copies, options.tensor_parallel)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=2)  # likewise
 def _meshes(
-    _world: ProcessGroup | None, device_type: str, num_ranks: int, copies: int, tensor_parallel: int
+    _world: ProcessGroup | None, device_type: str, members: range, copies: int, tensor_parallel: int
 ) -> DeviceMesh:
     """Ranks ``[copy, shard]``, or ``[copy, shard, tensor]``; made once, so that weights can be copied from one model of
     a process to another."""
-    ranks = torch.arange(num_ranks).view(copies, -1)
+    ranks = torch.tensor(members).view(copies, -1)
     if tensor_parallel == 1:
         return DeviceMesh(device_type, ranks, mesh_dim_names=("copy", "shard"))
     return DeviceMesh(device_type, ranks.view(copies, -1, tensor_parallel), mesh_dim_names=("copy", "shard", "tensor"))

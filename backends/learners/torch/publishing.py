@@ -128,16 +128,19 @@ class GatheredWeights:
     @torch.no_grad()
     def _buckets(self) -> Iterator[RowGather]:
         """Each is under way when it is given out."""
-        bucket, room = RowGather(self._workers.rank, self._workers.num_ranks), self._max_bucket_bytes
+        bucket, room = self._new_bucket(), self._max_bucket_bytes
         for name, tensor in self._model.weights():
             shard, dtype = shard_of(tensor), self._dtype_of(tensor)
             size_bytes = tensor.numel() * dtype.itemsize
             if size_bytes > room and room < self._max_bucket_bytes:
                 yield bucket.begun()
-                bucket, room = RowGather(self._workers.rank, self._workers.num_ranks), self._max_bucket_bytes
+                bucket, room = self._new_bucket(), self._max_bucket_bytes
             bucket.add(name, shard._replace(local=shard.local.to(dtype)))
             room -= size_bytes
         yield bucket.begun()
+
+    def _new_bucket(self) -> RowGather:
+        return RowGather(self._workers.rank, self._workers.num_ranks, self._workers.tensors)
 
     def _dtype_of(self, tensor: Tensor) -> torch.dtype:
         """Parts are more exact than the model that they belong to."""

@@ -51,14 +51,14 @@ class LearnerSnapshot:
     model: PackedModel
     """For its class, config and names only; its weights train on."""
     weights: Mapping[str, Shard]
-    """By their names in memory, each tensor under one name."""
+    """By their names in memory, each tensor under one name; none where the critic lies alone."""
     trainer: Mapping[str, Shard]
     """Optimizer, critic and random state."""
     dtype: str
     trained_tokens: int
     canary: tuple[int, ...]
     reference: PackedModel | None
-    """The reference model, for its class, config and names only."""
+    """The reference model, for its class, config and names only; None without one, and where other ranks have it."""
     reference_version: int | None
     """Which policy the reference is; None without one."""
     reference_weights: Mapping[str, Shard]
@@ -79,8 +79,7 @@ class LearnerSnapshot:
 
     def write_reference(self, folder: Path, channel: CheckpointChannel) -> None:
         """See :class:`.Snapshot`."""
-        reference = self.reference
-        assert reference is not None
+        reference = self.reference or self.model  # of which a rank without has no weights to write
         channel.each(lambda: write_model(folder, reference, self.reference_weights, channel))
 
     def record(
@@ -103,28 +102,41 @@ def take_snapshot(
     trainer: PolicyTrainer,
     reference: PackedModel | None,
     *,
-    workers: WorkerGroup,
     version: int,
     dtype: str,
     trained_tokens: int,
     canary: tuple[int, ...],
-    reference_version: int = 0,
+    reference_version: int | None = 0,
     keeps_reference: bool = True,
     parked: ParkedMemory | None = None,
 ) -> LearnerSnapshot:
     """Copy what the next step would change to memory of its own on the host; what is ``parked`` is there already. Of a
-    model that is divided nothing may be asked while it runs, so the writer gets all that it needs of it."""
+    model that is divided nothing may be asked while it runs, so the writer gets all that it needs of it.
+
+    Args:
+        model: the policy.
+        trainer: of the policy, of its critic, or of both.
+        reference: None without one, and where other ranks have it.
+        version: of the policy.
+        dtype: that it computes in.
+        trained_tokens: so far.
+        canary: see :mod:`~penstock.backends.learners.training.canary`.
+        reference_version: which policy the reference is, on this rank or on others; None where there is none.
+        keeps_reference: whether the reference is to be written.
+        parked: where the values of a sleeping learner are.
+    """
+    weights = _kept(model, parked) if trainer.roles.has_policy else ()
     return LearnerSnapshot(
         version=version,
         model=model,
-        weights={name: copied_shard(tensor, parked, model.dtype) for name, tensor in _kept(model, parked)},
+        weights={name: copied_shard(tensor, parked, model.dtype) for name, tensor in weights},
         trainer={name: copied_shard(tensor, parked) for name, tensor in trainer.state().items()}
-        | random_state(workers),
+        | random_state(trainer.roles.everyone),
         dtype=dtype,
         trained_tokens=trained_tokens,
         canary=canary,
         reference=reference,
-        reference_version=None if reference is None else reference_version,
+        reference_version=reference_version,
         reference_weights=_fixed_shards(reference, parked) if reference is not None and keeps_reference else {},
     )
 

@@ -29,6 +29,7 @@ TORCH: Final = LearnerSpec(
     together=lambda options: options.tensor_parallel,
     shares_gpu=True,
     has_engine_bits=True,
+    parts_critic=True,
     sees_images=True,
     has_known_memory=True,
     can_record_steps=True,

@@ -5,6 +5,7 @@ Invariants:
 * Loss, gradient and figures are those of the whole batch, whatever its micro-batches and the ranks are
   (:mod:`.accumulation`).
 * Every rank runs its own micro-batches.
+* Policy and critic lie on every rank, or on different ones (:mod:`.roles`); either way the figures are on all of them.
 * What overflows float16 is not applied, counted, and halves the loss scale (:mod:`.loss_scale`).
 * Micro-batches that memory does not suffice for are tried anew at half the size, and so are all after them.
 """
@@ -23,7 +24,8 @@ from penstock.backends.learners.torch.critic import Critic
 from penstock.backends.learners.torch.loss_scale import LossScale
 from penstock.backends.learners.torch.model import ADAPTER_PREFIX, CheckpointError
 from penstock.backends.learners.torch.optimizer import MasterAdamW
-from penstock.backends.learners.torch.parallel import copies_group, data_workers, tensor_group
+from penstock.backends.learners.torch.parallel import copies_group, hollow, tensor_group
+from penstock.backends.learners.torch.roles import OutOfMemoryElsewhereError, Roles, roles_of
 from penstock.backends.learners.torch.rounds import OutOfMemoryError
 from penstock.backends.learners.torch.sight import FirstLook
 from penstock.backends.learners.torch.speed import DTYPE_NAMES, speed_of
@@ -59,26 +61,25 @@ class PolicyTrainer(BatchTrainer):
         check_stop: Callable[[], None],
         seed: int = 0,
         workers: WorkerGroup = SOLO,
+        roles: Roles | None = None,
         run_folder: Path | None = None,
         quantizes: bool = False,
     ) -> None:
         """
         Args:
-            model: what is trained, already divided over the ranks, as the reference is (:func:`.parallelize`).
+            model: what is trained, already divided over the ranks that hold what this one holds, as the reference is
+                (:func:`.parallelize`). Where that is the critic alone it is what that begins with, and is not kept.
             options: the ``learner:`` block.
             temperature: of the sampling, so that log-probs are of the distribution that was sampled from.
-            num_steps: of the whole run, for the schedule.
+            num_steps, seed, run_folder, quantizes: as for :class:`.BatchTrainer`.
             reference: the policy that the KL term pulls to; None where ``kl_coef`` is 0.
             check_stop: called before each micro-batch; raises to end the step.
-            seed: of the order in which a batch is gone through, where it is divided.
             workers: all ranks; each has such a trainer, and they are called alike.
-            run_folder: for dumps and profiles of steps.
-            quantizes: engines get the weights in FP8.
+            roles: which of them hold what; None: as the options say.
 
         Raises:
             CheckpointError: the model cannot have such a critic.
-            UserFault: the objective makes no sense.
-            UserCodeError: its function cannot be loaded.
+            UserFault, UserCodeError: the objective makes no sense, or its function cannot be loaded.
         """
         super().__init__(
             options,
@@ -90,11 +91,12 @@ class PolicyTrainer(BatchTrainer):
             run_folder=run_folder,
             quantizes=quantizes,
         )
-        has_critic = options.objective.critic != "none"
-        self._policy = model
+        roles = self.roles = roles or roles_of(workers, options)
         scale = self._scale = LossScale(model.dtype)
-        self._critic = Critic(model, options, num_steps=num_steps, scale=scale, workers=workers) if has_critic else None
-        self._optimizer = _optimizer_of(model, options, scale, workers)
+        self._critic = _critic_of(model, options, num_steps, scale, roles)
+        self._optimizer = _optimizer_of(model, options, scale, roles.own) if roles.has_policy else None
+        self.model = model = model if roles.has_policy else hollow(model)
+        """The policy; of one that is not held here only what it is like."""
         self._look = None if model.eyes is None else FirstLook(model, temperature)
         self._optimizers = [one for one in (self._optimizer, self._critic) if one is not None]
         self._accumulation = Accumulation(
@@ -104,14 +106,14 @@ class PolicyTrainer(BatchTrainer):
             options,
             temperature=temperature,
             check_stop=check_stop,
-            scale=self._scale,
-            workers=data_workers(workers, options),
+            scale=scale,
+            roles=roles,
             recorder=self._recorder,
         )
 
     def check_length(self, sequence: TrainSequence, what: str, /) -> None:
         """See :class:`.BatchTrainer`."""
-        self._policy.check_length(sequence, what)
+        self.model.check_length(sequence, what)
 
     @property
     def max_tokens_per_micro_batch(self) -> int:
@@ -121,27 +123,28 @@ class PolicyTrainer(BatchTrainer):
     def state(self) -> dict[str, Tensor]:
         """What the next step depends on beside the model and the version; see :meth:`.MasterAdamW.state`,
         :meth:`.Critic.state`, :meth:`.LossScale.state` and :meth:`.Adapters.state`."""
-        adapters = self._policy.adapters
-        of_policy = self._optimizer.state() | ({} if adapters is None else adapters.state())
-        return of_policy | ({} if self._critic is None else self._critic.state()) | self._scale.state()
+        adapters = self.model.adapters
+        found = {} if adapters is None else adapters.state()
+        for optimizer in self._optimizers:
+            found |= optimizer.state()
+        return found | self._scale.state()
 
     def layouts(self) -> dict[str, Tensor]:
         """Where and how what ``state`` has is divided over ranks; see :meth:`.MasterAdamW.layouts`."""
-        return self._optimizer.layouts() | ({} if self._critic is None else self._critic.layouts())
+        return {name: tensor for optimizer in self._optimizers for name, tensor in optimizer.layouts().items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on where ``state`` was taken; see :meth:`.MasterAdamW.restore` and :meth:`.Critic.restore`."""
-        if self._policy.adapters is not None:
-            self._policy.adapters.restore(tensors)
+        if self.model.adapters is not None:
+            self.model.adapters.restore(tensors)
         elif any(name.startswith(ADAPTER_PREFIX) for name in tensors):
             raise CheckpointError(
                 "the checkpoint was written with learner.lora, and its optimizer knows adapters only; resume with it, "
                 "or start a new run from the checkpoint's model, which has them added in (model.path)"
             )
-        self._optimizer.restore(tensors)
+        for optimizer in self._optimizers:
+            optimizer.restore(tensors)
         self._scale.restore(tensors)
-        if self._critic is not None:
-            self._critic.restore(tensors)
 
     def accumulate(self, batch: TrainBatch, *, version: int) -> dict[str, float]:
         """Add the gradient of the whole batch, as one step, to the gradients of policy and critic, on every rank that
@@ -159,7 +162,7 @@ class PolicyTrainer(BatchTrainer):
 
     def trained_weights(self) -> list[Tensor]:
         """Of the policy, as the optimizer changes them, with their gradients."""
-        return self._optimizer.weights()
+        return [] if self._optimizer is None else self._optimizer.weights()
 
     def forget_gradients(self) -> None:
         """Those of policy and critic."""
@@ -175,6 +178,8 @@ class PolicyTrainer(BatchTrainer):
         while True:
             try:
                 added = self._accumulation.add(work, pairs)
+            except OutOfMemoryElsewhereError:
+                can_be_finer = None
             except OutOfMemoryError:
                 run = [work.update, *(() if work.known else work.first_pass)]
                 if pairs is not None:
@@ -186,22 +191,32 @@ class PolicyTrainer(BatchTrainer):
             self.forget_gradients()
             if self._recorder is not None:
                 self._recorder.forget()
-            self._accumulation.size.halve(can_be_finer=can_be_finer)
+            if can_be_finer is not None:
+                self._accumulation.size.halve(can_be_finer=can_be_finer)
 
     def change(self, totals: Mapping[str, float], *, step: int, name: str) -> dict[str, float]:
         """See :class:`.BatchTrainer`."""
         norms: dict[str, float] = {}
         if self._critic is not None:
             norms["train/critic-grad_norm"] = self._critic.step(step, loss=totals["train/value_loss"], name=name)
-        if "train/loss" in totals:
+        if self._optimizer is not None and "train/loss" in totals:
             rate = policy_learning_rate(step, self._options, num_steps=self._num_steps)
             norms["train/grad_norm"] = self._optimizer.step(rate, loss=totals["train/loss"], name=name)
+        norms = self.roles.all_figures(norms)
         if not self._scale.is_dynamic:
             return norms
         found = {key: norm for key, norm in norms.items() if math.isfinite(norm)}
         figures = {LOSS_SCALE: self._scale.value, OVERFLOWS: float(len(norms) - len(found))}
         self._scale.follow(has_overflown=len(found) < len(norms), name=name)
         return found | figures
+
+
+def _critic_of(
+    model: PackedModel, options: LearnerOptions, num_steps: int, scale: LossScale, roles: Roles
+) -> Critic | None:
+    if not roles.has_critic:
+        return None
+    return Critic(model, options, num_steps=num_steps, scale=scale, workers=roles.own)
 
 
 def _optimizer_of(model: PackedModel, options: LearnerOptions, scale: LossScale, workers: WorkerGroup) -> MasterAdamW:

@@ -4,6 +4,8 @@ Invariants:
 
 * See :mod:`penstock.backends.learners.training.command_worker`. The first rank alone writes checkpoints.
 * Asleep it is copied from the host's memory when a checkpoint is asked for.
+* A rank that holds the critic alone (:mod:`.roles`) trains and saves it, takes part in writing the rest, and publishes
+  nothing. It begins with the policy's weights as they are before the first batch, which it finds by itself.
 """
 
 # torch.manual_seed is typed in part only:
@@ -33,6 +35,7 @@ from penstock.backends.learners.torch.model import CheckpointError, PackedModel
 from penstock.backends.learners.torch.parallel import parallelize
 from penstock.backends.learners.torch.publishing import GatheredWeights
 from penstock.backends.learners.torch.reference import frozen, new_reference, refresh
+from penstock.backends.learners.torch.roles import roles_of
 from penstock.backends.learners.torch.sharded_load import load_divided
 from penstock.backends.learners.torch.snapshot import restore_random_state, take_snapshot
 from penstock.backends.learners.torch.trainer import PolicyTrainer
@@ -85,6 +88,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
     ) -> None:
         super().__init__(plan.options, workers, host, exporter)
         self._plan = plan
+        self._roles = roles_of(workers, plan.options)
         self._model_folder, self._folder = Path(plan.model_folder), Path(plan.checkpoints_folder)
         self._checkpoints = CheckpointFolder(
             self._folder,
@@ -119,11 +123,12 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             model = PackedModel.load(self._model_folder, dtype=plan.dtype, device=self._workers.device)
             self._warm_start(model)
             model.adapt(lora)
-            parallelize(model, self._workers, plan.options)
-        reference = new_reference(model, plan.options, self._workers)
+            parallelize(model, self._roles.own, plan.options)
+        reference = new_reference(model, plan.options, self._roles.own) if self._roles.has_policy else None
         trainer = self._trainer(model, reference)
         self._notices += model.notices
-        return OpenedLearner(model=model, trainer=trainer, reference=reference, canary=choose_canary(model))
+        canary = choose_canary(model) if self._roles.has_policy else ()
+        return OpenedLearner(model=trainer.model, trainer=trainer, reference=reference, canary=canary)
 
     def _resume(self, command: OpenLearner) -> OpenedLearner:
         plan, folder = self._plan, Path(command.path)
@@ -144,7 +149,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             model = self._loaded(_base_folder(folder, record), plan.options.lora)
             reference = new_reference(model, plan.options, self._workers)
         trainer = self._trainer(model, reference)
-        tensors = load_state(folder / STATE_FOLDER, trainer.layouts())
+        tensors = load_state(folder / STATE_FOLDER, trainer.layouts(), is_wanted=self._roles.holds)
         trainer.restore(tensors)
         restore_random_state(tensors, self._workers)
         self._notices += model.notices
@@ -152,7 +157,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             self._checkpoints.reference = record.reference
         self._writer.saved = CheckpointWritten(version=record.version, path=str(folder))
         return OpenedLearner(
-            model=model,
+            model=trainer.model,
             trainer=trainer,
             reference=reference,
             reference_version=0 if record.reference is None else record.reference.version,
@@ -164,7 +169,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
     def _stored_reference(self, folder: Path, record: CheckpointRecord) -> PackedModel | None:
         plan = self._plan
         objective = plan.options.objective
-        if not needs_reference(objective):
+        if not (self._roles.has_policy and needs_reference(objective)):
             return None
         if record.reference is None:
             asked = f"learner.objective.kl_coef is {objective.kl_coef}" if objective.kl_coef else "DPO has a reference"
@@ -175,8 +180,8 @@ class TorchWorker(CommandWorker[OpenedLearner]):
         return frozen(self._loaded(folder.parent / record.reference.folder))
 
     def _loaded(self, folder: Path, lora: LoraOptions | None = None) -> PackedModel:
-        """A model, divided over the ranks."""
-        return load_divided(folder, self._workers, self._plan.options, dtype=self._plan.dtype, lora=lora)
+        """A model, divided over the ranks that hold what this one holds."""
+        return load_divided(folder, self._roles.own, self._plan.options, dtype=self._plan.dtype, lora=lora)
 
     def _trainer(self, model: PackedModel, reference: PackedModel | None) -> PolicyTrainer:
         plan = self._plan
@@ -191,6 +196,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             check_stop=self._host.check_stop,
             seed=plan.seed,
             workers=self._workers,
+            roles=self._roles,
             run_folder=plan.run_folder,
             quantizes=plan.export.quantizes,
         )
@@ -211,13 +217,13 @@ class TorchWorker(CommandWorker[OpenedLearner]):
                 {"learner/warm_start_fraction": fraction, "learner/warm_start_loss": loss}
             ),
             check_stop=self._host.check_stop,
-            workers=self._workers,
+            workers=self._roles.own,
         )
         self._notices += (notice,) if notice else ()
 
     def _refresh_reference(self, opened: OpenedLearner) -> bool:
         if opened.reference is None:
-            return False
+            return self._has_reference(opened)  # elsewhere, perhaps
         # A checkpoint may be in the writing whose reference is the one that lies in this memory.
         self.settle()
         self._host.check_stop()
@@ -225,6 +231,8 @@ class TorchWorker(CommandWorker[OpenedLearner]):
         return True
 
     def _published(self, opened: OpenedLearner, command: PublishWeights) -> Published:
+        if not self._roles.has_policy:
+            return Published(None, {})
         # Every rank computes it: a model that is divided can only be run by all of them.
         canary = canary_under(opened.model, opened.canary)
         # Likewise; and its weights are gathered from all of them.
@@ -236,7 +244,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
                 ),
                 {},
             )
-        weights = GatheredWeights(opened.model, self._workers)
+        weights = GatheredWeights(opened.model, self._roles.own)
         manifest = None
         if self._exporter is not None:
             manifest = self._exporter.export(weights, version=command.version, publish=command.publish, canary=canary)
@@ -248,16 +256,20 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             opened.model,
             opened.trainer,
             opened.reference,
-            workers=self._workers,
             version=opened.version,
             dtype=self._plan.dtype,
             trained_tokens=opened.trained_tokens,
             canary=opened.canary,
-            reference_version=opened.reference_version,
+            reference_version=opened.reference_version if self._has_reference(opened) else None,
             keeps_reference=not self._checkpoints.has_reference(opened.reference_version),
             parked=opened.parked,
         )
         self._writer.begin(snapshot)
+
+    def _has_reference(self, opened: OpenedLearner) -> bool:
+        """Whether the learner has one, on this rank or on others."""
+        is_elsewhere = not self._roles.has_policy and needs_reference(self._plan.options.objective)
+        return opened.reference is not None or is_elsewhere
 
     def _fall_asleep(self, opened: OpenedLearner) -> None:
         self._await_reference(opened)

@@ -52,6 +52,8 @@ class WorkerGroup:
     """None in a worker group of one."""
     tensors: ProcessGroup | None = None
     """What tensors travel in; None: torch's default group."""
+    first_rank: int = 0
+    """Number of its first rank in torch's default group, where the ranks after that follow."""
 
     @property
     def is_first(self) -> bool:
@@ -95,6 +97,8 @@ class WorkerGroup:
         if not self.is_alone:
             dist.all_gather_object(named, list(own), group=self.control)
         names = sorted({name for part in named for name in part})
+        if not names:
+            return {}
         zero = torch.zeros((), dtype=torch.float64, device=self.device)
         # One transfer for all of them: each would wait for the device on its own.
         sums = self.sum_(torch.stack([own[name].double() if name in own else zero for name in names]))

@@ -1,0 +1,88 @@
+"""Which engines pass the bytes of a publish on to which others, so that the learner's link carries them about once.
+
+Each piece takes a tree of its own: from the learner to one engine, from there to all others. So every link carries the
+weights about once, however many engines there are, and no piece goes further than over two of them.
+
+Invariants:
+
+* A source serves the publish, has fetched it, or was told to fetch it in this turn or an earlier one. An engine that is
+  given up, leaves, or was twice no help, or once gave wrong bytes, is none.
+* Nobody waits for who waits for it: those who are told in one turn are told of the same sources, and others only of
+  those who were told before them. Who has to fetch a second time takes all from the learner.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Final
+
+from penstock.actors.weight_publisher.phases import Phase
+from penstock.messages.weights import WeightSource
+
+if TYPE_CHECKING:
+    from penstock.actors.weight_publisher.engines import EngineState, EngineTable
+    from penstock.messages.weights import WeightsFetched
+
+MOST_SOURCES: Final = 32
+"""Of one engine, which has a line to each. More engines take the weights in groups of so many."""
+MOST_DETOURS: Final = 2
+"""Publishes of which a source did not give what it was asked for, until it is asked no more."""
+
+
+class FanOut:
+    """Of all engines."""
+
+    def __init__(self, engines: EngineTable, *, is_tree: bool) -> None:
+        self._engines = engines
+        self._is_tree = is_tree
+        self.num_detours = 0
+        self._having: dict[int, list[WeightSource]] = {}
+        """By publish, within a turn: who has it or takes it, by name."""
+
+    def sources_for(self, engine: EngineState, publish: int) -> tuple[WeightSource, ...]:
+        """For an engine that is told to fetch, when all that are told so in this turn have turned to it."""
+        if not self._is_tree or engine.num_fetch_errors:
+            return ()
+        having = self._having.get(publish)
+        if having is None:
+            having = self._having[publish] = self._who_has(publish)
+        place = bisect_left(having, engine.name, key=lambda source: source.engine)
+        first = place // MOST_SOURCES * MOST_SOURCES
+        near = having[first : first + MOST_SOURCES]
+        return tuple(near) if any(source.engine != engine.name for source in near) else ()
+
+    def end_turn(self) -> None:
+        """Engines will move."""
+        self._having.clear()
+
+    def heard(self, event: WeightsFetched) -> list[str]:
+        """What people should know of how an engine has fetched."""
+        notices: list[str] = []
+        for detour in event.detours:
+            self.num_detours += 1
+            source = self._engines.live(detour.engine, detour.epoch)
+            if source is not None and source.detour_of != event.publish:
+                source.detour_of = event.publish
+                source.num_detours = MOST_DETOURS if detour.is_wrong else source.num_detours + 1
+                is_last = source.num_detours >= MOST_DETOURS
+                end = f"; {source.name} passes on no more weights" if is_last and source.passes_on_at else ""
+                source.passes_on_at = "" if is_last else source.passes_on_at
+                notices.append(
+                    f"{event.engine} took part of version {event.version} from the learner, not from {detour.engine}: "
+                    f"{detour.cause}{end}"
+                )
+        return notices
+
+    def _who_has(self, publish: int) -> list[WeightSource]:
+        return [
+            WeightSource(engine.name, engine.epoch, engine.passes_on_at)
+            for _, engine in sorted(self._engines.by_name.items())
+            if engine.passes_on_at and _has(engine, publish)
+        ]
+
+
+def _has(engine: EngineState, publish: int) -> bool:
+    if engine.phase in (Phase.STARTING, Phase.QUARANTINED):
+        return False
+    # Who is on its way to other weights lets go of those that it serves.
+    return engine.publish == publish if engine.target is None else engine.takes(publish)

@@ -44,8 +44,6 @@ class EngineState(msgspec.Struct):
     """Where it serves what it has fetched to others; empty: it does not, or is asked no more."""
     num_detours: int = 0
     """Publishes of which it did not give what it was asked for."""
-    detour_of: int = -1
-    """The last of these."""
 
     @property
     def is_ready(self) -> bool:

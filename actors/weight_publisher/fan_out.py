@@ -21,7 +21,7 @@ from penstock.messages.weights import WeightSource
 
 if TYPE_CHECKING:
     from penstock.actors.weight_publisher.engines import EngineState, EngineTable
-    from penstock.messages.weights import WeightsFetched
+    from penstock.messages.weights import WeightDetour, WeightsFetched
 
 MOST_SOURCES: Final = 32
 """Of one engine, which has a line to each. More engines take the weights in groups of so many."""
@@ -38,6 +38,8 @@ class FanOut:
         self.num_detours = 0
         self._having: dict[int, list[WeightSource]] = {}
         """By publish, within a turn: who has it or takes it, by name."""
+        self._told: dict[str, tuple[int, int]] = {}
+        """By source: its epoch, and the publish that it was last said to be no help with."""
 
     def sources_for(self, engine: EngineState, publish: int) -> tuple[WeightSource, ...]:
         """For an engine that is told to fetch, when all that are told so in this turn have turned to it."""
@@ -60,18 +62,23 @@ class FanOut:
         notices: list[str] = []
         for detour in event.detours:
             self.num_detours += 1
-            source = self._engines.live(detour.engine, detour.epoch)
-            if source is not None and source.detour_of != event.publish:
-                source.detour_of = event.publish
-                source.num_detours = MOST_DETOURS if detour.is_wrong else source.num_detours + 1
-                is_last = source.num_detours >= MOST_DETOURS
-                end = f"; {source.name} passes on no more weights" if is_last and source.passes_on_at else ""
-                source.passes_on_at = "" if is_last else source.passes_on_at
-                notices.append(
-                    f"{event.engine} took part of version {event.version} from the learner, not from {detour.engine}: "
-                    f"{detour.cause}{end}"
-                )
+            if self._told.get(detour.engine) == (detour.epoch, event.publish):
+                continue  # another engine has said so
+            self._told[detour.engine] = (detour.epoch, event.publish)
+            text = f"{event.engine} took part of version {event.version} from the learner, not from {detour.engine}"
+            notices.append(f"{text}: {detour.cause}{self._blame(detour)}")
         return notices
+
+    def _blame(self, detour: WeightDetour) -> str:
+        """What follows for the source, if it is still there."""
+        source = self._engines.live(detour.engine, detour.epoch)
+        if source is None:
+            return ""
+        source.num_detours = MOST_DETOURS if detour.is_wrong else source.num_detours + 1
+        if source.num_detours < MOST_DETOURS or not source.passes_on_at:
+            return ""
+        source.passes_on_at = ""
+        return f"; {source.name} passes on no more weights"
 
     def _who_has(self, publish: int) -> list[WeightSource]:
         return [

@@ -104,7 +104,8 @@ class Swarm:
     def take(self, manifest: WeightManifest, engines: Sequence[int]) -> list[Landed]:
         """These engines at once."""
         with ThreadPoolExecutor(len(engines)) as pool:
-            return list(pool.map(lambda index: self.landings[index].land(manifest), engines))
+            under_way = [pool.submit(self.landings[index].land, manifest) for index in engines]
+            return [each.result() for each in under_way]
 
 
 def learner_bytes(caplog: pytest.LogCaptureFixture) -> list[int]:

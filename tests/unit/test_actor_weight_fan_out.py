@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
 
 import actor_driver as drive
 import pytest
@@ -25,10 +26,14 @@ from penstock.messages.weights import (
     WeightsFetched,
     WeightsStaged,
 )
+from penstock.runtime.cli.placement import placement
+from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
+
+QUICKSTART: Final = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
 
 
 class Bench:
@@ -214,7 +219,10 @@ def test_what_is_said_of_an_incarnation_that_is_gone_is_no_fault_of_its_successo
     bench.ready(0)
     bench.ready(1, epoch=2)
     bench.export(0)
-    assert not notices(bench.takes(0, 0, WeightDetour("engine/1", 1, "gone", is_wrong=True)))
+    gone = WeightDetour("engine/1", 1, "it has gone", is_wrong=True)
+    assert notices(bench.takes(0, 0, gone)) == [
+        "engine/0 took part of version 0 from the learner, not from engine/1: it has gone"
+    ]
     assert bench.ready(2) == {2: (0, 1, 2)}
 
 
@@ -234,3 +242,20 @@ def test_engines_pass_on_where_several_take_weights_over_the_network(
     engines: EnginesOptions, transport: str, fan_out: str, expected: bool
 ) -> None:
     assert pass_on(engines, transport=transport, fan_out=fan_out) is expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["engines.count=2"], "transport auto"),
+        (["engines.count=2", "weights.transport=network"], "transport network, engines pass them on to each other"),
+        (["weights.transport=network"], "transport network, all engines take them from the learner"),
+        (
+            ["engines.count=2", "weights.transport=network", "weights.fan_out=direct"],
+            "transport network, all engines take them from the learner",
+        ),
+    ],
+)
+def test_a_dry_run_says_whether_engines_pass_weights_on(overrides: list[str], expected: str) -> None:
+    rows = placement(load_scenario(QUICKSTART, ["engines.count=1", *overrides]))
+    assert [row.remark for row in rows if row.name == "weight_publisher"] == [expected]

@@ -43,7 +43,9 @@ class EngineState(msgspec.Struct):
     passes_on_at: str = ""
     """Where it serves what it has fetched to others; empty: it does not, or is asked no more."""
     num_detours: int = 0
-    """Publishes of which it did not give what it was asked for."""
+    """Publishes, not far apart, of which it did not give what it was asked for."""
+    detour_of: int = -1
+    """The last of these."""
 
     @property
     def is_ready(self) -> bool:

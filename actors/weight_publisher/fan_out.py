@@ -6,7 +6,7 @@ weights about once, however many engines there are, and no piece goes further th
 Invariants:
 
 * A source serves the publish, has fetched it, or was told to fetch it in this turn or an earlier one. An engine that is
-  given up, leaves, or was twice no help, or once gave wrong bytes, is none.
+  given up, leaves, was no help with two of a few publishes, or gave wrong bytes, is none.
 * Nobody waits for who waits for it: those who are told in one turn are told of the same sources, and others only of
   those who were told before them. Who has to fetch a second time takes all from the learner.
 """
@@ -27,6 +27,8 @@ MOST_SOURCES: Final = 32
 """Of one engine, which has a line to each. More engines take the weights in groups of so many."""
 MOST_DETOURS: Final = 2
 """Publishes of which a source did not give what it was asked for, until it is asked no more."""
+RARE_PUBLISHES: Final = 8
+"""What lies further apart does not add up: over a long run everyone is late now and then."""
 
 
 class FanOut:
@@ -66,15 +68,17 @@ class FanOut:
                 continue  # another engine has said so
             self._told[detour.engine] = (detour.epoch, event.publish)
             text = f"{event.engine} took part of version {event.version} from the learner, not from {detour.engine}"
-            notices.append(f"{text}: {detour.cause}{self._blame(detour)}")
+            notices.append(f"{text}: {detour.cause}{self._blame(detour, event.publish)}")
         return notices
 
-    def _blame(self, detour: WeightDetour) -> str:
+    def _blame(self, detour: WeightDetour, publish: int) -> str:
         """What follows for the source, if it is still there."""
         source = self._engines.live(detour.engine, detour.epoch)
         if source is None:
             return ""
-        source.num_detours = MOST_DETOURS if detour.is_wrong else source.num_detours + 1
+        is_rare = publish - source.detour_of > RARE_PUBLISHES
+        source.num_detours = MOST_DETOURS if detour.is_wrong else 1 if is_rare else source.num_detours + 1
+        source.detour_of = publish
         if source.num_detours < MOST_DETOURS or not source.passes_on_at:
             return ""
         source.passes_on_at = ""

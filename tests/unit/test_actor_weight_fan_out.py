@@ -9,7 +9,7 @@ import actor_driver as drive
 import pytest
 from engine_bench import CANARY, manifest
 
-from penstock.actors.weight_publisher.fan_out import MOST_SOURCES
+from penstock.actors.weight_publisher.fan_out import MOST_SOURCES, RARE_PUBLISHES
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.actors.weight_publisher.settings import WeightPublisherSettings
@@ -212,6 +212,15 @@ def test_who_is_no_help_twice_is_asked_no_more() -> None:
         assert len(said) == 1  # two have said it
     assert bench.driver.machine.metrics[-1].value == 4
     assert bench.export(2) == {0: (0, 2), 1: (0, 2), 2: (0, 2)}
+
+
+def test_who_is_late_now_and_then_is_asked_on() -> None:
+    bench = Bench()
+    bench.ready(0, 1)
+    for publish in range(0, 3 * RARE_PUBLISHES, RARE_PUBLISHES + 1):
+        assert bench.export(publish) == {0: (0, 1), 1: (0, 1)}
+        bench.takes(0, publish, WeightDetour("engine/1", 0, "late"))
+        bench.takes(1, publish)
 
 
 def test_what_is_said_of_an_incarnation_that_is_gone_is_no_fault_of_its_successor() -> None:

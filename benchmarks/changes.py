@@ -12,25 +12,21 @@ the digest. At 1e-5, where more weights come out as another number, the figures 
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
 import torch
 
 from penstock.backends.weights.network import Landing
 from penstock.backends.weights.pushing import PushExporter
-from penstock.backends.weights.service_messages import address_in, location_of
+from penstock.backends.weights.service_messages import address_in
 from penstock.benchmarks._harness import Benchmark, Measured, claim, figures, interleaved, pairs
+from penstock.benchmarks._slow_link import SlowLink
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from penstock.backends.weights.service_messages import ServiceAddress
     from penstock.messages.weights import WeightManifest
 
 QUICK: Final = ("--parameters", "8", "--megabits", "400", "--repetitions", "2")
@@ -41,7 +37,6 @@ SCALE: Final = 0.02
 """Of the weights: the standard deviation with which models are initialised, which training hardly changes."""
 MATRIX: Final = 1024
 MEGA: Final = 1_000_000
-SLICE_BYTES: Final = 1 << 16
 WARM_UP_STEPS: Final = 3
 """AdamW's first steps are the largest."""
 
@@ -81,51 +76,6 @@ class Training:
 
     def _drawn(self) -> torch.Tensor:
         return torch.randn(MATRIX, MATRIX, generator=self._generator)
-
-
-class SlowLink:
-    """A relay to the weight service with a bound on what it lets pass; a context manager."""
-
-    def __init__(self, address: ServiceAddress, bytes_per_s: float) -> None:
-        host, _, port = address.endpoint.removeprefix("tcp://").rpartition(":")
-        self._service = (host, int(port))
-        self._bytes_per_s = bytes_per_s
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.num_bytes = 0
-        endpoint = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
-        self._address = msgspec.structs.replace(address, endpoint=endpoint)
-
-    def through(self, manifest: WeightManifest) -> WeightManifest:
-        """The manifest as whoever is behind the relay would get it."""
-        return msgspec.structs.replace(manifest, location=location_of(self._address))
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # it was closed
-            while True:
-                near, _ = self._listening.accept()
-                far = socket.create_connection(self._service)
-                for source, target in ((near, far), (far, near)):
-                    threading.Thread(target=self._relay, args=(source, target), daemon=True).start()
-
-    def _relay(self, source: socket.socket, target: socket.socket) -> None:
-        began_s, passed = time.monotonic(), 0
-        with source, target, contextlib.suppress(OSError):
-            while data := source.recv(SLICE_BYTES):
-                target.sendall(data)
-                passed += len(data)
-                self.num_bytes += len(data)
-                due_s = began_s + passed / self._bytes_per_s
-                time.sleep(max(0.0, due_s - time.monotonic()))  # what makes the link slow
-            target.shutdown(socket.SHUT_RDWR)
 
 
 def measure(given: argparse.Namespace) -> Measured:

@@ -11,7 +11,7 @@ from penstock.messages.base import Delivery, Event, Metric, Value
 from penstock.messages.flow import GroupRow
 from penstock.messages.samples import Group, Outcome, Part, Prompt, Reward, SampleKey, VersionSpan
 from penstock.messages.top_logprobs import TopLogprobs
-from penstock.messages.weights import WeightManifest
+from penstock.messages.weights import WeightDetour, WeightManifest
 
 
 class LocalEvent(Event, frozen=True, kw_only=True):
@@ -57,6 +57,8 @@ class EngineOpened(LocalEvent, frozen=True, kw_only=True):
     num_slots: int
     notices: tuple[str, ...] = ()
     """What people should know of how it came up: sentences for the terminal, the ledger and the log."""
+    passes_on_at: str = ""
+    """Where its process serves the weights that it has to other engines; empty: it does not."""
 
 
 class GenerationAdvanced(LocalEvent, frozen=True, kw_only=True):
@@ -137,6 +139,8 @@ class WeightsStagedLocally(LocalEvent, frozen=True, kw_only=True):
     digest: str
     """As computed over what was fetched; empty when fetching failed."""
     error: str = ""
+    detours: tuple[WeightDetour, ...] = ()
+    """Other engines that did not give what they were asked for."""
 
 
 class WeightsSwapped(LocalEvent, frozen=True, kw_only=True):

@@ -33,6 +33,27 @@ class LowRank(Value, frozen=True, kw_only=True):
     """Last parts of the names of the adapted matrices, each once."""
 
 
+class WeightSource(Value, frozen=True, array_like=True):
+    """An engine that has the bytes of a publish, or takes them now, and passes them on."""
+
+    engine: str
+    epoch: int
+    location: str
+    """Of what serves them in its process, with the key that lets in whoever was told of it."""
+
+
+class WeightDetour(Value, frozen=True, array_like=True):
+    """Bytes that an engine has taken from the learner, and was to take from another engine."""
+
+    engine: str
+    """The other."""
+    epoch: int
+    """Of the other."""
+    cause: str
+    is_wrong: bool = False
+    """What came of it were other bytes than the learner's."""
+
+
 class WeightManifest(Value, frozen=True, kw_only=True):
     """Where the weights of one publish lie and how to know that they are whole."""
 
@@ -51,6 +72,10 @@ class WeightManifest(Value, frozen=True, kw_only=True):
     """None: it is the whole model."""
     base: WeightManifest | None = None
     """The model that the adapters belong to, itself whole; there exactly with ``low_rank``."""
+    sources: tuple[WeightSource, ...] = ()
+    """Who has these bytes besides: of ``n`` the one at place ``i`` is asked for pieces ``i``, ``i + n``, …; an engine
+    that is one of them takes those of its own place from the learner, and so does whoever gets no right answer. Empty:
+    all comes from the learner."""
 
     @property
     def base_digest(self) -> str:
@@ -81,6 +106,8 @@ class WeightsFetched(Event, frozen=True, kw_only=True):
     digest: str
     """Of what was fetched; empty when the fetch failed."""
     error: str = ""
+    detours: tuple[WeightDetour, ...] = ()
+    """Sources that did not give what they were asked for."""
 
 
 class WeightsCommitted(Event, frozen=True, kw_only=True):
@@ -132,6 +159,8 @@ class EngineReady(Event, frozen=True, kw_only=True):
     engine_epoch: int
     num_slots: int
     """Requests that it works on side by side."""
+    passes_on_at: str = ""
+    """Location of a :class:`.WeightSource`, where its process passes weights on; empty: it does not."""
 
 
 class ServingEngine(Value, frozen=True, array_like=True):

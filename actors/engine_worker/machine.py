@@ -227,7 +227,7 @@ class EngineWorker:
         for text in event.notices:
             self._send(SUPERVISOR, NoticeGiven(name=name, text=text))
             self._send(BUFFER, EngineNoticed(engine=name, engine_epoch=epoch, text=text))
-        ready = EngineReady(engine=name, engine_epoch=epoch, num_slots=event.num_slots)
+        ready = EngineReady(engine=name, engine_epoch=epoch, num_slots=event.num_slots, passes_on_at=event.passes_on_at)
         self._send(PROMPT_SOURCE, ready)
         self._send(WEIGHT_PUBLISHER, ready)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.actors.engine_worker.settings import EngineWorkerSettings
     from penstock.messages.commands import AnyCommand
     from penstock.messages.local import WeightsStagedLocally, WeightsSwapped
-    from penstock.messages.weights import WeightManifest, WeightsCommitted
+    from penstock.messages.weights import WeightDetour, WeightManifest, WeightsCommitted
 
 
 class Weights:
@@ -66,14 +66,16 @@ class Weights:
             error = f"the weights fetched have the digest {event.digest}, those exported {manifest.digest}"
         if not error:
             self._staged = manifest
-        told = self._fetched(manifest, event.digest, error)
+        told = self._fetched(manifest, event.digest, error, event.detours)
         return [told] if self._wanted is None else [told, self._fetch(self._wanted)]
 
     def _fetch(self, manifest: WeightManifest) -> FetchWeights:
         self.fetching, self._wanted = manifest, None
         return FetchWeights(manifest)
 
-    def _fetched(self, manifest: WeightManifest, digest: str, error: str) -> Send:
+    def _fetched(
+        self, manifest: WeightManifest, digest: str, error: str, detours: tuple[WeightDetour, ...] = ()
+    ) -> Send:
         fetched = WeightsFetched(
             engine=self._settings.name,
             engine_epoch=self._settings.epoch,
@@ -81,6 +83,7 @@ class Weights:
             publish=manifest.publish,
             digest=digest,
             error=error,
+            detours=detours,
         )
         return Send(WEIGHT_PUBLISHER, fetched)
 

@@ -40,6 +40,12 @@ class EngineState(msgspec.Struct):
     num_fetch_errors: int = 0
     is_newcomer: bool = False
     """It came when versions were being served already."""
+    passes_on_at: str = ""
+    """Where it serves what it has fetched to others; empty: it does not, or is asked no more."""
+    num_detours: int = 0
+    """Publishes, not far apart, of which it did not give what it was asked for."""
+    detour_of: int = -1
+    """The last of these."""
 
     @property
     def is_ready(self) -> bool:

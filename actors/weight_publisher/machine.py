@@ -9,6 +9,7 @@ Invariants:
 * An engine that comes when a version is announced counts in no quorum before it serves something, and is no canary
   while another engine can be one: nobody waits for it. One that is to leave takes part in nothing.
 * An engine that is late or wrong is handed to the supervisor once and takes part in nothing until it has returned.
+* Engines that can pass weights on are told who has, or fetches, the same (``fan_out.py``).
 * A publish that the canary, or two engines one after the other, found wrong has failed: no engine is given it any more.
   Until the Learner has published again the best that an engine has passed is served, by the canary as well, which
   loads it again. Too many in a row end the run.
@@ -29,10 +30,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never, final
 
+import msgspec
+
 from penstock.actors.weight_publisher.announcing import Announcing
 from penstock.actors.weight_publisher.canaries import Canaries
 from penstock.actors.weight_publisher.engines import EngineTable
 from penstock.actors.weight_publisher.exports import ExportTable
+from penstock.actors.weight_publisher.fan_out import FanOut
 from penstock.actors.weight_publisher.phases import Phase
 from penstock.actors.weight_publisher.waiting import publisher_waits
 from penstock.messages.base import Metric
@@ -76,6 +80,7 @@ class WeightPublisher:
         self.num_failed_publishes = 0
         self.num_quarantines = 0
         self.canaries = Canaries(settings, self.engines, self.exports)
+        self._fan_out = FanOut(self.engines, is_tree=settings.options.fan_out == "tree")
         self._touched: dict[str, None] = {}
         """Engines that may have something to do next."""
         self._out: list[AnyCommand] = []
@@ -104,6 +109,7 @@ class WeightPublisher:
         return (
             Metric("weight_publisher/failed_publishes", self.num_failed_publishes),
             Metric("weight_publisher/quarantines", self.num_quarantines),
+            Metric("weight_publisher/detours", self._fan_out.num_detours),
         )
 
     def handle(self, event: WeightPublisherEvent) -> list[AnyCommand]:
@@ -127,6 +133,7 @@ class WeightPublisher:
             case EngineReady():
                 engine = self.engines.live(event.engine, event.engine_epoch)
                 if engine is not None and engine.phase is Phase.STARTING:
+                    engine.passes_on_at = event.passes_on_at
                     self._turn(engine, Phase.IDLE)
                     self._out.append(StopTimer(engine.name))
             case EngineJoined():
@@ -185,6 +192,9 @@ class WeightPublisher:
 
     def _on_fetched(self, event: WeightsFetched) -> None:
         engine = self.engines.live(event.engine, event.engine_epoch)
+        if engine is not None:
+            for text in self._fan_out.heard(event):
+                self._notice(text)
         if engine is None or engine.phase is not Phase.STAGING or not engine.takes(event.publish):
             return
         assert engine.target is not None
@@ -318,13 +328,25 @@ class WeightPublisher:
     def _advance(self) -> None:
         """Stage and commit what can be."""
         touched, self._touched = self._touched, {}
-        for engine in [self.engines.by_name[name] for name in touched if name in self.engines.by_name]:
+        engines = [self.engines.by_name[name] for name in touched if name in self.engines.by_name]
+        staged: set[str] = set()
+        for engine in engines:
             if engine.phase is Phase.IDLE and (export := self._next_for(engine)) is not None:
                 self._turn(engine, Phase.STAGING, export)
-                self._out.append(Send(engine.name, WeightsStaged(manifest=export.manifest)))
-                self._out.append(StartTimer(engine.name, self.settings.options.stage_timeout_s))
+                staged.add(engine.name)
+        for engine in engines:
+            if engine.name in staged and engine.target is not None:
+                self._stage(engine, engine.target.manifest)
             if engine.phase is Phase.STAGED and engine.target is not None:
                 self._commit(engine, engine.target)
+        self._fan_out.end_turn()
+
+    def _stage(self, engine: EngineState, manifest: WeightManifest) -> None:
+        sources = self._fan_out.sources_for(engine, manifest.publish)
+        if sources:
+            manifest = msgspec.structs.replace(manifest, sources=sources)
+        self._out.append(Send(engine.name, WeightsStaged(manifest=manifest)))
+        self._out.append(StartTimer(engine.name, self.settings.options.stage_timeout_s))
 
     def _commit(self, engine: EngineState, export: WeightsExported) -> None:
         manifest = export.manifest

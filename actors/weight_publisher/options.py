@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
@@ -19,6 +19,10 @@ class WeightsOptions(Options, frozen=True, kw_only=True):
     learner's machine, as handles of GPU memory. ``network``: any engine takes what has changed from the learner, over
     links that may be slow. ``auto``: one of the first two, and ``disk`` on a Ray
     cluster that is there already (``runtime.ray_address``)."""
+    fan_out: Literal["tree", "direct"] = "tree"
+    """With ``network``. ``tree``: engines pass what they fetch on to each other, so that the learner's link carries a
+    version about once; bytes that are late or wrong come from the learner after all. ``direct``: every engine takes all
+    of it from the learner."""
     options: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
     """Of a transport that another package brings, as that says (docs/extending.md)."""
     bucket_size_bytes: Annotated[int, Meta(ge=1 << 20)] = 256 << 20

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 PIECE_BYTES: Final = 8 << 20
+PIECE_DIGEST_BYTES: Final = 32
 MAX_THREADS: Final = 8
 
 
@@ -41,11 +42,15 @@ class StreamDigest:
             if not self._room:
                 self._close_piece()
 
-    def hexdigest(self) -> str:
-        """The digest; nothing may follow."""
+    def piece_digests(self) -> bytes:
+        """Of each piece, one after the other; nothing may follow."""
         if self._room < PIECE_BYTES:
             self._close_piece()
-        return hashlib.sha256(self._pieces).hexdigest()
+        return bytes(self._pieces)
+
+    def hexdigest(self) -> str:
+        """The digest; nothing may follow."""
+        return digest_of_pieces(self.piece_digests())
 
     def _close_piece(self) -> None:
         self._pieces += self._piece.digest()
@@ -88,7 +93,7 @@ class PlacedDigest:
         """The digest, when everything is there."""
         assert not any(self._missing), "bytes are missing, or came twice"
         digests = [digest.result() for digest in self._digests if digest is not None]
-        return hashlib.sha256(b"".join(digests)).hexdigest()
+        return digest_of_pieces(b"".join(digests))
 
     def __enter__(self) -> PlacedDigest:
         return self
@@ -106,6 +111,16 @@ def digest_of(data: memoryview[int], *, num_threads: int | None = None) -> str:
 
     ``num_threads`` defaults to half the processors, 8 at most: engines hash while they decode.
     """
+    return digest_of_pieces(piece_digests_of(data, num_threads=num_threads))
+
+
+def digest_of_pieces(piece_digests: bytes) -> str:
+    """The digest of bytes whose pieces have these, one after the other."""
+    return hashlib.sha256(piece_digests).hexdigest()
+
+
+def piece_digests_of(data: memoryview[int], *, num_threads: int | None = None) -> bytes:
+    """The SHA-256 of each ``PIECE_BYTES`` of one buffer, one after the other; see :func:`digest_of`."""
     pieces = [data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES)]
     threads = min(len(pieces), num_threads or default_threads())
     if threads <= 1:
@@ -113,7 +128,7 @@ def digest_of(data: memoryview[int], *, num_threads: int | None = None) -> str:
     else:
         with ThreadPoolExecutor(threads, thread_name_prefix="digest") as pool:
             digests = list(pool.map(_digest_piece, pieces))
-    return hashlib.sha256(b"".join(digests)).hexdigest()
+    return b"".join(digests)
 
 
 def default_threads() -> int:

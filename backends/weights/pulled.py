@@ -117,14 +117,33 @@ def pull(manifest: WeightManifest, data: memoryview[int], since: PublishId | Non
 def _pull_by_one_line(pulling: _Pulling, address: ServiceAddress) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        line = context.socket(zmq.DEALER)
-        configure(line, address)
-        monitor = line.get_monitor_socket(BROKEN)
-        line.connect(address.endpoint)
-        pulling.go_on(_Line(line, monitor))
-        line.disable_monitor()
+        line = open_line(context, address)
+        pulling.go_on(line)
+        line.socket.disable_monitor()
     finally:
         context.destroy(linger=0)
+
+
+class Line(NamedTuple):
+    """To one service."""
+
+    socket: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    """Says when it breaks."""
+
+    def event(self) -> int:
+        """What has happened to it: one of ``BROKEN``. To be asked when the monitor has something."""
+        return int(parse_monitor_message(self.monitor.recv_multipart())["event"])
+
+
+def open_line(context: zmq.Context[zmq.Socket[bytes]], address: ServiceAddress) -> Line:
+    """A line to a service, which ends with the context."""
+    line = context.socket(zmq.DEALER)
+    configure(line, address)
+    line.rcvhwm = READS_UNDER_WAY + 1  # whoever sends what nobody has asked for waits, and fills no memory here
+    monitor = line.get_monitor_socket(BROKEN)
+    line.connect(address.endpoint)
+    return Line(line, monitor)
 
 
 def configure(line: zmq.Socket[bytes], address: ServiceAddress) -> None:
@@ -143,9 +162,25 @@ def story_of_the_break(event: int) -> str:
     return "the connection to the learner's weight service broke; the learner has ended, or this is not its service"
 
 
-class _Line(NamedTuple):
-    socket: zmq.Socket[bytes]
-    monitor: zmq.Socket[bytes]
+def put_answer(place: memoryview[int], reply: AnyReply, frame: bytes, *, takes_changes: bool) -> None:
+    """Make the bytes that were asked for of an answer.
+
+    Args:
+        place: where they belong; with ``takes_changes`` it holds those of the publish before.
+        reply: the answer.
+        frame: what came behind it.
+        takes_changes: what has changed was asked for.
+
+    Raises:
+        ValueError: it is no answer to that.
+    """
+    match reply:
+        case Piece() if len(frame) == len(place):
+            place[:] = frame
+        case Changed() if takes_changes:
+            apply_changes(place, frame, reply.num_words)
+        case _:
+            raise ValueError("something else came than was asked for")
 
 
 class _Pulling:
@@ -159,7 +194,7 @@ class _Pulling:
         self._since = since
         self._missing = dict.fromkeys(range(0, len(data), READ_BYTES))
 
-    def go_on(self, line: _Line) -> None:
+    def go_on(self, line: Line) -> None:
         """Until nothing is missing."""
         waiting = 0
         for start in list(self._missing):
@@ -180,7 +215,7 @@ class _Pulling:
     def _size_at(self, start: int) -> int:
         return min(READ_BYTES, len(self._data) - start)
 
-    def _take(self, line: _Line) -> None:
+    def _take(self, line: Line) -> None:
         """One answer; the id of a request is where its bytes belong."""
         frames = _receive(line, self._manifest)
         try:
@@ -193,22 +228,16 @@ class _Pulling:
         if start not in self._missing or len(frames) != 3:
             raise WeightFetchError(f"{self._manifest.location}: bytes {start} on came, which nobody has asked for")
         place = self._data[start : start + self._size_at(start)]
-        match reply:
-            case Piece() if len(frames[2]) == len(place):
-                place[:] = frames[2]
-            case Changed() if self._since is not None:
-                try:
-                    apply_changes(place, frames[2], reply.num_words)
-                except ValueError as error:
-                    raise WeightFetchError(f"{self._manifest.location}: bytes {start} on: {error}") from None
-                self.num_changed += 1
-            case _:
-                raise WeightFetchError(f"{self._manifest.location}: asked for bytes {start} on, got something else")
+        try:
+            put_answer(place, reply, frames[2], takes_changes=self._since is not None)
+        except ValueError as error:
+            raise WeightFetchError(f"{self._manifest.location}: bytes {start} on: {error}") from None
+        self.num_changed += isinstance(reply, Changed)
         self.size_bytes += len(frames[2])
         del self._missing[start]
 
 
-def _receive(line: _Line, manifest: WeightManifest) -> list[bytes]:
+def _receive(line: Line, manifest: WeightManifest) -> list[bytes]:
     poller = zmq.Poller()
     poller.register(line.socket, zmq.POLLIN)
     poller.register(line.monitor, zmq.POLLIN)
@@ -216,7 +245,7 @@ def _receive(line: _Line, manifest: WeightManifest) -> list[bytes]:
     if line.socket in ready:
         return line.socket.recv_multipart()
     if line.monitor in ready:
-        event = int(parse_monitor_message(line.monitor.recv_multipart())["event"])
+        event = line.event()
         kind = LineBrokeError if event == zmq.EVENT_DISCONNECTED else WeightFetchError
         raise kind(f"{manifest.location}: {story_of_the_break(event)}")
     raise WeightFetchError(f"{manifest.location}: the learner's weight service has not answered for {SILENCE_S:g} s")

@@ -2,35 +2,24 @@
 
 Invariants:
 
-* One thread owns the socket. Requests are answered in it, except those to process groups, whose threads hand in their
+* Requests are answered in the thread of the service, except those to process groups, whose threads hand in their
   answers. Nothing that an engine does can hold up the learner's own thread: that only takes snapshots.
-* Only who has the key of a manifest of this service gets past the handshake, and what is said is encrypted (CURVE).
-  The keys are made per incarnation.
-* Every request is answered, by ``Refused`` with the story where it cannot be met. A client that has gone is forgotten.
-
-| waits for | who ends it |
-|---|---|
-| the thread, for requests and answers of groups | any of them, or ``close`` |
-| ``close``, for the thread | the thread; at the latest its timeout |
+* Only who has the key of a manifest of this incarnation is answered (:mod:`~penstock.backends.weights.keyed_service`).
 """
 
 # torch.cuda.nccl has no types: pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
-from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from functools import partial
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 import torch
-import zmq
 from torch.cuda import nccl as torch_nccl
 
-from penstock.backends.processes.curve import ZapHandler, bind_at, make_keys
 from penstock.backends.weights.changes_kept import ChangesKept
+from penstock.backends.weights.keyed_service import KeyedService, ServiceOpenError
 from penstock.backends.weights.payloads import pack_bucket
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
 from penstock.backends.weights.service_messages import (
@@ -50,38 +39,23 @@ from penstock.backends.weights.service_messages import (
     Piece,
     Read,
     ReadChanges,
+    ReadDigests,
     Refused,
-    ServiceAddress,
 )
 from penstock.backends.weights.tensor_file import DTYPES
 from penstock.backends.weights.update_group import UpdateGroup
 
 if TYPE_CHECKING:
-    from penstock.backends.processes.curve import KeyPair
-    from penstock.backends.weights.service_messages import AnyReply
+    from penstock.backends.weights.keyed_service import Client
     from penstock.backends.weights.snapshots import SnapshotShelf
     from penstock.backends.weights.update_group import Answer
 
-HANDSHAKE_MS: Final = 5000
-CLOSE_TIMEOUT_S: Final = 5.0
 GROUP_END_S: Final = 1.0
 
 _requests: Final = msgspec.msgpack.Decoder(AnyRequest)
-_replies: Final = msgspec.msgpack.Encoder()
-
-_Socket = zmq.Socket[bytes]
 
 
-class _Outgoing(NamedTuple):
-    """An answer on its way to the thread with the sockets."""
-
-    client: bytes
-    request_id: bytes
-    reply: AnyReply
-    data: tuple[memoryview[int] | bytes, ...] = ()
-
-
-class WeightService:
+class WeightService(KeyedService[AnyRequest]):
     """Serves from here on until ``close``."""
 
     def __init__(self, shelf: SnapshotShelf, host: str) -> None:
@@ -94,19 +68,11 @@ class WeightService:
         self._host = host
         self._groups: dict[str, UpdateGroup] = {}
         self._changes = ChangesKept(shelf)
-        self._outbox: deque[_Outgoing] = deque()
-        self._bell, self._ringer = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ringer.setblocking(False)
-        self._is_closing = threading.Event()
-        self._failure: BaseException | None = None
-        keys = make_keys()
-        self._context: zmq.Context[_Socket] = zmq.Context()
-        self._zap = ZapHandler(self._context, admitted=keys.public)
-        self._router = self._context.socket(zmq.ROUTER)
-        self.address = self._open(keys)
-        self._thread = threading.Thread(target=self._run, name="weights-service", daemon=True)
-        self._thread.start()
+        try:
+            super().__init__(host, _requests, name="weights-service", max_request_bytes=MAX_REQUEST_BYTES)
+        except ServiceOpenError as error:
+            raise WeightExportError(str(error)) from error
+        self._start()
 
     def check(self) -> None:
         """Raise what ended the service, if something did.
@@ -114,88 +80,17 @@ class WeightService:
         Raises:
             WeightExportError: engines cannot take weights any more.
         """
-        if self._failure is not None:
-            raise WeightExportError(f"the weight service ended: {self._failure}") from self._failure
+        if self.failure is not None:
+            raise WeightExportError(f"the weight service ended: {self.failure}") from self.failure
 
-    def close(self) -> None:
-        """End the thread, the groups and the sockets."""
-        self._is_closing.set()
-        self._ring()
-        self._thread.join(CLOSE_TIMEOUT_S)
-        self._ringer.close()
+    def _ended(self) -> None:
+        for group in self._groups.values():
+            group.close()
+        for group in self._groups.values():
+            group.join(GROUP_END_S)
 
-    def _open(self, keys: KeyPair) -> ServiceAddress:
-        self._router.linger = 0
-        self._router.handshake_ivl = HANDSHAKE_MS
-        self._router.maxmsgsize = MAX_REQUEST_BYTES
-        server_key = self._zap.guard(self._router)
-        try:
-            endpoint = bind_at(self._router, self._host)
-        except zmq.ZMQError as error:
-            self._close_sockets()
-            raise WeightExportError(f"the weight service cannot listen at {self._host}: {error}") from error
-        return ServiceAddress(
-            endpoint=endpoint,
-            server_key=server_key.decode(),
-            client_public=keys.public.decode(),
-            client_secret=keys.secret.decode(),
-        )
-
-    def _close_sockets(self) -> None:
-        self._router.close(0)
-        self._zap.close()
-        self._context.term()
-
-    # --- the thread -------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            self._serve()
-        except BaseException as error:
-            # The learner hears of it at its next publish; without this word every engine would run into its deadline
-            # and nobody would know why.
-            self._failure = error
-            raise
-        finally:
-            for group in self._groups.values():
-                group.close()
-            for group in self._groups.values():
-                group.join(GROUP_END_S)
-            self._bell.close()
-            self._close_sockets()
-
-    def _serve(self) -> None:
-        poller = zmq.Poller()
-        for source in (self._router, self._bell):
-            poller.register(source, zmq.POLLIN)
-        while not self._is_closing.is_set():
-            ready = dict(poller.poll())
-            if self._bell.fileno() in ready or self._bell in ready:
-                with contextlib.suppress(BlockingIOError):
-                    self._bell.recv(4096)
-            while self._outbox:
-                self._send(self._outbox.popleft())
-            if self._router in ready:
-                self._take(self._router.recv_multipart())
-
-    def _take(self, frames: list[bytes]) -> None:
-        if len(frames) != 3:
-            return
-        client, request_id, body = frames
-        try:
-            self._carry_out(_requests.decode(body), client, request_id)
-        except msgspec.MsgspecError as error:
-            self._send(_Outgoing(client, request_id, Refused(story=f"a request that nobody knows: {error}")))
-        except WeightFetchError as error:
-            self._send(_Outgoing(client, request_id, Refused(story=str(error))))
-
-    def _carry_out(self, request: AnyRequest, client: bytes, request_id: bytes) -> None:
-        def send(reply: AnyReply, *data: memoryview[int] | bytes) -> None:
-            self._send(_Outgoing(client, request_id, reply, data))
-
-        def answer(reply: AnyReply) -> None:
-            self._outbox.append(_Outgoing(client, request_id, reply))
-            self._ring()
+    def _carry_out(self, request: AnyRequest, client: Client) -> None:
+        send, answer = partial(self._send, client), partial(self._hand_in, client)
 
         match request:
             case Describe():
@@ -209,6 +104,8 @@ class WeightService:
                         not_finite=snapshot.not_finite,
                     )
                 )
+            case ReadDigests():
+                send(Piece(), self._shelf.find(request.publish).piece_digests)
             case Read():
                 send(Piece(), self._slice(request).cpu().numpy().data)
             case ReadChanges():
@@ -267,15 +164,6 @@ class WeightService:
         group.broadcast(snapshot, request, answer)
         if group.has_ended:  # in between, and perhaps without having seen this request
             answer(Refused(story=f"the process group {request.group} has ended: {group.story}"))
-
-    def _send(self, outgoing: _Outgoing) -> None:
-        frames = [outgoing.client, outgoing.request_id, _replies.encode(outgoing.reply), *outgoing.data]
-        # ROUTER drops what is for a client that has gone. Large frames are lent to ZeroMQ, which keeps them alive.
-        self._router.send_multipart(frames, copy=not outgoing.data)
-
-    def _ring(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):  # full: it rings already; closed: nobody listens any more
-            self._ringer.send(b"\0")
 
 
 def own_libraries() -> Libraries:

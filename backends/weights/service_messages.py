@@ -72,6 +72,13 @@ class Describe(Request, frozen=True, kw_only=True):
     publish: PublishId
 
 
+class ReadDigests(Request, frozen=True, kw_only=True):
+    """What the digest of one publish is made of; answered by ``Piece`` and one frame: the SHA-256 of each
+    ``PIECE_BYTES`` of the tensor file, one after the other."""
+
+    publish: PublishId
+
+
 class Read(Request, frozen=True, kw_only=True):
     """Bytes of the tensor file; answered by ``Piece`` and one frame."""
 
@@ -89,6 +96,10 @@ class ReadChanges(Request, frozen=True, kw_only=True):
     start: int
     """Even."""
     size_bytes: int
+
+
+AnyRead = ReadDigests | Read | ReadChanges
+"""What an engine is asked that passes weights on; it knows no digests."""
 
 
 class Join(Request, frozen=True, kw_only=True):
@@ -143,7 +154,7 @@ class Pack(Request, frozen=True, kw_only=True):
     """Handles of device memory (CUDA IPC) instead of the values."""
 
 
-AnyRequest = Describe | Read | ReadChanges | Join | Broadcast | Leave | Pack
+AnyRequest = Describe | ReadDigests | Read | ReadChanges | Join | Broadcast | Leave | Pack
 
 # --- replies ------------------------------------------------------------------------------------------------------
 
@@ -214,11 +225,23 @@ def address_in(manifest: WeightManifest) -> ServiceAddress:
         WeightFetchError: its location is none of a weight service.
     """
     try:
-        return msgspec.json.decode(manifest.location, type=ServiceAddress)
-    except msgspec.MsgspecError:
+        return service_at(manifest.location)
+    except WeightFetchError:
         raise WeightFetchError(
             f"the manifest of version {manifest.version} names the transport {manifest.transport} and no weight service"
         ) from None
+
+
+def service_at(location: str) -> ServiceAddress:
+    """The service at a location of a manifest or of a source.
+
+    Raises:
+        WeightFetchError: it is no location of a weight service.
+    """
+    try:
+        return msgspec.json.decode(location, type=ServiceAddress)
+    except msgspec.MsgspecError:
+        raise WeightFetchError("a location names no weight service") from None
 
 
 def publish_of(manifest: WeightManifest) -> PublishId:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from penstock.backends.weights.digest import StreamDigest, digest_of
+from penstock.backends.weights.digest import StreamDigest, digest_of_pieces, piece_digests_of
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
 from penstock.backends.weights.stream import placed_tensors, planned
 
@@ -46,7 +46,9 @@ class Snapshot:
         """uint8 ``[size_bytes]``"""
         self.source = source
         """Where the learner's own tensors lie."""
-        self.digest = _digest(data)
+        self.piece_digests = _piece_digests(data)
+        """See :mod:`~penstock.backends.weights.digest`."""
+        self.digest = digest_of_pieces(self.piece_digests)
         self.not_finite = next((placed.name for placed in layout.placed if not _is_finite(self.view(placed))), "")
         """The first tensor with a value that is not finite; empty when there is none."""
 
@@ -171,10 +173,10 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     return tensor.element_size() == 1 or not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
-def _digest(data: torch.Tensor) -> str:
+def _piece_digests(data: torch.Tensor) -> bytes:
     if data.device.type == "cpu":
-        return digest_of(data.numpy().data)
+        return piece_digests_of(data.numpy().data)
     digest = StreamDigest()
     for start in range(0, data.numel(), HASH_BYTES):
         digest.update(data[start : start + HASH_BYTES].cpu().numpy().data)
-    return digest.hexdigest()
+    return digest.piece_digests()

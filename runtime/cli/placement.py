@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.backends.engines.options import are_elastic, engine_groups, fewest_engines, most_engines
+from penstock.backends.engines.passing_on import pass_on
 from penstock.backends.engines.spec import ENGINES
 from penstock.backends.protocol import Capability
+from penstock.backends.weights.spec import NETWORK
 from penstock.messages.names import (
     BUFFER,
     FILTER,
@@ -54,8 +56,15 @@ def placement(scenario: Scenario) -> list[Placed]:
         Placed(FILTER, 1, 1, "cpu"),
         Placed(BUFFER, 1, 1, "cpu", scenario.staleness.policy),
         _learner(learner),
-        Placed(WEIGHT_PUBLISHER, 1, 1, "cpu", f"transport {scenario.weights.transport}"),
+        Placed(WEIGHT_PUBLISHER, 1, 1, "cpu", f"transport {scenario.weights.transport}{_fan_out(scenario)}"),
     ]
+
+
+def _fan_out(scenario: Scenario) -> str:
+    weights = scenario.weights
+    if pass_on(scenario.engines, transport=weights.transport, fan_out=weights.fan_out):
+        return ", engines pass them on to each other"
+    return ", all engines take them from the learner" if weights.transport == NETWORK else ""
 
 
 def _learner(options: LearnerOptions) -> Placed:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from penstock.backends.data.options import PUSHED
 from penstock.backends.engines.options import group_of, options_of
+from penstock.backends.engines.passing_on import PassingOn, pass_on
 from penstock.backends.engines.spec import (
     ENGINES,
     EngineContext,
@@ -226,6 +227,11 @@ def _engine(
             timers=timers,
         )
     )
+    passes_on = pass_on(scenario.engines, transport=plan.transport, fan_out=scenario.weights.fan_out)
+    if Capability.HOLDS_WEIGHTS in spec.capabilities and passes_on:
+        from penstock.backends.weights.network import LANDING
+
+        engine = PassingOn(engine, LANDING, engine=name, host=host)
     if Capability.GENERATES not in spec.capabilities:
         return engine
     if judges is not None:

@@ -35,6 +35,8 @@ from penstock.actors.prompt_source import leases
 from penstock.actors.prompt_source.issuing import Issuing
 from penstock.actors.prompt_source.leases import Lease
 from penstock.actors.prompt_source.order import PromptOrder, mix
+from penstock.actors.weight_publisher import fan_out
+from penstock.actors.weight_publisher.fan_out import FanOut
 from penstock.backends.ledger.memory import MemoryStore
 from penstock.messages.commands import Record
 from penstock.messages.flow import GroupAdmitted, ScoringFailed
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
 
+    from penstock.actors.weight_publisher.engines import EngineState
     from penstock.messages.base import Event
     from penstock.messages.ledger import GroupRecorded
     from penstock.messages.local import LearnerOpened
@@ -329,6 +332,21 @@ def grants_under_a_pause() -> AbstractContextManager[Any]:
     return patch.object(Books, "is_paused", property(lambda _: False, lambda _, value: None), create=True)
 
 
+def names_as_a_source_who_has_other_weights() -> AbstractContextManager[Any]:
+    """Every engine that passes weights on is asked for them, whatever it has."""
+    return patch.object(fan_out, "_has", lambda engine, publish: True)
+
+
+def waits_in_a_circle() -> AbstractContextManager[Any]:
+    """An engine that fetches again waits for those who wait for it."""
+    sources_for = FanOut.sources_for
+
+    def credulous(self: FanOut, engine: EngineState, publish: int) -> Any:
+        return sources_for(self, msgspec.structs.replace(engine, num_fetch_errors=0), publish)
+
+    return patch.object(FanOut, "sources_for", credulous)
+
+
 @contextmanager
 def _both(*plants: AbstractContextManager[Any]) -> Generator[None]:
     """Several plants as one."""
@@ -364,6 +382,8 @@ MUTATIONS = (
     gives_a_source_its_rows_too_often,
     forgets_that_rows_were_chosen,
     grants_under_a_pause,
+    names_as_a_source_who_has_other_weights,
+    waits_in_a_circle,
 )
 
 

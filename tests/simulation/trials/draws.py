@@ -100,7 +100,17 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _operate(trial, random.Random(f"requests {policy} {seed}"))
     trial = _scale(trial, random.Random(f"engines {policy} {seed}"))
     trial = _follow_the_bound(trial, random.Random(f"bound {policy} {seed}"))
-    return _notice(trial, random.Random(f"notices {policy} {seed}"))
+    trial = _notice(trial, random.Random(f"notices {policy} {seed}"))
+    return _pass_on(trial, random.Random(f"fan out {policy} {seed}"))
+
+
+def _pass_on(trial: Trial, rng: random.Random) -> Trial:
+    """One of three with several engines has them pass weights on, some of which take long, or come wrong at first."""
+    if rng.random() >= 1 / 3 or trial.colocated or (trial.max_engines or trial.num_engines) < 2:
+        return trial
+    latency = msgspec.structs.replace(trial.latency, fetch_weights_s=rng.choice((0.05, 0.3, 2.0)))
+    rate = 0.3 if rng.random() < 0.3 else trial.bad_weights_rate
+    return msgspec.structs.replace(trial, passes_on=True, latency=latency, bad_weights_rate=rate)
 
 
 def _notice(trial: Trial, rng: random.Random) -> Trial:

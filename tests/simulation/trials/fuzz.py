@@ -29,6 +29,7 @@ from penstock.runtime.run.evaluating import evaluation_schedule
 from trials.device_watch import DeviceWatch
 from trials.draws import colocated, draw_trial
 from trials.elastic_watch import ElasticWatch
+from trials.fan_out import FanOutWatch
 from trials.faults import inject
 from trials.oracle import Oracle
 from trials.oracle_checks import Rules, kept_by
@@ -92,6 +93,9 @@ class TrialRun:
         if trial.max_engines is not None or trial.has_notices:
             salvages = trial.save_share is None
             self.host.watch(ElasticWatch(self.host, salvages=salvages, loses_nothing=trial.loses_nothing))
+        self.fan_out = FanOutWatch()
+        if trial.passes_on:
+            self.host.watch(self.fan_out)
         if trial.colocated:
             self.host.watch(DeviceWatch(trial.engines, self.host))
         self.operator = OperatorWatch(trial.requests, self.host)

@@ -58,6 +58,7 @@ from penstock.runtime.scenario import Scenario
 from penstock.runtime.scenario.run_options import RunOptions, RuntimeOptions
 from penstock.runtime.shell.engine_scaling import scaling_of
 from trials.episodes import EpisodicEngine
+from trials.fan_out import Parts, PassingEngine
 from trials.faults import Fault, FaultKind
 from trials.requests import Request
 
@@ -168,6 +169,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     num_teachers: int = 0
     teacher_slots: int = 4
     teacher_latency: TeacherLatencyOptions = TeacherLatencyOptions()
+    passes_on: bool = False
+    """Engines pass weights on to each other."""
     bad_weights_rate: float = 0.0
     """Share of engine incarnations whose first fetch, or first swap, goes wrong."""
     turn_s: float = 0.0
@@ -381,6 +384,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     def casting(self, has_recorded_rows: Callable[[], bool] = lambda: False) -> Casting:
         """Who plays whom in this trial; ``has_recorded_rows``: whether the ledger has any."""
         first_plan = self.plan
+        parts: Parts = set()
 
         def cast(name: str, epoch: int, timers: Timers, store: LedgerStore | None) -> Player:
             drive, plan = epoch // EPOCHS_PER_DRIVE, first_plan
@@ -391,6 +395,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             if isinstance(machine, Buffer) and self.rank != "policy" and machine.books.policy_recorded is None:
                 machine.books.policy = self._ranked_policy()
             backend = self._backend(name, plan, epoch, timers, store)
+            if self.passes_on and isinstance(backend, SimulatedEngine | EpisodicEngine):
+                backend = PassingEngine(backend, f"{name} {epoch}", parts, timers)
             return Player(machine=machine, hears=hears(name), inbox=inbox_union(name), backend=backend)
 
         return cast

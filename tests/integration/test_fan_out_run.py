@@ -1,0 +1,50 @@
+"""Whole runs whose engines pass weights on to each other: a source that is killed or stopped costs no version and no
+sample."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from live_run import LiveRun
+
+from penstock.backends.ledger.audit import audit_ledger
+from penstock.backends.ledger.tables import LEDGER_FILE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.long_run, pytest.mark.timeout(300)]
+
+SHORT = (
+    "weights.transport=network",
+    "engines.count=3",
+    "run.num_steps=12",
+    "data.path=lines:200",
+    "reward.function=lines",
+    "sampling.samples_per_group=4",
+    "sampling.max_response_tokens=24",
+    "filter.drop_zero_spread=false",
+    "evaluation.every=null",
+    "learner.groups_per_batch=4",
+    "learner.warm_start.num_steps=20",
+    "runtime.heartbeat_timeout_s=10",
+)
+CAME = re.compile(r"version \d+: (\d+) bytes came from the learner and (\d+) from other engines")
+
+
+@pytest.mark.parametrize("word", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_run_goes_on_when_a_source_is_killed_or_stopped(word: signal.Signals, tmp_path: Path) -> None:
+    with LiveRun("quickstart.yaml", tmp_path, SHORT) as run:
+        run.await_steps(4)
+        os.kill(run.pid_of("engine/0"), word)  # the model is one piece, which the first of the sources gets
+        summary = run.finish()
+        logs = [path.read_text() for path in (run.folder / "logs").glob("engine-*.log")]
+        report = audit_ledger(run.folder / LEDGER_FILE)
+    assert summary.version == 12
+    assert report.is_clean
+    came = [(int(found[1]), int(found[2])) for text in logs for found in CAME.finditer(text)]
+    assert sum(from_engines > 0 for _, from_engines in came) >= 3

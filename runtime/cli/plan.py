@@ -113,6 +113,7 @@ def _cells(each: Measured, asked: Asked, space: Space) -> list[str]:
     choice = each.candidate
     goodput = f"\ngoodput {percent(each.goodput.mean)}" if each.goodput.mean < 0.9995 else ""
     few = f"\n{each.num_seeds} of {asked.num_seeds} seeds" if each.num_seeds < asked.num_seeds else ""
+    few = "\nby a part of the batch" if each.is_part else few
     cells = [
         f"{choice.split}\n{choice.slots:,} slots\n{escape(choice.schedule)}",
         _over(each.tokens_per_s, short_count) + few,
@@ -150,8 +151,9 @@ def _told(plan: Plan, space: Space, models: Models | None) -> list[str]:
 
 def _effort(plan: Plan) -> str:
     share = percent(plan.num_simulations / plan.num_exhaustive)
+    parts = f" ({plan.num_parts:,} of a part of the batch)" if plan.num_parts else ""
     return (
-        f"{plan.num_simulations:,} simulations; all {plan.num_candidates:,} choices with every seed would be "
+        f"{plan.num_simulations:,} simulations{parts}; all {plan.num_candidates:,} choices with every seed would be "
         f"{plan.num_exhaustive:,} ({share})"
     )
 

@@ -113,7 +113,6 @@ def _cells(each: Measured, asked: Asked, space: Space) -> list[str]:
     choice = each.candidate
     goodput = f"\ngoodput {percent(each.goodput.mean)}" if each.goodput.mean < 0.9995 else ""
     few = f"\n{each.num_seeds} of {asked.num_seeds} seeds" if each.num_seeds < asked.num_seeds else ""
-    few = "\nby a part of the batch" if each.is_part else few
     cells = [
         f"{choice.split}\n{choice.slots:,} slots\n{escape(choice.schedule)}",
         _over(each.tokens_per_s, short_count) + few,

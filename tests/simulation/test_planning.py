@@ -130,14 +130,15 @@ def test_large_batches_are_looked_at_in_parts_and_what_is_chosen_is_within_two_p
 ) -> None:
     monkeypatch.setattr(part, "PART_SAMPLES", 256)  # so that the whole is played in two seconds and not in ten
     asked = Asked(num_devices=6, max_staleness=1, num_seeds=2, budget=10, slots=(4, 8, 16))
-    space = space_of(asked, *LARGE)
+    apart = ("learner.simulated.token_s=0.0008", "learner.simulated.sleep_s=20")  # taking turns is far from the best
+    space = space_of(asked, *LARGE, *apart)
     with Workers(2) as workers:
         found = search(space, asked, workers, on_round=lambda _: lambda: None)
         everything = Trials(space, replace(asked, budget=10**6), workers, lambda _: lambda: None)
         estimator, speed = Estimator(space.modelled), found.chosen.tokens_per_s.mean
         most = {each: estimator.most_tokens_per_s(space.sketch_of(each)) for each in space.candidates}
         # The others cannot pass it, as the test above has it.
-        everything.play([each for each in most if most[each] > speed and everything.is_allowed(each)], 1)
+        everything.play([each for each in most if most[each] > 0.9 * speed and everything.is_allowed(each)], 1)
     speeds = {each.candidate: each.tokens_per_s.mean for each in everything.all()}
     assert found.num_simulations <= found.num_exhaustive / 10
     assert found.num_parts >= 3

@@ -74,7 +74,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     chosen: Measured
     pareto: tuple[Measured, ...]
-    """Nothing is better than these in everything; the quickest first. Some may have fewer seeds than were asked for."""
+    """Nothing that was played whole is better than these in everything; the quickest first. Some may have fewer seeds
+    than were asked for."""
     tried: tuple[Measured, ...]
     """All others, the best first."""
     num_candidates: int
@@ -111,7 +112,7 @@ def search(space: Space, asked: Asked, workers: Workers, *, on_round: Callable[[
     _climb(trials, space, asked)
     finals = _halve(trials, asked)
     best = chosen(finals, asked.objective)
-    front = pareto(trials.all())
+    front = pareto(trials.whole(1))  # a part says where to look, and is not compared with the whole of another
     shown = {each.candidate for each in front}
     others = sorted(
         (each for each in trials.all() if each.candidate not in shown),

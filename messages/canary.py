@@ -9,6 +9,7 @@ nats both would be several times as large for the one model as for the other.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from penstock.messages.arrays import floats_view, tokens_view
@@ -22,11 +23,13 @@ DIVERGED_NATS: Final = 50.0
 """A token: far beyond a uniform guess over any vocabulary, which is 12 nats among 150,000 tokens."""
 
 
+@lru_cache(maxsize=16)
 def canary_difference(canary: Canary, logprobs: bytes) -> float:
     """How far these log-probs are from the canary's, as a share of how far the canary's lie apart.
 
     With ``a`` the canary's log-probs at a place and ``b`` those found, ``‖a − b‖ / ‖a − mean(a)‖``; of all places the
-    mean, since in a mixture of experts rounding sends single tokens to another expert.
+    mean, since in a mixture of experts rounding sends single tokens to another expert. On the virtual host a thousand
+    engines find the very same, so the last ones are remembered.
 
     Returns:
         0 where both are the same; infinite when the lengths differ or a value is not finite.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cache
 from typing import Final
 
 
@@ -77,8 +78,10 @@ def is_reward_model(name: str) -> bool:
     return name.startswith(REWARD_MODEL_PREFIX)
 
 
+@cache
 def has_lane(name: str) -> bool:
-    """Whether the time of this actor is accounted: it has a device, or workers."""
+    """Whether the time of this actor is accounted: it has a device, or workers. Asked after every turn of a simulation,
+    so each name is looked at once."""
     return name in (LEARNER, SCORER) or is_engine(name) or is_teacher(name) or is_reward_model(name)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.draws import normal
@@ -50,8 +51,10 @@ TRANSPORT: Final = "simulated"
 NUM_CANARY_TOKENS: Final = 8
 
 
+@lru_cache(maxsize=16)
 def canary_logprobs(tokens: bytes, digest: str) -> bytes:
-    """float32 ``[T − 1, T]``: what the weights with this digest say at the places of the int32 tokens ``[T]``."""
+    """float32 ``[T − 1, T]``: what the weights with this digest say at the places of the int32 tokens ``[T]``; every
+    engine is asked for the same."""
     count = len(tokens_view(tokens))
     marks = hashlib.shake_128(digest.encode() + tokens).digest(4 * count * (count - 1))
     return pack_floats(-mark / 2**30 for mark in memoryview(marks).cast("I"))

@@ -150,8 +150,9 @@ def _told(plan: Plan, space: Space, models: Models | None) -> list[str]:
 
 def _effort(plan: Plan) -> str:
     share = percent(plan.num_simulations / plan.num_exhaustive)
+    parts = f" ({plan.num_parts:,} of a part of the batch)" if plan.num_parts else ""
     return (
-        f"{plan.num_simulations:,} simulations; all {plan.num_candidates:,} choices with every seed would be "
+        f"{plan.num_simulations:,} simulations{parts}; all {plan.num_candidates:,} choices with every seed would be "
         f"{plan.num_exhaustive:,} ({share})"
     )
 

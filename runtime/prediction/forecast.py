@@ -20,7 +20,6 @@ from penstock.runtime.hosts.virtual.simulate import Simulation
 from penstock.runtime.observability.explain.bounds import Bound, Terms, bound_from
 from penstock.runtime.observability.shares import LABELS
 from penstock.runtime.prediction.steady import Lanes, Steady, StepSeen, steady_of, stretch_of
-from penstock.runtime.shell.watchdog import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -111,23 +110,22 @@ def _played(scenario: Scenario) -> Steady:
 
 
 def _told_less(scenario: Scenario) -> Scenario:
-    """The same without what is said twice, and with reports of progress as rare as nothing here depends on them.
+    """The same with reports of progress as rare as nothing here depends on them.
 
-    Nothing is lost on these links, so nothing has to be said again. Reports of progress are half of all events, and say
+    Reports of progress are half of all events, and say
     what another engine would go on from: without faults nobody does. PromptSource takes them for signs of life too, so
     one comes at least :data:`SIGNS_OF_LIFE` times in its ``lease_timeout_s``.
     """
     engines, lease_timeout_s = scenario.engines, scenario.prompt_source.lease_timeout_s
     model, most_tokens = engines.simulated, scenario.sampling.max_response_tokens
-    runtime = msgspec.structs.replace(scenario.runtime, resend_after_s=NEVER)
     if model.failure_rate or engines.more:
-        return msgspec.structs.replace(scenario, runtime=runtime)
+        return scenario
     held = engines.slots * (model.prompt_tokens + most_tokens)
     token_s = model.token_s + (engines.slots - 1) * model.token_load_s + held * model.context_token_s
     rare = int(lease_timeout_s / SIGNS_OF_LIFE * engines.simulated_speed / token_s)
     progress_tokens = max(engines.progress_tokens, min(rare, most_tokens))
     engines = msgspec.structs.replace(engines, progress_tokens=progress_tokens)
-    return msgspec.structs.replace(scenario, runtime=runtime, engines=engines)
+    return msgspec.structs.replace(scenario, engines=engines)
 
 
 class _Watch:
@@ -147,7 +145,7 @@ class _Watch:
         self._before: Lanes | None = None
         self.after: Lanes | None = None
         """At the end of the steady part, once that has come."""
-        self.simulation = Simulation(scenario, on_step=self._seen, with_digest=False)
+        self.simulation = Simulation(scenario, on_step=self._seen, with_digest=False, may_lose=False)
 
     def _seen(self, report: StepReported) -> None:
         accounts = self.simulation.accounts

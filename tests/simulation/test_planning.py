@@ -26,6 +26,7 @@ from penstock.messages.errors import UserFault
 from penstock.runtime.cli.app import app
 from penstock.runtime.prediction.forecast import interval, play
 from penstock.runtime.prediction.models import Check, FitResult, Models, SourceRun, write_models
+from penstock.runtime.prediction.planning import part
 from penstock.runtime.prediction.planning import search as planning
 from penstock.runtime.prediction.planning.candidate import Asked, Candidate, Objective, Prices, read_prices, read_speeds
 from penstock.runtime.prediction.planning.estimate import Estimator
@@ -118,6 +119,70 @@ def test_the_best_choice_is_found_within_two_percent_in_a_tenth_of_all_simulatio
     assert sorted(speeds.values())[len(speeds) // 2] < 0.8 * max(speeds.values())
     assert found.chosen.num_seeds == 3
     assert found.pareto[-1].candidate.max_staleness == 0  # the freshest is shown, however slow it is
+
+
+LARGE = ("sampling.samples_per_group=8", "learner.groups_per_batch=128", "engines.simulated.kv_tokens=null")
+
+
+@pytest.mark.slow
+def test_large_batches_are_looked_at_in_parts_and_what_is_chosen_is_within_two_percent_of_the_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(part, "PART_SAMPLES", 256)  # so that the whole is played in two seconds and not in ten
+    asked = Asked(num_devices=6, max_staleness=1, num_seeds=2, budget=10, slots=(4, 8, 16))
+    apart = ("learner.simulated.token_s=0.0008", "learner.simulated.sleep_s=20")  # taking turns is far from the best
+    space = space_of(asked, *LARGE, *apart)
+    with Workers(2) as workers:
+        found = search(space, asked, workers, on_round=lambda _: lambda: None)
+        everything = Trials(space, replace(asked, budget=10**6), workers, lambda _: lambda: None)
+        estimator, speed = Estimator(space.modelled), found.chosen.tokens_per_s.mean
+        most = {each: estimator.most_tokens_per_s(space.sketch_of(each)) for each in space.candidates}
+        # The others cannot pass it, as the test above has it.
+        everything.play([each for each in most if most[each] > 0.9 * speed and everything.is_allowed(each)], 1)
+    speeds = {each.candidate: each.tokens_per_s.mean for each in everything.all()}
+    assert found.num_simulations <= found.num_exhaustive / 10
+    assert found.num_parts >= 3
+    assert len(speeds) >= 6
+    assert speeds[found.chosen.candidate] >= 0.98 * max(speeds.values())
+    assert (found.chosen.num_seeds, found.chosen.is_part) == (2, False)
+
+
+@pytest.mark.parametrize("schedule", [("sync", 0, False), ("sync", 0, True), ("fully_async", 1, False)])
+def test_a_part_of_a_batch_says_what_the_whole_comes_to(
+    schedule: tuple[str, int, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part, "PART_SAMPLES", 256)
+    space = space_of(Asked(num_devices=12, max_staleness=1, slots=(8,)), *LARGE, "reward.simulated.num_workers=3")
+    choice = next(
+        each
+        for each in space.candidates
+        if (each.policy, each.max_staleness, each.is_colocated) == schedule and each.num_engines in (8, 12)
+    )
+    whole = replace(space.modelled_of(choice), run=replace(space.modelled.run, num_steps=10))
+    some = part.part_of(whole)
+    assert some is not None
+    assert (some.engines.count, some.learner.groups_per_batch) == (choice.num_engines // 4, 32)
+    assert some.reward.simulated.num_workers == 1
+    seen, is_so = part.as_whole(play(some, 1), whole, some), play(whole, 1)
+    assert seen.tokens_per_s == pytest.approx(is_so.tokens_per_s, rel=0.06)
+    assert seen.step_s == pytest.approx(is_so.step_s, rel=0.06)
+    assert seen.engines_busy == pytest.approx(is_so.engines_busy, abs=0.06)
+    assert seen.learner_busy == pytest.approx(is_so.learner_busy, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "learner.groups_per_batch=40",  # no large batch
+        "engines.count=2",
+        "staleness.max_concurrent=64",
+        "evaluation={datasets: [{name: held, path: lines:64}], every: 2}",
+    ],
+)
+def test_what_does_not_go_with_the_size_of_the_batch_is_played_whole(override: str) -> None:
+    words = [*MODELLED, *LARGE, "learner.groups_per_batch=512", "engines.count=16"]
+    assert part.part_of(load_modelled(FILE, words)[0]) is not None
+    assert part.part_of(load_modelled(FILE, [*words, override])[0]) is None
 
 
 def play_nothing(_: Scenario, seed: int) -> Steady:

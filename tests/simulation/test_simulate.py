@@ -49,6 +49,23 @@ def test_same_seed_prints_the_same_digest_and_another_seed_another_one() -> None
     assert digests[0] == digests[1] != digests[2]
 
 
+def test_where_nothing_can_be_lost_nothing_is_said_twice() -> None:
+    often, rare = scenario("runtime.resend_after_s=0.05"), scenario()
+    sent: list[tuple[int, float]] = []
+    for one, may_lose in ((often, True), (often, False), (rare, False)):
+        simulation = Simulation(one, may_lose=may_lose)
+        at_s = simulation.run().at_s
+        sent.append((simulation.host.links.num_sent, at_s))
+    assert sent[1] == sent[2]
+    assert sent[0][0] > 1.3 * sent[1][0]
+    assert sent[0][1] == pytest.approx(sent[1][1], rel=0.02)
+    # Engines that come and go are told again whatever was on its way.
+    scaled = "engines.max=12", "engines.scale=by_bound"
+    again = [Simulation(scenario(*scaled, f"runtime.resend_after_s={s}"), may_lose=False) for s in (0.05, 5)]
+    assert [one.run().completed for one in again] == [True, True]
+    assert again[0].host.links.num_sent > again[1].host.links.num_sent
+
+
 def test_result_says_what_people_look_for() -> None:
     code, text = simulate(scenario())
     assert code == 0

@@ -294,6 +294,12 @@ class Process:
             self._timer_s = due_s
             self._clock.at(due_s, fire, self, due_s)
 
+    def finish_if_answered(self) -> None:
+        """A callback is over. One that answers nothing was no turn: an engine is woken for a moment that has passed a
+        third of the time."""
+        if self._answers:
+            self.finish_turn()
+
     def fire_timers(self, due_s: float) -> None:
         """The clock has come to a moment for which a timer was set."""
         if due_s != self._timer_s:
@@ -331,7 +337,7 @@ def call(process: Process, callback: Callable[[], None]) -> None:
     """A callback of the backend falls due."""
     if process.is_up(call, callback):
         callback()
-        process.finish_turn()
+        process.finish_if_answered()
 
 
 def fire(process: Process, due_s: float) -> None:

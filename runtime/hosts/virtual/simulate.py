@@ -41,6 +41,7 @@ from penstock.runtime.run.wiring import actor_names, build_machine, hears, inbox
 from penstock.runtime.scenario import Scenario, dump_scenario
 from penstock.runtime.scenario.disk_rules import segment_bytes
 from penstock.runtime.shell.engine_scaling import scaling_of
+from penstock.runtime.shell.watchdog import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -91,7 +92,7 @@ def simulated(
     for ``console`` shows no progress."""
     assert is_modelled(scenario.learner), "load_modelled was not asked"
     scenario = msgspec.structs.replace(scenario, run=msgspec.structs.replace(scenario.run, seed=seed))
-    simulation = Simulation(scenario, run_folder)
+    simulation = Simulation(scenario, run_folder, may_lose=False)
     began_s = time.perf_counter()
     try:
         ending = simulation.run(console)
@@ -111,6 +112,7 @@ class Simulation:
         on_step: Callable[[StepReported], None] | None = None,
         link: LinkModel | None = None,
         with_digest: bool = True,
+        may_lose: bool = True,
     ) -> None:
         """
         Args:
@@ -119,12 +121,15 @@ class Simulation:
             on_step: hears of every step, when the books are up to it.
             link: how messages travel; None: as on a quick network.
             with_digest: keep the digest of all events; without it :attr:`digest` is that of none.
+            may_lose: somebody may kill a process or cut a link. Otherwise nothing is said twice
+                (``runtime.resend_after_s``), as all of it arrives: repeats would be a quarter of the work.
 
         Raises:
             UserFault: the folder cannot be written.
         """
         self.scenario = scenario
-        runtime = scenario.runtime
+        runtime, scaling = scenario.runtime, scaling_of(scenario.engines)
+        says_again = may_lose or scaling is not None
         settings = HostSettings(
             seed=scenario.run.seed,
             link=link or LinkModel(),
@@ -132,8 +137,8 @@ class Simulation:
                 heartbeat_timeout_s=runtime.heartbeat_timeout_s, max_restarts=runtime.max_restarts
             ),
             heartbeat_s=runtime.heartbeat_s,
-            resend_after_s=runtime.resend_after_s,
-            scaling=scaling_of(scenario.engines),
+            resend_after_s=runtime.resend_after_s if says_again else NEVER,
+            scaling=scaling,
         )
         self.digest = EventDigest()
         digest = self.digest if with_digest else None

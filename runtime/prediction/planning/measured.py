@@ -34,6 +34,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Of trained samples, in versions."""
     cost: Interval | None
     """Of a million trained tokens; None without prices."""
+    is_part: bool = False
+    """By a part of the batch on a part of the engines (:mod:`.part`), and not played whole."""
 
     def value(self, objective: Objective) -> tuple[float, ...]:
         """The larger, the better."""
@@ -47,7 +49,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
                 return (-self.cost.mean,)
 
 
-def measured(candidate: Candidate, found: Sequence[Steady], prices: Prices | None) -> Measured:
+def measured(
+    candidate: Candidate, found: Sequence[Steady], prices: Prices | None, *, is_part: bool = False
+) -> Measured:
     """The figures of one or more seeds."""
     hourly = None if prices is None else candidate.hourly(prices)
 
@@ -64,6 +68,7 @@ def measured(candidate: Candidate, found: Sequence[Steady], prices: Prices | Non
         learner_busy=over(lambda each: each.learner_busy),
         mean_age=over(lambda each: sum(age * share for age, share in enumerate(each.ages))),
         cost=None if hourly is None else over(lambda each: hourly / SECONDS_OF_HOUR / each.tokens_per_s * MILLION),
+        is_part=is_part,
     )
 
 

@@ -7,6 +7,8 @@
 3. The best and those that nothing beats get a second seed; the best of these all of them. Only what has all seeds is
    chosen.
 
+Of large batches the first two play a part (:mod:`.part`), of which the third begins anew with the whole.
+
 But for the first of its schedule, nothing is played that cannot come near the best, even with slots that are never
 empty (:meth:`.estimate.Estimator.most_tokens_per_s`), and nothing gets more seeds that one or two have left behind it.
 
@@ -24,6 +26,7 @@ from penstock.runtime.prediction.forecast import play
 from penstock.runtime.prediction.planning.candidate import Objective
 from penstock.runtime.prediction.planning.estimate import Estimator
 from penstock.runtime.prediction.planning.measured import AS_GOOD, Measured, chosen, measured, pareto
+from penstock.runtime.prediction.planning.part import as_whole, part_of, times_as_noisy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,8 +49,9 @@ NUM_CLIMBERS: Final = 3
 NUM_FINALISTS: Final = 3
 LEAST_ROUNDS: Final = 4
 """Simulations for each seed that the budget must have: half of them find the best, and half compare them."""
-REACH: Final = {1: 0.1, 2: 0.04}
-"""By how much of the best a choice may be worse, after so many seeds, and get more of them."""
+FIRST_REACH: Final = 0.1
+REACH: Final = 0.04
+"""By how much of the best a choice may be worse, after a first look and after the second, and be played again."""
 MAX_VAIN: Final = 2
 """Rounds with a step of one that find nothing better, after which the climb is over."""
 
@@ -70,11 +74,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     chosen: Measured
     pareto: tuple[Measured, ...]
-    """Nothing is better than these in everything; the quickest first. Some may have fewer seeds than were asked for."""
+    """Nothing that was played whole is better than these in everything; the quickest first. Some may have fewer seeds
+    than were asked for."""
     tried: tuple[Measured, ...]
     """All others, the best first."""
     num_candidates: int
     num_simulations: int
+    num_parts: int
+    """Of these, simulations of a part of the batch on a part of the engines."""
     num_exhaustive: int
     """Simulations of every candidate with every seed."""
     refused: tuple[str, ...]
@@ -100,12 +107,12 @@ def search(space: Space, asked: Asked, workers: Workers, *, on_round: Callable[[
         )
     trials = Trials(space, asked, workers, on_round)
     _screen(trials, asked)
-    if not trials.steady:
+    if not trials.all():
         raise UserFault(f"no choice could be played: {'; '.join(trials.refused)}")
     _climb(trials, space, asked)
     finals = _halve(trials, asked)
     best = chosen(finals, asked.objective)
-    front = pareto(trials.all())
+    front = pareto(trials.whole(1))  # a part says where to look, and is not compared with the whole of another
     shown = {each.candidate for each in front}
     others = sorted(
         (each for each in trials.all() if each.candidate not in shown),
@@ -118,6 +125,7 @@ def search(space: Space, asked: Asked, workers: Workers, *, on_round: Callable[[
         tried=tuple(others),
         num_candidates=len(space.candidates),
         num_simulations=trials.num_played,
+        num_parts=trials.num_parts,
         num_exhaustive=len(space.candidates) * asked.num_seeds,
         refused=tuple(trials.refused),
     )
@@ -130,8 +138,10 @@ class Trials:
         self, space: Space, asked: Asked, workers: Workers, on_round: Callable[[int], Callable[[], None]]
     ) -> None:
         self.steady: dict[Candidate, list[Steady]] = {}
+        self.looked: dict[Candidate, Steady] = {}
+        """What a part says of those that were not played whole."""
         self.refused: dict[str, None] = {}
-        self.num_played = 0
+        self.num_played = self.num_parts = 0
         self._space, self._asked, self._workers, self._on_round = space, asked, workers, on_round
         self._estimator = estimator = Estimator(space.modelled)
         self.estimates = {
@@ -139,7 +149,7 @@ class Trials:
         }
         """The larger, the better."""
         self._out: set[Candidate] = set()
-        self._num_steps = counted_steps(space.modelled)
+        self._chance = estimator.chance(counted_steps(space.modelled)) * times_as_noisy(space.modelled)
         self._best = 0.0
         """Tokens a second, or for their price, of the best that was played."""
         self._trust = 1.0
@@ -162,7 +172,7 @@ class Trials:
         """Whether no simulation of it can come near the best: neither by its slots nor by chance in its lengths."""
         if self._asked.objective is Objective.GOODPUT:
             return False  # nothing but a simulation knows it
-        most = self._most(candidate) * self._trust * (1 + self._estimator.chance(self._num_steps))
+        most = self._most(candidate) * self._trust * (1 + self._chance)
         return most < (1 - AS_GOOD) * self._best
 
     @property
@@ -172,7 +182,7 @@ class Trials:
 
     def is_new(self, candidate: Candidate) -> bool:
         """Whether it was neither played nor refused."""
-        return candidate not in self.steady and candidate not in self._out
+        return candidate not in self.steady and candidate not in self.looked and candidate not in self._out
 
     def is_allowed(self, candidate: Candidate) -> bool:
         """Whether the scenario's rules have nothing against it."""
@@ -188,6 +198,23 @@ class Trials:
     def _refuse(self, candidate: Candidate, cause: str) -> None:
         self._out.add(candidate)
         self.refused[cause] = None
+        self.steady.pop(candidate, None)
+        self.looked.pop(candidate, None)
+
+    def look(self, candidates: Sequence[Candidate]) -> None:
+        """Play each of them with one seed; of large batches a part."""
+        seed = self._space.real.run.seed
+        wholes = {each: self._space.modelled_of(each) for each in candidates if each not in self._out}
+        parts = {each: part for each, whole in wholes.items() if (part := part_of(whole)) is not None}
+        found = self._run([Job(_shortened(parts.get(each, wholes[each])), seed) for each in wholes])
+        self.num_parts += len(parts)
+        for (candidate, whole), one in zip(wholes.items(), found, strict=True):
+            if isinstance(one, Failed):
+                self._refuse(candidate, one.cause)
+            elif candidate in parts:
+                self._note(candidate, as_whole(one, whole, parts[candidate]), self.looked.__setitem__)
+            else:
+                self._note(candidate, one, self._add)
 
     def play(self, candidates: Sequence[Candidate], num_seeds: int) -> None:
         """Bring each of them up to so many seeds."""
@@ -198,36 +225,48 @@ class Trials:
             if each not in self._out
             for place in range(len(self.steady.get(each, ())), num_seeds)
         ]
-        jobs = [Job(_shortened(self._space.modelled_of(each), self._num_steps), seed) for each, seed in wanted]
-        found = self._workers.map(steady_of_job, jobs, on_done=self._on_round(len(jobs)))
-        self.num_played += len(jobs)
+        found = self._run([Job(_shortened(self._space.modelled_of(each)), seed) for each, seed in wanted])
         for (candidate, _), one in zip(wanted, found, strict=True):
             if isinstance(one, Failed):
                 self._refuse(candidate, one.cause)
-                self.steady.pop(candidate, None)
             elif candidate not in self._out:
-                self.steady.setdefault(candidate, []).append(one)
-                worth = self._worth(one.tokens_per_s, candidate)
-                self._trust = max(self._trust, worth / self._most(candidate))
-                self._best = max(self._best, worth)
+                self._note(candidate, one, self._add)
+
+    def _run(self, jobs: Sequence[Job]) -> list[Steady | Failed]:
+        self.num_played += len(jobs)
+        return self._workers.map(steady_of_job, jobs, on_done=self._on_round(len(jobs)))
+
+    def _note(self, candidate: Candidate, one: Steady, keep: Callable[[Candidate, Steady], None]) -> None:
+        keep(candidate, one)
+        worth = self._worth(one.tokens_per_s, candidate)
+        self._trust = max(self._trust, worth / self._most(candidate))
+        self._best = max(self._best, worth)
+
+    def _add(self, candidate: Candidate, one: Steady) -> None:
+        self.looked.pop(candidate, None)
+        self.steady.setdefault(candidate, []).append(one)
 
     def all(self) -> list[Measured]:
         """Everything that was played."""
-        return [measured(each, found, self._asked.prices) for each, found in self.steady.items()]
+        looked = [measured(each, [one], self._asked.prices, is_part=True) for each, one in self.looked.items()]
+        return [measured(each, found, self._asked.prices) for each, found in self.steady.items()] + looked
 
     def best(self, number: int) -> list[Candidate]:
         """The best of them first."""
-        return [each.candidate for each in self._ranked(1)[:number]]
+        return [each.candidate for each in self._ranked(self.all())[:number]]
 
-    def _ranked(self, num_seeds: int) -> list[Measured]:
-        seen = (each for each in self.all() if each.num_seeds >= num_seeds)
-        return sorted(seen, key=lambda each: each.value(self._asked.objective), reverse=True)
+    def whole(self, num_seeds: int) -> list[Measured]:
+        """Those that were played whole with so many seeds or more."""
+        return [each for each in self.all() if each.num_seeds >= num_seeds and not each.is_part]
 
-    def finalists(self, num_seeds: int) -> list[Candidate]:
-        """Of those with so many seeds the best, as far as they are near enough to the first."""
-        ranked = self._ranked(num_seeds)[:NUM_FINALISTS]
+    def _ranked(self, found: Sequence[Measured]) -> list[Measured]:
+        return sorted(found, key=lambda each: each.value(self._asked.objective), reverse=True)
+
+    def finalists(self, found: Sequence[Measured], reach: float) -> list[Candidate]:
+        """The best of these, as far as they are near enough to the first."""
+        ranked = self._ranked(found)[:NUM_FINALISTS]
         *exact, best = ranked[0].value(self._asked.objective)
-        least = best - REACH[num_seeds] * abs(best)
+        least = best - reach * abs(best)
         values = [each.value(self._asked.objective) for each in ranked]
         return [
             each.candidate
@@ -250,11 +289,11 @@ def counted_steps(scenario: Scenario) -> int:
     return min(STEADY_STEPS, max(STEADY_STEPS // 2, -(-STEADY_SAMPLES // samples)))
 
 
-def _shortened(scenario: Scenario, num_counted: int) -> Scenario:
-    """With as many steps as it takes to count so many of them, or η + 2 (:func:`.steady.stretch_of`)."""
+def _shortened(scenario: Scenario) -> Scenario:
+    """With as many steps as it takes to count :func:`counted_steps` of them, or η + 2 (:func:`.steady.stretch_of`)."""
     eta = scenario.staleness.max_staleness
     assert eta is not None, "scenarios are resolved"
-    num_steps = -(-(max(num_counted, eta + 2) + 2 + eta) * 5 // 4)
+    num_steps = -(-(max(counted_steps(scenario), eta + 2) + 2 + eta) * 5 // 4)
     return msgspec.structs.replace(scenario, run=msgspec.structs.replace(scenario.run, num_steps=num_steps))
 
 
@@ -273,7 +312,7 @@ def _screen(trials: Trials, asked: Asked) -> None:
                 if _is_apart(each, [*taken, *now], asked) and not trials.is_hopeless(each) and trials.is_allowed(each):
                     now.append(each)
                     break
-        trials.play(now, 1)
+        trials.look(now)
         taken += now
 
 
@@ -297,8 +336,9 @@ def _is_apart(candidate: Candidate, others: Sequence[Candidate], asked: Asked) -
 def _climb(trials: Trials, space: Space, asked: Asked) -> None:
     """From the best ones uphill."""
     spacing = max(1, asked.num_devices // 8)
-    compared = NUM_FINALISTS * (asked.num_seeds - 1) + len(pareto(trials.all()))
-    reserved = min(compared, int(HALVED * asked.budget * (asked.num_seeds - 1) / asked.num_seeds))
+    num_more = asked.num_seeds - (not trials.looked)
+    compared = NUM_FINALISTS * num_more + len(pareto(trials.all()))
+    reserved = min(compared, int(HALVED * asked.budget * num_more / asked.num_seeds))
     num_vain = 0
     while trials.left > reserved and num_vain < MAX_VAIN:
         before = trials.best(1)
@@ -309,7 +349,7 @@ def _climb(trials: Trials, space: Space, asked: Asked) -> None:
             has_room = len(allowed) < min(2 * NUM_CLIMBERS, trials.left - reserved)
             if has_room and not trials.is_hopeless(one) and trials.is_allowed(one):
                 allowed.append(one)
-        trials.play(allowed, 1)
+        trials.look(allowed)
         if allowed and trials.best(1) != before:
             num_vain = 0
         else:
@@ -319,9 +359,13 @@ def _climb(trials: Trials, space: Space, asked: Asked) -> None:
 
 def _halve(trials: Trials, asked: Asked) -> list[Measured]:
     """Those with all seeds."""
-    some = min(asked.num_seeds, 2)
+    # One simulation of a whole large batch says as much as two of a small one.
+    some = 1 if trials.looked else min(asked.num_seeds, 2)
     most = max(1, trials.left // max(1, some - 1) // 2)
     front = [each.candidate for each in pareto(trials.all())]
-    trials.play(list(dict.fromkeys([*trials.finalists(1), *front]))[:most], some)
-    trials.play(trials.finalists(some)[: max(1, trials.left // max(1, asked.num_seeds - some))], asked.num_seeds)
-    return [each for each in trials.all() if each.num_seeds == asked.num_seeds]
+    trials.play(list(dict.fromkeys([*trials.finalists(trials.all(), FIRST_REACH), *front]))[:most], some)
+    if not trials.whole(some):
+        raise UserFault(f"no choice could be played with a whole batch: {'; '.join(trials.refused)}")
+    best = trials.finalists(trials.whole(some), REACH if asked.num_seeds > 1 else FIRST_REACH)
+    trials.play(best[: max(1, trials.left // max(1, asked.num_seeds - some))], asked.num_seeds)
+    return trials.whole(asked.num_seeds)

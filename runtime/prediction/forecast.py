@@ -112,9 +112,9 @@ def _played(scenario: Scenario) -> Steady:
 def _told_less(scenario: Scenario) -> Scenario:
     """The same with reports of progress as rare as nothing here depends on them.
 
-    Reports of progress are half of all events, and say
-    what another engine would go on from: without faults nobody does. PromptSource takes them for signs of life too, so
-    one comes at least :data:`SIGNS_OF_LIFE` times in its ``lease_timeout_s``.
+    Reports of progress are half of all events, and say what another engine would go on from: without faults nobody
+    does. PromptSource takes them for signs of life too, so one comes at least :data:`SIGNS_OF_LIFE` times in its
+    ``lease_timeout_s``.
     """
     engines, lease_timeout_s = scenario.engines, scenario.prompt_source.lease_timeout_s
     model, most_tokens = engines.simulated, scenario.sampling.max_response_tokens

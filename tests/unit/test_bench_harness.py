@@ -21,6 +21,7 @@ from penstock.benchmarks._harness import (
     Benchmark,
     Measured,
     claim,
+    command_text,
     edition_of,
     figures,
     interleaved,
@@ -155,6 +156,20 @@ def test_only_what_can_be_compared_is(tmp_path: Path) -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--history", "/tmp/x", "--steps", "3"], "penstock bench hop --steps 3"),
+        (["--history=/tmp/x", "--output", "docs/hop.json"], "penstock bench hop --output docs/hop.json"),
+        (["--curves", "/tmp/a b/curves.json"], "penstock bench hop --curves curves.json"),
+        (["--output=/tmp/x/y.json", "--reward=0.5"], "penstock bench hop --output=y.json --reward=0.5"),
+        (["--history"], "penstock bench hop"),
+    ],
+)  # fmt: skip
+def test_a_kept_command_names_no_folder_of_the_one_who_gave_it(arguments: list[str], said: str) -> None:
+    assert command_text("penstock bench hop", arguments) == said
+
+
 def test_a_history_that_cannot_be_read_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "test_bench_harness.jsonl").write_text('{"benchmark": 3}\n')
     benchmark = Benchmark(__file__, DOC, repetitions=5)
@@ -205,7 +220,7 @@ def run_all(names: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, dea
     monkeypatch.setattr(benchmarks, "__path__", [str(folder)])
     monkeypatch.setattr(bench_all, "command_of", planted)
     monkeypatch.setattr(_progress, "STILL_S", 0.1)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     out = io.StringIO()
     code = bench_all.run_all(Console(width=120, file=out), folder / "made", is_quick=True, deadline_s=deadline_s)
     return code, out.getvalue()

@@ -1,6 +1,9 @@
 """``penstock bench --all``: every benchmark in a process of its own, none beyond its deadline, and one page of results.
 
-Waits: a benchmark is waited for until its deadline (:mod:`penstock.benchmarks._processes`).
+The page is written anew after each of them, so whatever ends the rest takes nothing of what was found.
+
+Waits: a benchmark is waited for until its deadline (:mod:`penstock.benchmarks._processes`). With ``--quick`` that is
+its ``QUICK_S``, and all of these together are less than :data:`QUICK_ALL_S`.
 """
 
 from __future__ import annotations
@@ -15,18 +18,20 @@ from rich.text import Text
 
 from penstock.benchmarks._harness import MISSED, NOT_TOLD
 from penstock.benchmarks._processes import FAULT, failure_text, watched
-from penstock.benchmarks._progress import in_turn
+from penstock.benchmarks._progress import in_turn, say
 from penstock.benchmarks._results import Result, page, read_result
+from penstock.messages.errors import UserFault
 from penstock.runtime.cli.benches import Benchmark, registered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from rich.console import Console
 
 DEADLINE_S: Final = 3600.0
-QUICK_DEADLINE_S: Final = 300.0
+QUICK_ALL_S: Final = 1200.0
+"""What all quick forms take at most, each at its deadline; a test adds them up."""
 
 Ending = Literal["held", "missed", "not told", "failed", "past its deadline", "skipped"]
 
@@ -48,25 +53,59 @@ def run_all(console: Console, into: Path, *, is_quick: bool, deadline_s: float |
         console: for the table at the end.
         into: folder of the results, their history and the page.
         is_quick: with the arguments of each that take a minute or so.
-        deadline_s: for each.
+        deadline_s: for each; None: its own.
     """
     into.mkdir(parents=True, exist_ok=True)
-    deadline_s = deadline_s or (QUICK_DEADLINE_S if is_quick else DEADLINE_S)
-    outcomes: list[Outcome] = []
-    for name, found in in_turn(registered().items(), lambda item: f"{item[0]}: {item[1].doc}"):
-        outcomes.append(_run(name, found, into, is_quick=is_quick, deadline_s=deadline_s))
-    table = Table("benchmark", "ended", "s", "why", title="All benchmarks")
+    known = registered()
+    budgets = budgets_of(known, is_quick=is_quick, deadline_s=deadline_s)
+    console.print(_plan(budgets))
+    left_s, outcomes = sum(budgets.values()), list[Outcome]()
+    for name in in_turn(budgets, lambda name: f"{name}, {_text(budgets[name])} at most: {known[name].doc}"):
+        outcomes.append(_run(name, known[name], into, is_quick=is_quick, deadline_s=budgets[name]))
+        left_s -= budgets[name]
+        say(f"{name}: {outcomes[-1].ending} after {outcomes[-1].wall_s:.0f} s; the rest takes {_text(left_s)} at most")
+        _write_page(outcomes, into)
+    table = Table("benchmark", "ended", "s", "of", "why", title="All benchmarks")
     for outcome in outcomes:
-        table.add_row(outcome.name, outcome.ending, f"{outcome.wall_s:.0f}", Text(outcome.why))
+        limit = f"{budgets[outcome.name]:.0f}"
+        table.add_row(outcome.name, outcome.ending, f"{outcome.wall_s:.0f}", limit, Text(outcome.why))
     console.print(table)
-    results = [outcome.result for outcome in outcomes if outcome.result is not None]
-    absent = [f"`{each.name}`: {each.ending}. {each.why}" for each in outcomes if each.result is None]
-    (into / "benchmarks.md").write_text(page(results, absent))
     console.print(f"results, history and benchmarks.md are in {into}", markup=False)
     endings = {outcome.ending for outcome in outcomes}
     if endings & {"failed", "past its deadline", "missed"}:
         return MISSED
     return NOT_TOLD if "not told" in endings else 0
+
+
+def budgets_of(known: Mapping[str, Benchmark], *, is_quick: bool, deadline_s: float | None) -> dict[str, float]:
+    """Seconds after which each is killed; 0 for what has no quick form, which is skipped.
+
+    Args:
+        known: benchmarks by name.
+        is_quick: each has its ``QUICK_S``; otherwise :data:`DEADLINE_S`.
+        deadline_s: instead of both; None: these.
+    """
+    if not is_quick:
+        return dict.fromkeys(known, deadline_s or DEADLINE_S)
+    return {name: 0.0 if each.quick is None else deadline_s or each.quick_s for name, each in known.items()}
+
+
+def _plan(budgets: Mapping[str, float]) -> Table:
+    table = Table("benchmark", "at most", title=f"In all at most {_text(sum(budgets.values()))}")
+    for name, budget_s in budgets.items():
+        table.add_row(name, _text(budget_s) if budget_s else "skipped: no quick form")
+    return table
+
+
+def _text(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def _write_page(outcomes: Sequence[Outcome], into: Path) -> None:
+    results = [outcome.result for outcome in outcomes if outcome.result is not None]
+    absent = [f"`{each.name}`: {each.ending}. {each.why}" for each in outcomes if each.result is None]
+    (into / "benchmarks.md").write_text(page(results, absent))
 
 
 def kept_page(folder: Path) -> str:
@@ -94,8 +133,13 @@ def _run(name: str, found: Benchmark, into: Path, *, is_quick: bool, deadline_s:
     try:
         code, said = watched(name, [*command_of(name), *arguments], deadline_s)
     except subprocess.TimeoutExpired:
-        return Outcome(name, "past its deadline", f"killed after {deadline_s:g} s", time.monotonic() - began_s)
-    result = read_result(output) if output.exists() else None
+        form = " --quick" if is_quick else ""
+        why = f"killed after {deadline_s:g} s; penstock bench {name}{form} has no limit, --deadline gives each another"
+        return Outcome(name, "past its deadline", why, time.monotonic() - began_s)
+    try:
+        result = read_result(output) if output.exists() else None
+    except UserFault as fault:  # it was stopped while it wrote
+        return Outcome(name, "failed", str(fault), time.monotonic() - began_s)
     ending, why = _ending(code, said, result)
     return Outcome(name, ending, why, time.monotonic() - began_s, result)
 

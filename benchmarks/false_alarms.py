@@ -26,7 +26,7 @@ from penstock.runtime.observability.segments import files_in, whole_lines
 from penstock.runtime.observability.trackers import EVENTS_FOLDER
 
 QUICK: Final = ("sync", "fully_async", "--seeds", "0", "--steps", "4")
-QUICK_S: Final = 45
+QUICK_S: Final = 30
 SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "sync": (),
     "one_step_off": (),

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario import Scenario
 
 QUICK: Final = ("--repetitions", "1", "--steps", "6", "--reward", "0.25", "--arms", "fully_async")
-QUICK_S: Final = 60
+QUICK_S: Final = 45
 QUICKSTART: Final = Path(str(files("penstock.scenarios"))) / "quickstart.yaml"
 POLICIES: Final = ("sync", "one_step_off", "fully_async")
 TRL: Final = "trl"

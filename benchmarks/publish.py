@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 QUICK: Final = ("--megabytes", "120", "--repetitions", "5")
-QUICK_S: Final = 30
+QUICK_S: Final = 20
 MOST: Final = 1.5
 LAYER: Final = ModelShape(hidden=768, layers=1, heads=12, kv_heads=12, head_dim=64, intermediate=2240)
 LAYER_BYTES: Final = 4 * (4 * 768 * 768 + 3 * 768 * 2240)

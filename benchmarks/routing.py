@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import argparse
 
 QUICK: Final = ("--engines", "1", "3", "8", "--rounds", "1", "2")
-QUICK_S: Final = 45
+QUICK_S: Final = 35
 MOST: Final = 1.03
 GROUP_SIZE: Final = 8
 NUM_SLOTS: Final = 46

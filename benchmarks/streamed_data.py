@@ -33,7 +33,7 @@ from penstock.messages.commands import FetchPrompts, PromptRequest
 from penstock.messages.local import LocalEvent, PromptsFetched
 
 QUICK: Final = ("--rows", "1000", "--prompts", "250")
-QUICK_S: Final = 60
+QUICK_S: Final = 40
 MAX_CONTEXT: Final = 8192
 GROUPS_PER_REQUEST: Final = 32
 GROWTH: Final = 4

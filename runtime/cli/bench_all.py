@@ -2,8 +2,9 @@
 
 The page is written anew after each of them, so whatever ends the rest takes nothing of what was found.
 
-Waits: a benchmark is waited for until its deadline (:mod:`penstock.benchmarks._processes`). With ``--quick`` that is
-its ``QUICK_S``, and all of these together are less than :data:`QUICK_ALL_S`.
+Waits: a benchmark is waited for until its deadline (:mod:`penstock.benchmarks._processes`). With ``--quick`` all of
+them end within :data:`QUICK_ALL_S`: each has its ``QUICK_S``, and, where other work slows it down, of what others have
+left up to :data:`MOST_TIMES` as much.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 
 DEADLINE_S: Final = 3600.0
 QUICK_ALL_S: Final = 1200.0
-"""What all quick forms take at most, each at its deadline; a test adds them up."""
+"""What all quick forms take at most; a test adds up what they are given."""
+MOST_TIMES: Final = 3.0
+"""As long as it is given, that one may take while time is left over."""
 
 Ending = Literal["held", "missed", "not told", "failed", "past its deadline", "skipped"]
 
@@ -58,14 +61,16 @@ def run_all(console: Console, into: Path, *, is_quick: bool, deadline_s: float |
     into.mkdir(parents=True, exist_ok=True)
     known = registered()
     budgets = budgets_of(known, is_quick=is_quick, deadline_s=deadline_s)
-    console.print(_plan(budgets))
-    left_s, outcomes = sum(budgets.values()), list[Outcome]()
-    for name in in_turn(budgets, lambda name: f"{name}, {_text(budgets[name])} at most: {known[name].doc}"):
-        outcomes.append(_run(name, known[name], into, is_quick=is_quick, deadline_s=budgets[name]))
-        left_s -= budgets[name]
-        say(f"{name}: {outcomes[-1].ending} after {outcomes[-1].wall_s:.0f} s; the rest takes {_text(left_s)} at most")
+    given = Allowance(budgets, QUICK_ALL_S if is_quick and deadline_s is None else 0.0)
+    console.print(_plan(budgets, given.left_s))
+    outcomes: list[Outcome] = []
+    for name in in_turn(budgets, lambda name: f"{name}, is given {_text(budgets[name])}: {known[name].doc}"):
+        outcomes.append(_run(name, known[name], into, is_quick=is_quick, deadline_s=given.limit_s(name)))
+        given.took(name, outcomes[-1].wall_s)
+        rest = f"the rest takes {_text(given.left_s)} at most"
+        say(f"{name}: {outcomes[-1].ending} after {outcomes[-1].wall_s:.0f} s; {rest}")
         _write_page(outcomes, into)
-    table = Table("benchmark", "ended", "s", "of", "why", title="All benchmarks")
+    table = Table("benchmark", "ended", "s", "given", "why", title="All benchmarks")
     for outcome in outcomes:
         limit = f"{budgets[outcome.name]:.0f}"
         table.add_row(outcome.name, outcome.ending, f"{outcome.wall_s:.0f}", limit, Text(outcome.why))
@@ -77,8 +82,37 @@ def run_all(console: Console, into: Path, *, is_quick: bool, deadline_s: float |
     return NOT_TOLD if "not told" in endings else 0
 
 
+class Allowance:
+    """What is left of the time of all, and so how long one may take."""
+
+    def __init__(self, budgets: Mapping[str, float], all_s: float) -> None:
+        """
+        Args:
+            budgets: seconds that each is given.
+            all_s: for all together: one that is slow may have of what others leave; 0: each has its own alone.
+        """
+        self._is_shared = all_s > 0
+        self._budgets = dict(budgets)
+        self._spare_s = max(0.0, all_s - sum(budgets.values()))
+
+    @property
+    def left_s(self) -> float:
+        """For all that have not been run."""
+        return sum(self._budgets.values()) + self._spare_s
+
+    def limit_s(self, name: str) -> float:
+        """After which this one is killed."""
+        return min(MOST_TIMES * self._budgets[name], self._budgets[name] + self._spare_s)
+
+    def took(self, name: str, wall_s: float) -> None:
+        """It is over."""
+        budget_s = self._budgets.pop(name)
+        if self._is_shared:
+            self._spare_s = max(0.0, self._spare_s + budget_s - wall_s)
+
+
 def budgets_of(known: Mapping[str, Benchmark], *, is_quick: bool, deadline_s: float | None) -> dict[str, float]:
-    """Seconds after which each is killed; 0 for what has no quick form, which is skipped.
+    """Seconds that each is given; 0 for what has no quick form, which is skipped.
 
     Args:
         known: benchmarks by name.
@@ -90,8 +124,8 @@ def budgets_of(known: Mapping[str, Benchmark], *, is_quick: bool, deadline_s: fl
     return {name: 0.0 if each.quick is None else deadline_s or each.quick_s for name, each in known.items()}
 
 
-def _plan(budgets: Mapping[str, float]) -> Table:
-    table = Table("benchmark", "at most", title=f"In all at most {_text(sum(budgets.values()))}")
+def _plan(budgets: Mapping[str, float], all_s: float) -> Table:
+    table = Table("benchmark", "is given", title=f"In all at most {_text(all_s)}")
     for name, budget_s in budgets.items():
         table.add_row(name, _text(budget_s) if budget_s else "skipped: no quick form")
     return table

@@ -31,7 +31,7 @@ class Benchmark(NamedTuple):
     quick: tuple[str, ...] | None
     """Its ``QUICK``: arguments with which it takes a minute or so; None: there are none."""
     quick_s: float
-    """Its ``QUICK_S``: wall seconds which that takes at most, on two cores that do some other work too; 0 without."""
+    """Its ``QUICK_S``: wall seconds that this is given, twice what two quiet cores take or so; 0 without."""
     is_on_harness: bool
     """Whether it makes a result, and takes the harness's options."""
 

@@ -206,7 +206,6 @@ SPOILS = """
 import sys
 open(sys.argv[-3], "w").write('{"benchmark": ')
 """
-IN_ENVIRONMENTS_OF_THEIR_OWN = {"sglang_client"}
 BODIES = {
     "spoils": SPOILS,
     "fails": "import sys; print('\\x1b[31mno such thing', file=sys.stderr); sys.exit(7)",
@@ -246,9 +245,9 @@ def test_all_run_in_processes_of_their_own_and_one_that_fails_is_no_end(
     assert "held" in rows["holds"]
     assert ("skipped" in rows["lacks"], "there is no GPU" in rows["lacks"]) == (True, True)
     said = capfd.readouterr().err
-    assert "2 of 4: fails, 1 min 40 s at most: A planted benchmark." in said
+    assert "2 of 4: fails, is given 1 min 40 s: A planted benchmark." in said
     assert "fails: failed after" in said
-    assert "the rest takes 3 min 20 s at most" in said
+    assert "the rest takes 1 min 40 s at most" in said
     assert "In all at most 5 min 00 s" in out
     assert "no such thing" in said
     assert "\x1b[31m" not in said
@@ -307,6 +306,20 @@ def test_each_quick_form_has_its_own_deadline_unless_it_is_given_another() -> No
     assert bench_all.budgets_of(known, is_quick=False, deadline_s=None) == {"a": 3600.0, "b": 3600.0}
 
 
+def test_one_may_have_what_others_leave_and_all_end_in_time() -> None:
+    given = bench_all.Allowance({"a": 30.0, "b": 30.0, "c": 20.0}, 100.0)
+    assert (given.left_s, given.limit_s("a")) == (100.0, 50.0)
+    given.took("a", 10.0)
+    assert (given.left_s, given.limit_s("b")) == (90.0, 70.0)
+    given.took("b", 70.5)  # killed, which takes a moment
+    assert (given.left_s, given.limit_s("c")) == (20.0, 20.0), "its own is nobody else's"
+    alone = bench_all.Allowance({"a": 3600.0, "b": 3600.0}, 0.0)
+    assert (alone.left_s, alone.limit_s("a")) == (7200.0, 3600.0)
+    alone.took("a", 5.0)
+    assert (alone.left_s, alone.limit_s("b")) == (3600.0, 3600.0)
+    assert bench_all.Allowance({"a": 10.0}, 100.0).limit_s("a") == 30.0, "three times its own at most"
+
+
 @pytest.mark.parametrize("words", [["hop"], ["--repetitions", "3"]])
 def test_all_takes_no_benchmark_and_no_argument_of_one(words: list[str]) -> None:
     with pytest.raises(UserFault, match=f"leave out {' '.join(words)}"):
@@ -315,7 +328,7 @@ def test_all_takes_no_benchmark_and_no_argument_of_one(words: list[str]) -> None
 
 def test_each_benchmark_has_a_quick_form_or_is_known_to_have_none() -> None:
     assert [name for name, found in benches.registered().items() if found.quick is None] == ["objectives"]
-    known = {name: found for name, found in benches.registered().items() if name not in IN_ENVIRONMENTS_OF_THEIR_OWN}
+    known = benches.registered()
     assert all(found.quick_s >= 10 for found in known.values() if found.quick is not None)
     assert sum(bench_all.budgets_of(known, is_quick=True, deadline_s=None).values()) < bench_all.QUICK_ALL_S
     assert sum(found.is_on_harness for found in benches.registered().values()) >= 5

@@ -215,7 +215,7 @@ class Benchmark:
             claim=" ".join(self._doc.partition("\n\n")[0].split()),
             edition=edition_of(self._file),
             arguments=_deciding(given),
-            command=shlex.join([*self.parser.prog.split(), *(argv or ())]),
+            command=command_text(self.parser.prog, argv or ()),
             at=at,
             machine=machine_facts(),
             processor=_processor(),
@@ -252,6 +252,19 @@ def exit_code(verdicts: set[Verdict]) -> int:
 def edition_of(file: Path) -> str:
     """Digest of what a module does; comments and layout are no part of it."""
     return hashlib.blake2b(ast.dump(ast.parse(file.read_text())).encode(), digest_size=8).hexdigest()
+
+
+def command_text(prog: str, arguments: Sequence[str]) -> str:
+    """The command as anybody gives it: without ``--history``, and of files elsewhere the name alone."""
+    said = iter(arguments)
+    kept: list[str] = []
+    for word in said:
+        if word == "--history":
+            next(said, None)
+        elif not word.startswith("--history="):
+            option, is_joined, value = word.rpartition("=")
+            kept.append(option + is_joined + Path(value).name if Path(value).is_absolute() else word)
+    return shlex.join([*prog.split(), *kept])
 
 
 def _deciding(given: argparse.Namespace) -> str:

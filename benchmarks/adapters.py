@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.messages.weights import WeightManifest
 
 QUICK: Final = ("--layers", "2", "--repetitions", "1")
+QUICK_S: Final = 20
 SHAPE: Final = ModelShape(hidden=768, layers=12, heads=12, kv_heads=12, head_dim=64, intermediate=2240)
 TRANSPORTS: Final = ("shared_memory", "disk")
 PROBED: Final = range(2, 34)

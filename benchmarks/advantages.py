@@ -25,6 +25,7 @@ DISCOUNT: Final = 0.999
 TRACE: Final = 0.95
 TOLERANCE: Final = 1e-12
 QUICK: Final = ("--lengths", "512", "4096")
+QUICK_S: Final = 10
 
 
 def plain(rewards: Tensor, values: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 Weights = dict[str, torch.Tensor]
 QUICK: Final = ()
+QUICK_S: Final = 30
 MODELS: Final[tuple[ModelSize, ...]] = ("s", "moe_xs")
 SHARPNESS: Final = (1.0, 3.0)
 LEARNING_RATES: Final = (1e-6, 1e-3)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.messages.weights import WeightManifest
 
 QUICK: Final = ("--parameters", "8", "--megabits", "400", "--repetitions", "2")
+QUICK_S: Final = 20
 RATES: Final = (1e-6, 1e-5)
 MOST_BYTES: Final = 0.1
 MOST_TIME: Final = 0.25

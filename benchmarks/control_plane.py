@@ -50,6 +50,7 @@ MAX_TRACING_COST: Final = 0.03
 """Share of the CPU time of all processes."""
 GROUPS_PER_BATCH: Final = 32
 QUICK: Final = ("--ledger", "traces", "--repetitions", "1", "--steps", "60")
+QUICK_S: Final = 40
 SCENARIO: Final = """\
 run: {name: control_plane, num_steps: 300}
 data: {path: "lines:100000"}

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 QUICK: Final = ("--repetitions", "1", "--steps", "100")
+QUICK_S: Final = 30
 MOST_COST: Final = 0.02
 VIEWS: Final = ("flow", "devices", "learning")
 LOOK_S: Final = 0.1

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 QUICK: Final = ("--batches", "8", "--repetitions", "1")
+QUICK_S: Final = 40
 REQUIRED_EQUAL: Final = 2.0
 REQUIRED_LONG_TAILED: Final = 6.0
 REQUIRED_CONTINUOUS: Final = 2.5

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.benchmarks._results import Figure
 
 QUICK: Final = ("--seeds", "1")
+QUICK_S: Final = 20
 VIRTUAL: Final = {
     "run": {"name": "evaluation", "num_steps": 70},
     "model": {"max_context": 8192},

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from penstock import scenarios
 from penstock.backends.learners.objectives.mismatch import FRESH_DIFFERENCE, MIXED_DIFFERENCE
+from penstock.backends.learners.torch.kept_warm_start import NOT_COMPUTED
 from penstock.backends.learners.training.alarms import ALARM
 from penstock.benchmarks._progress import in_turn
 from penstock.benchmarks._runs import FinishedRun, run
@@ -25,6 +26,7 @@ from penstock.runtime.observability.segments import files_in, whole_lines
 from penstock.runtime.observability.trackers import EVENTS_FOLDER
 
 QUICK: Final = ("sync", "fully_async", "--seeds", "0", "--steps", "4")
+QUICK_S: Final = 30
 SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "sync": (),
     "one_step_off": (),
@@ -53,7 +55,7 @@ class Heard(NamedTuple):
     largest_mixed_nats: float
     """The same on samples that weights of several versions have made, which no alarm looks at."""
     warnings: tuple[str, ...]
-    """Of the learner."""
+    """Of the learner; that it took its warm start from the cache is none."""
 
 
 def heard_in(finished: FinishedRun) -> Heard:
@@ -69,7 +71,11 @@ def heard_in(finished: FinishedRun) -> Heard:
         num_failed_publishes=sum(FAILED_PUBLISH in line.data for file in journals for line in whole_lines(file)),
         largest_nats=max(values(FRESH_DIFFERENCE), default=0.0),
         largest_mixed_nats=max(values(MIXED_DIFFERENCE), default=0.0),
-        warnings=tuple(text for text in finished.summary.warnings if text.startswith(f"{LEARNER}:")),
+        warnings=tuple(
+            text
+            for text in finished.summary.warnings
+            if text.startswith(f"{LEARNER}:") and not text.startswith(f"{LEARNER}: {NOT_COMPUTED}")
+        ),
     )
 
 

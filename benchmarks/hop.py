@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import argparse
 
 QUICK: Final = ("--messages", "3000")
+QUICK_S: Final = 20
 WINDOW: Final = 32
 CODED: Final = 2000
 ACK_TIMEOUT_MS: Final = 30_000

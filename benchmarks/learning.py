@@ -41,16 +41,18 @@ from penstock.benchmarks._aged_training import warm_started
 from penstock.benchmarks._harness import Benchmark, Measured, claim, plain_figure
 from penstock.benchmarks._progress import say, wait_for
 from penstock.benchmarks._runs import run
+from penstock.messages.errors import UserFault
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from penstock.benchmarks._results import Claim, Figure
     from penstock.runtime.scenario import Scenario
 
-QUICK: Final = ("--repetitions", "1", "--steps", "6", "--reward", "0.25", "--arms", "fully_async", "trl")
+QUICK: Final = ("--repetitions", "1", "--steps", "6", "--reward", "0.25", "--arms", "fully_async")
+QUICK_S: Final = 45
 QUICKSTART: Final = Path(str(files("penstock.scenarios"))) / "quickstart.yaml"
 POLICIES: Final = ("sync", "one_step_off", "fully_async")
 TRL: Final = "trl"
@@ -165,7 +167,9 @@ class CpuSamples:
 def measure(given: argparse.Namespace) -> Measured:
     """All arms with each seed in turn."""
     python = peers_python(given.peers_python)
-    arms, absent = runnable(given.arms, given.peers_python)
+    arms, absent = runnable(dict.fromkeys(given.arms), given.peers_python)
+    if not arms:
+        raise UserFault(f"nothing to measure: {'; '.join(absent)}")
     curves: list[Curve] = []
     with tempfile.TemporaryDirectory() as name:
         for seed in range(given.repetitions):
@@ -190,7 +194,7 @@ def peers_python(given: Path | None) -> Path:
     return given or python_of(environments_folder() / "peers")
 
 
-def runnable(arms: Sequence[str], given: Path | None) -> tuple[list[str], list[str]]:
+def runnable(arms: Collection[str], given: Path | None) -> tuple[list[str], list[str]]:
     """Those of the arms that can be run here, and why the others cannot."""
     if TRL not in arms or peers_python(given).exists():
         return list(arms), []

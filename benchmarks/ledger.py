@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from penstock.messages.ledger import LedgerEntry
 
 QUICK: Final = ("--groups", "64000", "--repetitions", "2")
+QUICK_S: Final = 30
 NUM_GROUPS: Final = 1_000_000
 GROUP_SIZE: Final = 8
 GROUPS_A_STEP: Final = 32

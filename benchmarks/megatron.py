@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.messages.samples import Group
 
 QUICK: Final = ("--model", "xs", "--steps", "6")
+QUICK_S: Final = 25
 TIMEOUT_S: Final = 900.0
 WARM_UP_STEPS: Final = 2
 LEARNING_RATE: Final = 1e-5

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario import Scenario
 
 QUICK: Final = ("--repetitions", "1", "--steps", "16", "--scenarios", "balanced")
+QUICK_S: Final = 75
 POLICIES: Final = ("sync", "one_step_off", "fully_async")
 MOST: Final = 0.1
 """Error that is claimed."""

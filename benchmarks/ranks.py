@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.backends.checkpoint.make import ModelSize
 
 QUICK: Final = ("--model", "s", "--batches", "1")
+QUICK_S: Final = 40
 GROUPS: Final = 32
 SAMPLES: Final = 8
 VOCABULARY: Final = 70

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.messages.ledger import LedgerEntry
 
 QUICK: Final = ("--samples", "100000", "--repetitions", "3")
+QUICK_S: Final = 10
 NUM_SAMPLES: Final = 1_000_000
 REPETITIONS: Final = 7
 GROUP_SIZE: Final = 8

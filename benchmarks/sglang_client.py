@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.options import OptionValue
 
 QUICK: Final = ("--requests", "16", "--repetitions", "3")
+QUICK_S: Final = 150
 REQUIRED_RATIO: Final = 0.95
 START_TIMEOUT_S: Final = 600.0
 PENSTOCK: Final = "penstock"

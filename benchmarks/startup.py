@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 QUICK: Final = ("--repetitions", "1", "--hosts", "local")
+QUICK_S: Final = 45
 HELP_S: Final = 0.4
 MOST_S: Final = {"local": 7.0, "ray": 12.0}
 SCENARIO: Final = """

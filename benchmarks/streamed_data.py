@@ -32,7 +32,8 @@ from penstock.messages.base import Value
 from penstock.messages.commands import FetchPrompts, PromptRequest
 from penstock.messages.local import LocalEvent, PromptsFetched
 
-QUICK: Final = ("--prompts", "500")
+QUICK: Final = ("--rows", "1000", "--prompts", "250")
+QUICK_S: Final = 40
 MAX_CONTEXT: Final = 8192
 GROUPS_PER_REQUEST: Final = 32
 GROWTH: Final = 4

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.spans import SpanTuple
 
 QUICK: Final = ("--calls", "3000", "--repetitions", "3")
+QUICK_S: Final = 10
 NUM_CALLS: Final = 20_000
 REPETITIONS: Final = 7
 SPANS_A_BATCH: Final = 512

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 QUICK: Final = ("--repetitions", "1", "--steps", "10")
+QUICK_S: Final = 60
 POLICIES: Final = ("sync", "one_step_off", "fully_async")
 SCENARIO: Final = """\
 run: {name: utilisation, num_steps: 30}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.benchmarks._results import Figure
 
 QUICK: Final = ("--groups", "8")
+QUICK_S: Final = 10
 PROMPT_TOKENS: Final = 500
 LINE_WAIT_S: Final = 60.0
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from penstock.backends.weights.lease import ReadLease
     from penstock.messages.weights import WeightManifest
 
 
@@ -21,11 +22,25 @@ class MappedWeights:
     """Tensors that are views on one buffer. The buffer goes when the last view on it does, so a view that was kept
     past ``close`` costs memory and never points at nothing."""
 
-    def __init__(self, tensors: dict[str, torch.Tensor], digest: str, *, shared: memoryview[int] | None = None) -> None:
-        """``shared``: the buffer, where another process can still write to it; None: it is this process's own."""
+    def __init__(
+        self,
+        tensors: dict[str, torch.Tensor],
+        digest: str,
+        *,
+        shared: memoryview[int] | None = None,
+        lease: ReadLease | None = None,
+    ) -> None:
+        """
+        Args:
+            tensors: views on the buffer.
+            digest: of its bytes.
+            shared: the buffer, where another process can reach it; None: it is this process's own.
+            lease: on its file, taken before the digest was; None: there is none.
+        """
         self._tensors = tensors
         self._digest = digest
         self._shared = shared
+        self._lease = lease
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
@@ -38,13 +53,19 @@ class MappedWeights:
         return self._digest
 
     def digest_now(self) -> str:
-        """Of the bytes as they are now."""
+        """Of the bytes as they are now; they are hashed again only where they may have changed."""
         # Nobody else reaches a copy in this process's memory, and it was hashed after it had been made.
-        return self._digest if self._shared is None else digest_of(self._shared)
+        if self._shared is None or (self._lease is not None and self._lease.is_whole()):
+            return self._digest
+        if self._lease is not None:
+            self._lease.release()  # whoever wants to write waits no longer, and is heard of by the bytes alone
+        return digest_of(self._shared)
 
     def close(self) -> None:
         """Let go of the bytes."""
         self._shared = None
+        if self._lease is not None:
+            self._lease.release()
         self._tensors.clear()
 
 

@@ -9,7 +9,9 @@ Invariants:
   whoever touches the page.
 * A mapping outlives the removal of its name, so a release takes nothing from an engine that has fetched.
 * Engines map privately: what an engine writes by mistake stays its own. What somebody else writes into the segment does
-  reach a mapping that has not written there itself, so engines check the digest again when they have loaded.
+  reach a mapping that has not written there itself, so engines have it watched from before they hash it
+  (:mod:`~penstock.backends.weights.lease`), and hash it again when they have loaded where that could not be, or
+  somebody came.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import msgspec
 from penstock.backends.weights.digest import PlacedDigest
 from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
 from penstock.backends.weights.keeping import released, superseded
+from penstock.backends.weights.lease import read_lease
 from penstock.backends.weights.pages import WORTH_BYTES, PagesAhead, address_of, can_populate
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
 from penstock.backends.weights.segments import (
@@ -152,14 +155,20 @@ def fetch_shared_memory(manifest: WeightManifest) -> MappedWeights:
         raise WeightFetchError(f"{path} cannot be opened: {error.strerror}") from error
     try:
         check_size(manifest, os.fstat(descriptor).st_size)
+        lease = read_lease(descriptor)
         mapping = mmap.mmap(descriptor, manifest.size_bytes, access=mmap.ACCESS_COPY)
     except OSError as error:
         raise WeightFetchError(f"{path} cannot be mapped: {error.strerror}") from error
     finally:
         os.close(descriptor)
     data = memoryview(mapping)
-    digest = checked_digest(manifest, data)
-    return MappedWeights(tensor_views(parse_layout(data), mapping), digest, shared=data)
+    try:
+        digest = checked_digest(manifest, data)
+    except WeightFetchError:
+        if lease is not None:
+            lease.release()
+        raise
+    return MappedWeights(tensor_views(parse_layout(data), mapping), digest, shared=data, lease=lease)
 
 
 @contextlib.contextmanager

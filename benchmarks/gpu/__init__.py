@@ -37,6 +37,7 @@ STAGES: Final[dict[str, float]] = {"limits": 120, "engine": 600, "learner": 600,
 """With the seconds that each may take."""
 FOLDER: Final = f"{HISTORY}/gpu"
 QUICK: Final = ("--pretend", "--repetitions", "1")
+QUICK_S: Final = 90
 
 
 class Outcome(NamedTuple):

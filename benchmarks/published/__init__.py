@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.benchmarks._results import Claim, Figure
 
 QUICK: Final = ("--studies", "nemo_rl", "--repetitions", "1")
+QUICK_S: Final = 15
 MOST: Final = 0.08
 """Mean error of SkyPilot's four runs that nothing was fitted to."""
 

@@ -30,6 +30,8 @@ class Benchmark(NamedTuple):
     """The first paragraph of its docstring, on one line."""
     quick: tuple[str, ...] | None
     """Its ``QUICK``: arguments with which it takes a minute or so; None: there are none."""
+    quick_s: float
+    """Its ``QUICK_S``: wall seconds that this is given, twice what two quiet cores take or so; 0 without."""
     is_on_harness: bool
     """Whether it makes a result, and takes the harness's options."""
 
@@ -45,7 +47,8 @@ def registered() -> dict[str, Benchmark]:
         if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
             found[module.name] = Benchmark(
                 doc=" ".join((ast.get_docstring(tree) or "").partition("\n\n")[0].split()),
-                quick=_quick_of(tree),
+                quick=None if (quick := _constant(tree, "QUICK")) is None else tuple(ast.literal_eval(quick)),
+                quick_s=0.0 if (quick_s := _constant(tree, "QUICK_S")) is None else float(ast.literal_eval(quick_s)),
                 is_on_harness=any(_imports_benchmark(node) for node in tree.body),
             )
     return found
@@ -59,11 +62,11 @@ def _imports_benchmark(node: ast.stmt) -> bool:
     )
 
 
-def _quick_of(tree: ast.Module) -> tuple[str, ...] | None:
+def _constant(tree: ast.Module, name: str) -> ast.expr | None:
+    """What a constant of the module is set to; None: it has none of this name."""
     for node in tree.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "QUICK":
-            assert node.value is not None
-            return tuple(ast.literal_eval(node.value))
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
+            return node.value
     return None
 
 

@@ -209,7 +209,7 @@ def bench(
     is_all: Annotated[bool, typer.Option("--all", help="Run every one, each in a process of its own.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="With arguments of theirs that take a minute or so.")] = False,
     deadline: Annotated[
-        float | None, typer.Option(min=1, help="For each of --all, in seconds; 3600, or 300 with --quick.")
+        float | None, typer.Option(min=1, help="For each of --all, in seconds; 3600, or its own with --quick.")
     ] = None,
     into: Annotated[Path, typer.Option(help="Folder of the results of --all, their history and their page.")] = Path(
         "benchmarks/history"

@@ -406,10 +406,10 @@ def test_a_bit_of_the_base_that_is_flipped_after_the_fetch_is_told_and_the_base_
     house = House(tmp_path, model_folder, "shared_memory", f"adapters-flip-{os.getpid()}")
     learner, engine = house.learner(), house.engine(fetcher := CountingFetcher())
     manifest = publish(learner, 0, 0)
-    engine.ask(FetchWeights(manifest), WeightsStagedLocally)
     assert manifest.base is not None
     segment = Path(manifest.base.location)
-    with segment.open("r+b") as file:
+    with segment.open("r+b") as file:  # before the fetch: afterwards it would wait until the engine has loaded
+        engine.ask(FetchWeights(manifest), WeightsStagedLocally)
         file.seek(-4, os.SEEK_END)
         byte = file.read(1)[0]
         file.seek(-4, os.SEEK_END)

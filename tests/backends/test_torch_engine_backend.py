@@ -119,11 +119,14 @@ class Bench:
 
     def stage(self, case: Case, version: int, canary: Canary | None = None) -> WeightManifest:
         manifest = self.export(weights_of(case.model), version, canary)
+        self.fetch(manifest)
+        return manifest
+
+    def fetch(self, manifest: WeightManifest) -> None:
         self.engine.execute(FetchWeights(manifest))
         staged = self.hear(WeightsStagedLocally)
-        assert (staged.version, staged.publish, staged.error) == (version, self.publish, "")
+        assert (staged.version, staged.publish, staged.error) == (manifest.version, self.publish, "")
         assert staged.digest == manifest.digest
-        return manifest
 
     def serve(self, case: Case, version: int = 0, mode: UpdateMode = UpdateMode.DRAIN) -> WeightsSwapped:
         self.engine.execute(ApplyWeights(self.stage(case, version), mode))
@@ -267,8 +270,10 @@ def test_a_bit_that_is_flipped_after_the_fetch_is_caught_before_a_token_is_made(
     bench = open_bench()
     bench.serve(case, 1)
     bench.exporter = open_exporter("shared_memory", run_id=f"flip-{os.getpid()}", learner_epoch=0, folder=Path())
-    manifest = bench.stage(other, 2)
+    manifest = bench.export(weights_of(other.model), 2, None)
+    # Before the fetch, so that no lease is to be had: what comes later waits until the engine has loaded.
     with Path(manifest.location).open("r+b") as segment:
+        bench.fetch(manifest)
         segment.seek(manifest.size_bytes - 4)
         byte = segment.read(1)[0]
         segment.seek(manifest.size_bytes - 4)

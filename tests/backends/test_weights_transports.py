@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
+import mmap
 import os
 import signal
 import subprocess
@@ -11,7 +14,8 @@ import sys
 import textwrap
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 import pytest
@@ -19,6 +23,7 @@ import torch
 from safetensors.torch import load_file
 
 from penstock.backends.weights.disk import FILE_NAME, DiskExporter
+from penstock.backends.weights.lease import read_lease
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
 from penstock.backends.weights.segments import SHARED_FOLDER, segment_name, segments_of, sweep
 from penstock.backends.weights.shared_memory import SharedMemoryExporter
@@ -235,19 +240,103 @@ def test_sweep_removes_half_written_segments(run_id: str) -> None:
     assert not segments_of(run_id)
 
 
+def flip_last_bit(file: BinaryIO) -> None:
+    file.seek(-1, os.SEEK_END)
+    last = file.read(1)[0]
+    file.seek(-1, os.SEEK_END)
+    file.write(bytes([last ^ 1]))
+    file.flush()
+
+
 def test_a_change_after_the_fetch_shows_in_the_digest_exactly_where_it_reaches_the_tensors(
     exporter: WeightExporter,
 ) -> None:
     manifest = exporter.export(weights(), version=0, publish=0, canary=None)
-    fetched = open_fetcher().fetch(manifest)
-    before = {name: tensor.clone() for name, tensor in fetched.tensors.items()}
-    with path_of(manifest).open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        last = file.read(1)[0]
-        file.seek(-1, os.SEEK_END)
-        file.write(bytes([last ^ 1]))
+    with path_of(manifest).open("r+b") as file:  # before the fetch: afterwards it would wait for it to be closed
+        fetched = open_fetcher().fetch(manifest)
+        before = {name: tensor.clone() for name, tensor in fetched.tensors.items()}
+        flip_last_bit(file)
     changed = [name for name, tensor in fetched.tensors.items() if not torch.equal(tensor, before[name])]
     assert bool(changed) == (fetched.digest_now() != manifest.digest) == (manifest.transport == "shared_memory")
+
+
+class HashedBytes:
+    """Counts what goes into the digests of weights."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._sizes: list[int] = []
+        sha256 = hashlib.sha256
+
+        def counted(data: bytes | memoryview[int]) -> object:
+            self._sizes.append(len(data))
+            return sha256(data)
+
+        monkeypatch.setattr("penstock.backends.weights.digest.hashlib", SimpleNamespace(sha256=counted))
+
+    def taken(self, manifest: WeightManifest) -> int:
+        """How often the whole publish was hashed since this was asked last."""
+        pieces, rest = self._sizes.count(manifest.size_bytes), len(self._sizes)
+        self._sizes.clear()
+        assert rest == 2 * pieces, "each is one piece, and the digest over it"
+        return pieces
+
+
+def test_an_engine_hashes_a_segment_once_unless_somebody_opens_it_for_writing(
+    run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter, hashed = SharedMemoryExporter(run_id, 1), HashedBytes(monkeypatch)
+    manifest = exporter.export(weights(), version=0, publish=0, canary=None)
+    assert hashed.taken(manifest) == 1
+    fetched, other = (open_fetcher().fetch(manifest) for _ in range(2))
+    assert hashed.taken(manifest) == 2, "each engine, when it fetches"
+    assert fetched.digest_now() == other.digest_now() == manifest.digest
+    assert hashed.taken(manifest) == 0, "nobody can have changed it"
+    with pytest.raises(BlockingIOError):
+        os.open(manifest.location, os.O_RDWR | os.O_NONBLOCK)
+    assert fetched.digest_now() == other.digest_now() == manifest.digest
+    assert hashed.taken(manifest) == 2, "somebody came"
+    with Path(manifest.location).open("r+b") as file:
+        flip_last_bit(file)
+    assert fetched.digest_now() == other.digest_now() != manifest.digest
+    assert hashed.taken(manifest) == 2, "and may come again"
+    with pytest.raises(WeightFetchError, match="were changed on the way"):
+        open_fetcher().fetch(manifest)
+    exporter.close()
+
+
+def test_a_segment_that_is_let_go_keeps_nobody_waiting(run_id: str) -> None:
+    exporter = SharedMemoryExporter(run_id, 1)
+    manifest = exporter.export(weights(), version=0, publish=0, canary=None)
+    fetched = open_fetcher().fetch(manifest)
+    fetched.close()
+    fetched.close()
+    os.close(os.open(manifest.location, os.O_RDWR | os.O_NONBLOCK))
+    dropped = open_fetcher().fetch(manifest)
+    del dropped  # an engine that ends without closing it
+    gc.collect()
+    os.close(os.open(manifest.location, os.O_RDWR | os.O_NONBLOCK))
+    exporter.close()
+
+
+def test_a_lease_tells_whether_anybody_can_have_written(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"here")
+    descriptor = os.open(path, os.O_RDONLY)
+    with path.open("r+b") as file:
+        mapping = mmap.mmap(file.fileno(), 0)
+    assert read_lease(descriptor) is None, "a mapping that can be written to lives"
+    mapping.close()
+    lease = read_lease(descriptor)
+    assert lease is not None
+    path.read_bytes()
+    path.rename(tmp_path / "other")
+    assert lease.is_whole()
+    with pytest.raises(BlockingIOError):
+        os.open(tmp_path / "other", os.O_WRONLY | os.O_NONBLOCK)
+    assert not lease.is_whole()
+    lease.release()
+    assert not lease.is_whole()
+    os.close(descriptor)
 
 
 def test_what_was_fetched_outlives_its_release(exporter: WeightExporter) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from penstock.backends.learners.torch.kept_warm_start import NOT_COMPUTED
 from penstock.benchmarks.false_alarms import heard_in, main
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def test_alarms_failed_publishes_and_warnings_of_the_learner_are_heard(tmp_path:
         for nats in (1e-6, 0.2)
     ]
     steps.append(SimpleNamespace(metrics={"train/mixed_logprob_abs_diff": 0.7}))
-    summary = SimpleNamespace(warnings=("learner: step 2: …", "scorer: rewards have been equal"))
+    kept = f"learner: {NOT_COMPUTED}: its weights are those of an earlier run"
+    summary = SimpleNamespace(warnings=("learner: step 2: …", "scorer: rewards have been equal", kept))
     finished = cast("FinishedRun", SimpleNamespace(folder=tmp_path, steps=steps, summary=summary))
     heard = heard_in(finished)
     assert heard == (2, 1, 1, 0.2, 0.7, ("learner: step 2: …",))

@@ -21,11 +21,13 @@ from penstock.benchmarks._harness import (
     Benchmark,
     Measured,
     claim,
+    command_text,
     edition_of,
     figures,
     interleaved,
     pairs,
 )
+from penstock.benchmarks._processes import watched
 from penstock.benchmarks._results import Result, change_text, history_of, is_alike, last_alike, markdown, page
 from penstock.benchmarks._statistics import differs, estimate, judge
 from penstock.messages.errors import UserFault
@@ -155,6 +157,20 @@ def test_only_what_can_be_compared_is(tmp_path: Path) -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--history", "/tmp/x", "--steps", "3"], "penstock bench hop --steps 3"),
+        (["--history=/tmp/x", "--output", "docs/hop.json"], "penstock bench hop --output docs/hop.json"),
+        (["--curves", "/tmp/a b/curves.json"], "penstock bench hop --curves curves.json"),
+        (["--output=/tmp/x/y.json", "--reward=0.5"], "penstock bench hop --output=y.json --reward=0.5"),
+        (["--history"], "penstock bench hop"),
+    ],
+)  # fmt: skip
+def test_a_kept_command_names_no_folder_of_the_one_who_gave_it(arguments: list[str], said: str) -> None:
+    assert command_text("penstock bench hop", arguments) == said
+
+
 def test_a_history_that_cannot_be_read_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "test_bench_harness.jsonl").write_text('{"benchmark": 3}\n')
     benchmark = Benchmark(__file__, DOC, repetitions=5)
@@ -170,6 +186,7 @@ FAKE = """\
 '''A planted benchmark.'''
 from penstock.benchmarks._harness import Benchmark
 QUICK: Final = ("--size", "1")
+QUICK_S: Final = 90
 def main(argv): ...
 """
 HANGS = """
@@ -185,7 +202,12 @@ from test_bench_harness import bench
 output, history = sys.argv[-3::2]
 sys.exit(bench(Path(history), [100.0] * 5, "--output", output))
 """
+SPOILS = """
+import sys
+open(sys.argv[-3], "w").write('{"benchmark": ')
+"""
 BODIES = {
+    "spoils": SPOILS,
     "fails": "import sys; print('\\x1b[31mno such thing', file=sys.stderr); sys.exit(7)",
     "lacks": "import sys; print('penstock: there is no GPU', file=sys.stderr); sys.exit(2)",
     "hangs": HANGS,
@@ -205,7 +227,7 @@ def run_all(names: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, dea
     monkeypatch.setattr(benchmarks, "__path__", [str(folder)])
     monkeypatch.setattr(bench_all, "command_of", planted)
     monkeypatch.setattr(_progress, "STILL_S", 0.1)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     out = io.StringIO()
     code = bench_all.run_all(Console(width=120, file=out), folder / "made", is_quick=True, deadline_s=deadline_s)
     return code, out.getvalue()
@@ -223,7 +245,10 @@ def test_all_run_in_processes_of_their_own_and_one_that_fails_is_no_end(
     assert "held" in rows["holds"]
     assert ("skipped" in rows["lacks"], "there is no GPU" in rows["lacks"]) == (True, True)
     said = capfd.readouterr().err
-    assert "2 of 4: fails: A planted benchmark." in said
+    assert "2 of 4: fails, is given 1 min 40 s: A planted benchmark." in said
+    assert "fails: failed after" in said
+    assert "the rest takes 1 min 40 s at most" in said
+    assert "In all at most 5 min 00 s" in out
     assert "no such thing" in said
     assert "\x1b[31m" not in said
     made = (tmp_path / "made" / "benchmarks.md").read_text()
@@ -255,6 +280,46 @@ def test_one_that_hangs_is_killed_at_its_deadline_with_all_that_it_has_started(
     assert "* `hangs`: past its deadline. killed after 5 s" in (tmp_path / "made" / "benchmarks.md").read_text()
 
 
+def test_results_that_there_are_outlive_what_comes_after_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that leaves no result that can be read has failed; what interrupts a later one leaves the page."""
+    code, out = run_all(["holds", "spoils"], tmp_path, monkeypatch, 100)
+    rows = {line.split()[1]: line for line in out.splitlines() if line.startswith("│")}
+    assert (code, "failed" in rows["spoils"]) == (MISSED, True)
+
+    def interrupted(name: str, *_: object) -> tuple[int, list[str]]:
+        if name == "spoils":
+            raise KeyboardInterrupt  # as from Ctrl-C
+        output = str(tmp_path / "made" / f"{name}.json")
+        return watched(name, [*planted(name), "--output", output, "--history", str(tmp_path / "made")], 60)
+
+    (tmp_path / "made" / "benchmarks.md").unlink()
+    monkeypatch.setattr(bench_all, "watched", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_all(["holds", "spoils"], tmp_path, monkeypatch, 100)
+    assert "## test_bench_harness" in (tmp_path / "made" / "benchmarks.md").read_text()
+
+
+def test_each_quick_form_has_its_own_deadline_unless_it_is_given_another() -> None:
+    known = {"a": benches.Benchmark("", ("--x",), 30.0, False), "b": benches.Benchmark("", None, 0.0, False)}
+    assert bench_all.budgets_of(known, is_quick=True, deadline_s=None) == {"a": 30.0, "b": 0.0}
+    assert bench_all.budgets_of(known, is_quick=True, deadline_s=5.0) == {"a": 5.0, "b": 0.0}
+    assert bench_all.budgets_of(known, is_quick=False, deadline_s=None) == {"a": 3600.0, "b": 3600.0}
+
+
+def test_one_may_have_what_others_leave_and_all_end_in_time() -> None:
+    given = bench_all.Allowance({"a": 30.0, "b": 30.0, "c": 20.0}, 100.0)
+    assert (given.left_s, given.limit_s("a")) == (100.0, 50.0)
+    given.took("a", 10.0)
+    assert (given.left_s, given.limit_s("b")) == (90.0, 70.0)
+    given.took("b", 70.5)  # killed, which takes a moment
+    assert (given.left_s, given.limit_s("c")) == (20.0, 20.0), "its own is nobody else's"
+    alone = bench_all.Allowance({"a": 3600.0, "b": 3600.0}, 0.0)
+    assert (alone.left_s, alone.limit_s("a")) == (7200.0, 3600.0)
+    alone.took("a", 5.0)
+    assert (alone.left_s, alone.limit_s("b")) == (3600.0, 3600.0)
+    assert bench_all.Allowance({"a": 10.0}, 100.0).limit_s("a") == 30.0, "three times its own at most"
+
+
 @pytest.mark.parametrize("words", [["hop"], ["--repetitions", "3"]])
 def test_all_takes_no_benchmark_and_no_argument_of_one(words: list[str]) -> None:
     with pytest.raises(UserFault, match=f"leave out {' '.join(words)}"):
@@ -263,6 +328,9 @@ def test_all_takes_no_benchmark_and_no_argument_of_one(words: list[str]) -> None
 
 def test_each_benchmark_has_a_quick_form_or_is_known_to_have_none() -> None:
     assert [name for name, found in benches.registered().items() if found.quick is None] == ["objectives"]
+    known = benches.registered()
+    assert all(found.quick_s >= 10 for found in known.values() if found.quick is not None)
+    assert sum(bench_all.budgets_of(known, is_quick=True, deadline_s=None).values()) < bench_all.QUICK_ALL_S
     assert sum(found.is_on_harness for found in benches.registered().values()) >= 5
     with pytest.raises(UserFault, match="objectives has no quick form"):
         benches.run_benchmark("objectives", [], is_quick=True)

@@ -7,13 +7,14 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from penstock.benchmarks import learning
 from penstock.benchmarks.learning import CpuSamples, Curve, Point
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def curve(*rewards: float) -> Curve:
@@ -60,3 +61,11 @@ def test_without_their_environment_peers_are_said_to_be_skipped(
     assert arms == ["fully_async"]
     (line,) = absent
     assert line.startswith("TRL, skipped: the peers' environment is not built: .ci/set_up peers")
+
+
+def test_with_no_arm_that_can_run_here_it_says_so_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ENVS", str(tmp_path))
+    with pytest.raises(UserFault, match="nothing to measure: TRL, skipped"):
+        learning.main(["--arms", "trl", "--history", str(tmp_path)])

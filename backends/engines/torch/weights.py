@@ -164,7 +164,7 @@ class FusedWeights:
             if layer.qkv_bias is not None:
                 source = tensors[f"{attention}{name}_proj.bias"]
                 layer.qkv_bias[begin:end].view(-1, half, 2).copy_(source.view(-1, 2, half).transpose(1, 2))
-        layer.qkv[:, key_end:].copy_(tensors[f"{attention}v_proj.weight"].t())
+        _turn_over(layer.qkv[:, key_end:], tensors[f"{attention}v_proj.weight"])
         if layer.qkv_bias is not None:
             layer.qkv_bias[key_end:].copy_(tensors[f"{attention}v_proj.bias"])
         layer.output.copy_(tensors[f"{attention}o_proj.weight"].t())
@@ -250,9 +250,18 @@ class _Brought(Mapping[str, torch.Tensor]):
 
 def _load_matrices(gate_up: torch.Tensor, down: torch.Tensor, prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
     size = down.shape[0]
-    gate_up[:, :size].copy_(tensors[f"{prefix}gate_proj.weight"].t())
-    gate_up[:, size:].copy_(tensors[f"{prefix}up_proj.weight"].t())
+    _turn_over(gate_up[:, :size], tensors[f"{prefix}gate_proj.weight"])
+    _turn_over(gate_up[:, size:], tensors[f"{prefix}up_proj.weight"])
     down.copy_(tensors[f"{prefix}down_proj.weight"].t())
+
+
+def _turn_over(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Take a matrix transposed. Torch turns over by blocks where the target is contiguous, and else number by number:
+    to a part of a fused matrix it is half the time by way of a matrix of its own."""
+    if target.is_cpu and target.dtype == source.dtype:
+        target.copy_(source.t().contiguous())
+    else:
+        target.copy_(source.t())
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -39,6 +39,8 @@ KIND: Final = "warm_starts"
 WEIGHT: Final = "weight/"
 RANDOM_STATE: Final = "random_state"
 LOSS: Final = "loss"
+NOT_COMPUTED: Final = "the warm start is not computed"
+"""How the sentence begins that says so: something to know, and nothing wrong."""
 
 
 def warm_start_or_kept(
@@ -67,7 +69,7 @@ def warm_start_or_kept(
     kept = cache.read(key)
     if (loss := _restored(model, kept)) is not None:
         report(1.0, loss)
-        return f"the warm start is not computed: its weights are those of an earlier run that began alike ({kept.file})"
+        return f"{NOT_COMPUTED}: its weights are those of an earlier run that began alike ({kept.file})"
     losses: list[float] = []
 
     def note(fraction: float, loss: float) -> None:

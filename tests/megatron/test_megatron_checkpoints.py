@@ -19,7 +19,6 @@ from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.snapshot import take_snapshot
 from penstock.backends.learners.torch.trainer import PolicyTrainer
-from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,9 +163,7 @@ def torch_checkpoint(folder: Path, target: Path) -> str:
     trainer = PolicyTrainer(
         model, LearnerOptions(), temperature=1.0, num_steps=9, reference=None, check_stop=lambda: None
     )
-    snapshot = take_snapshot(
-        model, trainer, None, workers=SOLO, version=2, dtype="float32", trained_tokens=0, canary=(1,)
-    )
+    snapshot = take_snapshot(model, trainer, None, version=2, dtype="float32", trained_tokens=0, canary=(1,))
     return str(CheckpointFolder(target, epoch=1, tokenizer_source=folder).write(snapshot))
 
 

@@ -27,6 +27,7 @@ from penstock.actors.buffer.books import Books, recorded
 from penstock.actors.buffer.goals import Goal
 from penstock.actors.buffer.learner_side import LearnerSide
 from penstock.actors.buffer.machine import Buffer
+from penstock.actors.buffer.operator_side import OperatorSide
 from penstock.actors.buffer.run_state import RunState
 from penstock.actors.filter.assembly import Assembly
 from penstock.actors.filter.machine import Filter
@@ -329,6 +330,11 @@ def grants_under_a_pause() -> AbstractContextManager[Any]:
     return patch.object(Books, "is_paused", property(lambda _: False, lambda _, value: None), create=True)
 
 
+def keeps_who_is_given_up() -> AbstractContextManager[Any]:
+    """An engine that was lost too often stays one of the run's."""
+    return patch.object(OperatorSide, "given_up", lambda self, event: None)
+
+
 @contextmanager
 def _both(*plants: AbstractContextManager[Any]) -> Generator[None]:
     """Several plants as one."""
@@ -364,6 +370,7 @@ MUTATIONS = (
     gives_a_source_its_rows_too_often,
     forgets_that_rows_were_chosen,
     grants_under_a_pause,
+    keeps_who_is_given_up,
 )
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.engines.options import engines_kept
 from penstock.backends.processes.curve import make_keys
 from penstock.backends.processes.http_server import is_loopback
 from penstock.messages.names import LEARNER, SUPERVISOR, is_engine
@@ -181,6 +182,7 @@ class Session:
             max_restarts=runtime.max_restarts,
             first_epoch=job.first_epoch,
             leave_timeout_s=job.scenario.engines.leave_timeout_s,
+            fewest_engines=engines_kept(job.scenario.engines),
             scaling=scaling_of(job.scenario.engines),
             stop_timeout_s=runtime.stop_timeout_s,
         )

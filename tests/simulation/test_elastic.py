@@ -30,7 +30,7 @@ from penstock.runtime.hosts.virtual.supervisor import SupervisionModel, Supervis
 from penstock.runtime.shell.engine_membership import EngineMembership
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Generator, Iterator
     from contextlib import AbstractContextManager
 
     from penstock.actors.buffer.settings import ElasticEngines
@@ -144,7 +144,7 @@ def starts_who_is_given_up() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _both(*plants: AbstractContextManager[Any]) -> Iterator[None]:
+def _both(*plants: AbstractContextManager[Any]) -> Generator[None]:
     with ExitStack() as stack:
         for plant in plants:
             stack.enter_context(plant)

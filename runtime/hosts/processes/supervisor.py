@@ -128,7 +128,7 @@ class Supervisor:
         self._due: dict[str, tuple[float, int]] = {}
         """Restarts: when, and as which epoch."""
         self._suspects: set[str] = set()
-        """Who was given up because somebody asked for it: its successor takes nothing over."""
+        """Who was given up because somebody asked for it, or has left: its successor takes nothing over."""
         self._engines = EngineCrew(
             settings, self._directory, self._crew, self._due, ask=lambda event: self._say(BUFFER, event),
             start=self._start, part_from=self._part_from, broadcast=self._broadcast, forget=self.restarts.forget,
@@ -413,6 +413,8 @@ class Supervisor:
 
     def _part_from(self, incarnation: Incarnation) -> None:
         name, epoch = incarnation.name, incarnation.epoch
+        if self._engines.membership.is_leaving(name):
+            self._suspects.add(name)  # whoever comes by this name later: what it leaves ends with it
         self._engines.membership.gone(name)
         self._forget(incarnation)
         self._broadcast(self._directory.give_up(name, epoch))

@@ -129,7 +129,11 @@ def test_the_server_of_an_engine_that_leaves_waits_for_no_successor(
     engine: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: Queue[LaunchedServer] = Queue()
-    monkeypatch.setattr(LaunchedServer, "be_last", lambda server: said.put(server))
+
+    def be_last(server: LaunchedServer) -> None:
+        said.put(server)
+
+    monkeypatch.setattr(LaunchedServer, "be_last", be_last)
     assert isinstance(engine.backend, Leaver)
     engine.backend.leaves()
     assert said.get(timeout=20).port

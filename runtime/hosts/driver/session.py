@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -34,6 +33,7 @@ from penstock.runtime.hosts.processes.operator_door import OperatorDoor
 from penstock.runtime.hosts.processes.ports import FIRST_EPOCH, Outcome, OutcomeKind, SupervisorSettings
 from penstock.runtime.hosts.processes.signals import Signals
 from penstock.runtime.hosts.processes.supervisor import SUPERVISOR_EPOCH, Supervisor
+from penstock.runtime.hosts.processes.temp_folders import remove_folder
 from penstock.runtime.observability.disk_budget import DiskKeeper
 from penstock.runtime.observability.facts import facts_of, steps_to_train
 from penstock.runtime.observability.metrics import RunMetrics
@@ -113,7 +113,7 @@ class Session:
     def _run(self, trackers: Trackers) -> Outcome:
         job, scenario = self._job, self._job.scenario
         with ExitStack() as stack:
-            stack.callback(shutil.rmtree, job.temp_folder, ignore_errors=True)
+            stack.callback(remove_folder, Path(job.temp_folder))
             stack.callback(kill_descendants, timeout_s=LEFTOVERS_S, spare=trackers.pids)
             self._keeper.start()
             stack.callback(self._keeper.close)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from penstock.messages.local import LocalEvent
 
@@ -97,4 +97,13 @@ class Backend(Protocol[CommandT]):
 
     def close(self, timeout_s: float) -> None:
         """End everything within the time, child processes included. Called once, also after a failure."""
+        ...
+
+
+@runtime_checkable
+class Leaver(Protocol):
+    """A backend that would leave something to the next incarnation of its actor, if the process ends without a word."""
+
+    def leaves(self) -> None:
+        """This actor is to leave, so nobody comes after it: what would be left ends with this process. Never blocks."""
         ...

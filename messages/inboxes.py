@@ -56,6 +56,7 @@ from penstock.messages.membership import (
     ActorLost,
     ActorReturned,
     EngineEmptied,
+    EngineGivenUp,
     EngineJoined,
     EngineLeaving,
     EngineLost,
@@ -196,6 +197,7 @@ BufferWire = (
     | GrantsPaused
     | SaveAsked
     | EnginesAsked
+    | EngineGivenUp
     | EngineNoticed
     | StopAsked
     | LeasesAsked
@@ -213,6 +215,7 @@ BufferEvent = (
     | GrantsPaused
     | SaveAsked
     | EnginesAsked
+    | EngineGivenUp
     | EngineNoticed
     | StopAsked
     | Started

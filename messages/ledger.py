@@ -207,7 +207,8 @@ class EnginesRecorded(Entry, frozen=True, kw_only=True):
     engines: tuple[str, ...]
     """By their index."""
     reason: str = ""
-    """Of a change that ``engines.scale: by_bound`` has made; empty: an operator, or the scenario, says so."""
+    """Of a change that ``engines.scale: by_bound`` has made, or the loss of an engine for good; empty: an operator, or
+    the scenario, says so."""
 
 
 class EngineNoted(Entry, frozen=True, kw_only=True):

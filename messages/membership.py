@@ -83,6 +83,16 @@ class EnginesWanted(Event, frozen=True, kw_only=True):
     engines: tuple[str, ...]
 
 
+class EngineGivenUp(Event, frozen=True, kw_only=True):
+    """Supervisor → Buffer: this engine was lost too often, the last time as this incarnation, and is started no more;
+    the run is to go on without it. Repeated until ``EnginesWanted`` no longer names it."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOSSY
+    engine: str
+    engine_epoch: int
+    reason: str
+
+
 class LineRestored(Event, frozen=True, kw_only=True):
     """The line to this peer carries again after it was cut: what was said once and not kept may be lost."""
 

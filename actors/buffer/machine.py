@@ -53,7 +53,7 @@ from penstock.messages.commands import FetchBatch
 from penstock.messages.flow import FailuresTold, GroupAdmitted, GroupRejected, RowsChosen
 from penstock.messages.ledger import EngineNoted, StepRecorded, VersionRecorded
 from penstock.messages.local import BatchFetched, SamplesArchived, Started, TimerFired
-from penstock.messages.membership import EngineNoticed
+from penstock.messages.membership import EngineGivenUp, EngineNoticed
 from penstock.messages.names import LEARNER, SUPERVISOR
 from penstock.messages.operator import EnginesAsked, GrantsPaused, PolicyChanged, SaveAsked
 from penstock.messages.samples import Group, is_evaluation
@@ -174,6 +174,8 @@ class Buffer:
                 self.run.archived(event.last_version)
             case PolicyChanged() | GrantsPaused() | SaveAsked() | EnginesAsked():
                 self._operator.asked(event)
+            case EngineGivenUp():
+                self._operator.given_up(event)
             case EngineNoticed():
                 noted = EngineNoted(engine=event.engine, engine_epoch=event.engine_epoch, text=event.text)
                 self._keeper.note(noted)

@@ -1,4 +1,5 @@
-"""What an operator asks while the run goes on: another policy, a pause of new grants, a checkpoint, other engines.
+"""What an operator asks while the run goes on: another policy, a pause of new grants, a checkpoint, other engines; and
+which engines the run goes on without.
 
 Invariants:
 
@@ -8,6 +9,8 @@ Invariants:
 * A policy, a pause and the engines of the run are in the ledger before anything follows from them, and hold for every
   grant after that entry.
 * The supervisor is told which engines are recorded by every Buffer, so a run that is resumed has those that it had.
+* An engine that is given up is none of the run's any more, where enough are left; where not, the supervisor ends the
+  run. Word on an incarnation counts once: an operator may have the engine back.
 
 | waits for | who ends it |
 |---|---|
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.actors.buffer.pacing import AutoTarget
     from penstock.actors.buffer.run_state import RunState
     from penstock.actors.buffer.settings import ElasticEngines
+    from penstock.messages.membership import EngineGivenUp
     from penstock.messages.operator import OperatorEvent
 
 ANSWERS_KEPT: Final = 64
@@ -49,6 +53,8 @@ class OperatorSide:
         self._answers: dict[int, OperatorAnswered] = {}
         self._saves: dict[int, int] = {}
         """The version that is to be saved, by request."""
+        self._given_up: dict[str, int] = {}
+        """By engine: the last incarnation after which it was given up."""
 
     def remind(self) -> None:
         """This Buffer begins: tell people what an operator has left it with."""
@@ -159,6 +165,19 @@ class OperatorSide:
         text = f"the engines are {listed} from here on, at version {books.version}{because}"
         self._keeper.notice(text)
         return "", text
+
+    def given_up(self, event: EngineGivenUp) -> None:
+        """The run is to go on without this engine. Whatever becomes of that, the supervisor is told what holds."""
+        books, elastic = self._books, self._books.settings.elastic
+        if elastic is None or self._run.phase not in (Phase.FILLING, Phase.RUNNING):
+            return
+        name, left = event.engine, tuple(each for each in books.engines if each != event.engine)
+        is_news = event.engine_epoch > self._given_up.get(name, -1)
+        if is_news and elastic.fewest <= len(left) < len(books.engines):
+            self._given_up[name] = event.engine_epoch
+            self._keeper.note(EnginesRecorded(engines=left, reason=event.reason))
+            self._keeper.notice(f"the engines are {', '.join(left)} from here on, at version {books.version}")
+        self._want_engines(elastic)
 
     def _remind_engines(self, elastic: ElasticEngines) -> None:
         """Those that are recorded, as far as the scenario, which may be another one by now, still has them."""

@@ -137,7 +137,8 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     """How many engines, of what kind."""
 
     min: Annotated[int, Meta(ge=1, le=65536)] | None = None
-    """Engines that are left at least when some leave during the run (`penstock scale`). null: `count`."""
+    """Engines that are left at least when some leave during the run (`penstock scale`), or are given up since they were
+    lost too often (`runtime.max_restarts`). null: `count`."""
     max: Annotated[int, Meta(ge=1, le=65536)] | None = None
     """Engines that there are at most when some join during the run. null: `count`."""
     scale: Literal["fixed", "by_bound"] = "fixed"
@@ -220,6 +221,11 @@ def most_engines(options: EnginesOptions) -> int:
 def are_elastic(options: EnginesOptions) -> bool:
     """Whether engines may join or leave during the run; then all are of one kind."""
     return fewest_engines(options) < options.count or options.count < (options.max or 0)
+
+
+def engines_kept(options: EnginesOptions) -> int | None:
+    """Engines that are left at least when others are given up; None: the run can do without none of them."""
+    return fewest_engines(options) if are_elastic(options) else None
 
 
 def num_slots(options: EnginesOptions) -> int:

@@ -44,6 +44,7 @@ from penstock.backends.episodes.moves import CUT_OFF, EpisodeMoves, ending_of
 from penstock.backends.episodes.moves import INTERRUPTED as TURN_INTERRUPTED
 from penstock.backends.episodes.protocol import EpisodeOverError
 from penstock.backends.episodes.turn_sampling import CAUSES
+from penstock.backends.protocol import Leaver
 from penstock.messages.base import Metric
 from penstock.messages.commands import AbortGeneration, ApplyWeights, Generate, InterruptGenerations
 from penstock.messages.engine_counts import added
@@ -119,6 +120,11 @@ class EpisodeBackend:
             masked = [Metric(f"episodes/masked_{cause}", float(count)) for cause, count in self._num_masked.items()]
             untaken = Metric("episodes/untaken_tokens", float(self._num_untaken))
         return (*self._inner.gauges(), *self._driver.gauges(), *moves, *masked, untaken)
+
+    def leaves(self) -> None:
+        """See :class:`penstock.backends.protocol.Leaver`."""
+        if isinstance(self._inner, Leaver):
+            self._inner.leaves()
 
     def close(self, timeout_s: float) -> None:
         """See :class:`penstock.backends.protocol.Backend`."""

@@ -1,7 +1,7 @@
 """A small process between us and a server that makes sure that the server never outlives us.
 
 ```
-launcher  ── one line of JSON (GuardianJob), then one word a line: K text · E ──► guardian's stdin
+launcher  ── one line of JSON (GuardianJob), then one word a line: K text · L · E ──► guardian's stdin
 guardian  ── one word a line: P pid · H text · L line of the server's log · X wait status ──► guardian's stdout
 successor ── the words of a launcher ──► socket, one way back as well ──► guardian, when the launcher is gone
 server    ── stdout and stderr ──► guardian ──► log file
@@ -13,7 +13,8 @@ Invariants:
   has ever started is killed: the guardian adopts the orphans among them, also those with a session of their own.
 * With ``linger_s`` a launcher that ends without a word is waited for: a successor, which is a process of the same user
   and asks at ``socket_name``, takes its place. Nobody does while the launcher lives, nor after ``linger_s``, nor when
-  the process that had started the launcher has ended, which is the host of all actors of this machine.
+  the launcher had said that nobody comes after it (``L``), nor when the process that had started the launcher has
+  ended, which is the host of all actors of this machine.
 * When the guardian is killed, the kernel kills the server's main process.
 * The server never waits for the launcher: its output is read and written to the log file here, and what the launcher
   does not take in time is left out of what it is told, not out of the file.
@@ -59,8 +60,8 @@ FAREWELL_S: Final = 10.0
 """For the launcher to take what is left to say when all is over."""
 GONE_S: Final = 5.0
 """From the moment when a launcher's pipe closes to its end, which the kernel tells a little later."""
-KEEP, END = b"K ", b"E"
-"""How the words of a launcher begin: keep this text for a successor, and end everything."""
+KEEP, LAST, END = b"K ", b"L", b"E"
+"""How the words of a launcher begin: keep this text for a successor, there will be none, and end everything."""
 _LINE_ENDS: Final = re.compile(rb"[\r\n]+")
 _CREDENTIALS: Final = struct.Struct("3i")
 
@@ -196,6 +197,8 @@ class Guardian:
         self._launcher = launcher
         self._orders, self._words = sys.stdin.fileno(), sys.stdout.fileno()
         self._order = self._kept = b""
+        self._is_last = False
+        """The launcher has said that nobody comes after it."""
         self._listener: socket.socket | None = None
         self._host: int | None = None
         """Handle of the process that has started the launcher."""
@@ -241,7 +244,8 @@ class Guardian:
                 if self._order == END:
                     return False
                 if self._launcher in ready or not is_open:
-                    return self._listener is not None and await_exit(self._launcher, GONE_S)
+                    may_follow = self._listener is not None and not self._is_last
+                    return may_follow and await_exit(self._launcher, GONE_S)
             if self._words in ready:
                 self._flush()
                 poll.unregister(self._words)
@@ -263,6 +267,7 @@ class Guardian:
             except ConnectionResetError:
                 return False
             *lines, self._order = (self._order + data).split(b"\n")
+            self._is_last |= LAST in lines
             self._kept = next((line[2:] for line in reversed(lines) if line.startswith(KEEP)), self._kept)
             if END in lines:
                 self._order = END

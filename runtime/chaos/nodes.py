@@ -7,13 +7,13 @@ standard input, and ends everything at the end of it.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.hosts.processes.descendants import be_subreaper, descendants_of, facts_of, kill, kill_descendants
+from penstock.runtime.hosts.processes.temp_folders import remove_folder
 from penstock.runtime.hosts.ray.cluster import make_temp_folder
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class TwoNodes:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_folder(self._folder)
 
     def lose(self) -> None:
         """Kill the second node with everything on it; returns when it is done."""

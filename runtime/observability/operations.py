@@ -82,7 +82,8 @@ class Scaling(Operation, frozen=True, kw_only=True):
 
     engines: tuple[str, ...]
     reason: str
-    """Of what ``engines.scale: by_bound`` decided; empty where an operator did, or the scenario."""
+    """Of what ``engines.scale: by_bound`` decided, or why an engine was given up; empty where an operator decided, or
+    the scenario."""
 
     @property
     def label(self) -> str:

@@ -56,7 +56,8 @@ class RuntimeOptions(Options, frozen=True, kw_only=True):
     heartbeat_timeout_s: Seconds = 10.0
     """An actor that was not heard for so long is replaced (a stopped process is noticed at once)."""
     max_restarts: Annotated[int, Meta(ge=0)] = 10
-    """Of one actor within ten minutes; past it the run stops with its story."""
+    """Of one actor within ten minutes; past it the run stops with its story, or goes on without it if it is an engine
+    and ``engines.min`` others are left."""
     resend_after_s: Seconds = 5.0
     """What is not settled by then is sent again, then after twice the time, and so on."""
     settle_delay_s: Seconds = 0.1

@@ -8,12 +8,15 @@ Invariants:
 * One whose machine is about to be taken leaves within the notice. Its place is filled again when that has run out, and
   not before: on that machine nothing lasts.
 * Only engines that are wanted, and are not on their way out, are replaced when they are lost.
+* One that is given up is not started until the Buffer has recorded that the run goes on without it, and then only if
+  it is asked for again. No engine is given up when fewer than ``fewest`` of those that are recorded would be left.
 
 Pure: time comes in as an argument.
 
 | waits for | who ends it |
 |---|---|
 | a leaver to be empty | PromptSource, which says so; else ``leave_timeout_s`` |
+| the Buffer to record that one is given up | the Buffer or a later one, told until it has; else the run's end |
 """
 
 from __future__ import annotations
@@ -21,16 +24,17 @@ from __future__ import annotations
 from itertools import count, islice
 from typing import TYPE_CHECKING
 
+from penstock.messages.membership import EngineGivenUp
 from penstock.messages.names import engine_index, engine_name, is_engine
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 
-def resized(engines: Iterable[str], num_engines: int) -> tuple[str, ...]:
-    """So many engines: of these the first, by their numbers, and then the lowest numbers that are free."""
+def resized(engines: Iterable[str], num_engines: int, *, but: Collection[str] = ()) -> tuple[str, ...]:
+    """So many engines: of these the first, by their numbers, and then the lowest that are free, ``but`` those."""
     present = sorted(engines, key=engine_index)
-    free = (name for name in map(engine_name, count()) if name not in present)
+    free = (name for name in map(engine_name, count()) if name not in present and name not in but)
     kept = present[:num_engines]
     return tuple(sorted([*kept, *islice(free, num_engines - len(kept))], key=engine_index))
 
@@ -38,21 +42,62 @@ def resized(engines: Iterable[str], num_engines: int) -> tuple[str, ...]:
 class EngineMembership:
     """Of one drive of a run."""
 
-    def __init__(self, leave_timeout_s: float) -> None:
+    def __init__(self, leave_timeout_s: float, fewest: int | None = None) -> None:
+        """``fewest``: engines that are left at least; None: all are there from the start to the end."""
         self.leave_timeout_s = leave_timeout_s
+        self._fewest = fewest
         self._wanted: frozenset[str] | None = None
         self._leavers: dict[str, float] = {}
         """By name: when its time is up."""
         self._taken: dict[str, float] = {}
         """Those whose machine is taken: when it is."""
+        self._given_up: dict[str, EngineGivenUp] = {}
+        """Those of whom the Buffer has not recorded it yet."""
+        self._done_without: frozenset[str] = frozenset()
 
-    def want(self, engines: Iterable[str]) -> None:
-        """The run is to have these."""
+    def want(self, engines: Iterable[str]) -> list[str]:
+        """The run is to have these; those that were given up and that it does without from here on."""
         self._wanted = frozenset(engines)
+        recorded = [name for name in self._given_up if name not in self._wanted]
+        for name in recorded:
+            del self._given_up[name]
+        self._done_without = self._done_without.union(recorded) - self._wanted
+        return recorded
 
     def is_wanted(self, name: str) -> bool:
         """Whether this actor is to be there."""
-        return self._wanted is None or not is_engine(name) or name in self._wanted
+        if self._wanted is None or not is_engine(name):
+            return True
+        return name in self._wanted and name not in self._given_up
+
+    def can_spare(self, name: str) -> bool:
+        """Whether enough engines are left without this one. Nobody can say before the first are recorded."""
+        if self._fewest is None or self._wanted is None or not is_engine(name):
+            return False
+        return len(self._wanted - self._given_up.keys() - {name}) >= self._fewest
+
+    def give_up(self, name: str, epoch: int, reason: str) -> bool:
+        """It is not started again; False if it cannot be spared."""
+        if not self.can_spare(name):
+            return False
+        self._given_up[name] = EngineGivenUp(engine=name, engine_epoch=epoch, reason=reason)
+        return True
+
+    def unrecorded(self) -> list[EngineGivenUp]:
+        """What the Buffer is to be told, again and again."""
+        return list(self._given_up.values())
+
+    def shortage(self) -> str:
+        """Why too few engines are left, where an operator has let others go since one was given up; else empty."""
+        if self._fewest is None or self._wanted is None or not self._given_up:
+            return ""
+        is_short = len(self._wanted - self._given_up.keys()) < self._fewest
+        return next(reversed(self._given_up.values())).reason if is_short else ""
+
+    @property
+    def done_without(self) -> frozenset[str]:
+        """Those that were given up, as is recorded, and that nobody has asked for since."""
+        return self._done_without
 
     def is_replaced(self, name: str) -> bool:
         """Whether another incarnation takes its place when it is lost."""
@@ -64,7 +109,7 @@ class EngineMembership:
 
     def missing(self, present: Collection[str]) -> list[str]:
         """Those that are wanted and not among these, which are there or about to be."""
-        return sorted((self._wanted or frozenset()).difference(present))
+        return sorted((self._wanted or frozenset()).difference(present, self._given_up))
 
     def surplus(self, present: Collection[str]) -> list[str]:
         """Those of these that are not wanted and stay so far."""

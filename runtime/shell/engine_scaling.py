@@ -156,6 +156,7 @@ class EngineScaler:
         self._settings = settings
         self._policy = BoundPolicy(settings)
         self._engines: tuple[str, ...] = ()
+        self._but: frozenset[str] = frozenset()
         self._now_s = 0.0
         """The latest moment that was reported."""
         self._ready: dict[str, float] = {}
@@ -167,8 +168,10 @@ class EngineScaler:
         self._num_steps = 0
         self._learner_s = self._waited_s = self._engines_s = self._used_s = 0.0
 
-    def engines_are(self, engines: tuple[str, ...]) -> None:
-        """These are recorded as the engines of the run, by whomever they were asked for."""
+    def engines_are(self, engines: tuple[str, ...], *, but: frozenset[str] = frozenset()) -> None:
+        """These are recorded as the engines of the run, by whomever they were asked for. ``but``: those that were given
+        up, for which an operator alone may ask again."""
+        self._but = but
         if engines != self._engines:
             self._engines = engines
             self._ready = {name: at_s for name, at_s in self._ready.items() if name in (*engines, LEARNER)}
@@ -235,9 +238,10 @@ class EngineScaler:
         )
         self._begin()
         verdict = self._policy.verdict(reading)
-        if verdict.num_engines == num_engines:
+        wanted = min(verdict.num_engines, max(num_engines, self._settings.most - len(self._but)))
+        if wanted == num_engines:
             return None
-        return EnginesAsked(engines=resized(self._engines, verdict.num_engines), reason=verdict.reason)
+        return EnginesAsked(engines=resized(self._engines, wanted, but=self._but), reason=verdict.reason)
 
 
 def _percent(share: float) -> str:

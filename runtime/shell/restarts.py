@@ -48,11 +48,15 @@ class Restarts:
         return pause_s
 
     def limit_story(self, name: str, cause: str) -> str:
-        """Why the run ends when this actor was lost too often, the last time for this cause."""
+        """Why the run ends, or goes on without it, when this actor was lost too often, the last time for this cause."""
         return (
             f"{name} was lost {self.max_restarts + 1} times within {self.window_s / 60:.0f} minutes, the last time "
             f"because of this: {cause}. The limit is runtime.max_restarts = {self.max_restarts}"
         )
+
+    def forget(self, name: str) -> None:
+        """What this actor lost so far counts no more towards the limit."""
+        self._recent.pop(name, None)
 
     @property
     def totals(self) -> Mapping[str, int]:

@@ -53,6 +53,8 @@ async def main():
     if sys.argv[2]:
         server.keep("something older")
         server.keep(sys.argv[2])
+    if sys.argv[3] == "last":
+        server.be_last()
     print("ready", flush=True)
     await server.ended
 
@@ -66,7 +68,7 @@ KEPT = LeftServer(port=4711, weights=LeftWeights(label="v3.1.4", checksum="abc")
 class Left:
     """A server, and the processes that have started it."""
 
-    def __init__(self, folder: Path, *, linger_s: float, kept: str = KEPT) -> None:
+    def __init__(self, folder: Path, *, linger_s: float, kept: str = KEPT, then: str = "") -> None:
         program = folder / "python"
         program.write_text(f"#!{sys.executable} -IS\n{SERVER}")
         program.chmod(0o755)
@@ -79,7 +81,7 @@ class Left:
             name: str(getattr(self.settings, name)) for name in ("python", "model_folder", "log_path")
         }
         self.host = subprocess.Popen(
-            [sys.executable, "-c", HOST, LAUNCHER, json.dumps(fields), kept], stdout=subprocess.PIPE
+            [sys.executable, "-c", HOST, LAUNCHER, json.dumps(fields), kept, then], stdout=subprocess.PIPE
         )
         assert self.host.stdout is not None
         assert self.host.stdout.readline() == b"ready\n"
@@ -263,3 +265,10 @@ def test_a_launch_ends_what_was_left(leave: Callable[..., Left]) -> None:
         assert await server.end() == []
 
     asyncio.run(run())
+
+
+def test_a_server_whose_launcher_was_the_last_ends_with_it(leave: Callable[..., Left]) -> None:
+    left = leave(then="last")
+    assert left.is_whole()
+    kill(left.launcher)
+    left.await_end()

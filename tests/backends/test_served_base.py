@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from functools import partial
 from pathlib import Path
+from queue import Queue
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -22,10 +25,14 @@ from penstock.backends.contracts.engine import EngineContract, EngineSubject, se
 from penstock.backends.contracts.hearing import Driven
 from penstock.backends.engines.options import EnginesOptions
 from penstock.backends.engines.served.base.dialect import EngineFailedError
+from penstock.backends.engines.served.base.launched import LaunchedServer
 from penstock.backends.engines.served.base.opened import EngineSetup, shape_of
 from penstock.backends.engines.served.base.settings import OWNER_VARIABLE
 from penstock.backends.engines.served.base.teacher import ServedTeacherBackend
+from penstock.backends.episodes.backend import EpisodeBackend
+from penstock.backends.episodes.judge_endpoint.backend import JudgingEngine
 from penstock.backends.processes.process_facts import marked_processes
+from penstock.backends.protocol import Leaver
 from penstock.backends.weights.spec import DISK
 from penstock.backends.weights.transports import open_exporter
 from penstock.messages.arrays import floats_view, pack_tokens
@@ -43,7 +50,7 @@ from penstock.messages.teaching import GivenTokens
 from penstock.messages.training import UpdateMode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
@@ -111,6 +118,56 @@ def test_a_server_that_dies_takes_the_engine_with_it_and_leaves_its_last_words(
     assert isinstance(error, EngineFailedError)
     assert "the Other server died" in str(error)
     assert "it said: fatal: told to end" in str(error)
+
+
+def processes_of(subject: EngineSubject) -> dict[int, int]:
+    """Guardian and server."""
+    return marked_processes([f"{OWNER_VARIABLE}={subject.context.name} of {subject.context.run_folder}".encode()])
+
+
+def test_the_server_of_an_engine_that_leaves_waits_for_no_successor(
+    engine: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: Queue[LaunchedServer] = Queue()
+
+    def be_last(server: LaunchedServer) -> None:
+        said.put(server)
+
+    monkeypatch.setattr(LaunchedServer, "be_last", be_last)
+    assert isinstance(engine.backend, Leaver)
+    engine.backend.leaves()
+    assert said.get(timeout=20).port
+
+
+def test_a_server_whose_engine_leaves_before_it_is_ready_is_ended(other: EngineSubject) -> None:
+    driven = Driven(other.spec.open(other.context), other.timeout_s)
+    try:
+        driven.tell(OpenEngine())
+        assert isinstance(driven.backend, Leaver)
+        driven.backend.leaves()
+        deadline_s = time.monotonic() + 20
+        while processes_of(other):
+            assert time.monotonic() < deadline_s, "it is still there"
+            time.sleep(0.02)  # between two looks at the kernel's tables
+        assert driven.left_over(EngineOpened) == []
+    finally:
+        driven.close()
+
+
+def of_episodes(inner: Mock) -> Leaver:
+    return EpisodeBackend(inner, Mock())
+
+
+def of_a_judge(inner: Mock) -> Leaver:
+    return JudgingEngine(inner, Mock(), num_slots=1, canary_tolerance=None)
+
+
+@pytest.mark.parametrize("wrap", [of_episodes, of_a_judge])
+def test_what_wraps_an_engine_hands_on_that_it_leaves(wrap: Callable[[Mock], Leaver]) -> None:
+    inner = Mock(spec=["leaves"])
+    wrap(inner).leaves()
+    inner.leaves.assert_called_once_with()
+    wrap(Mock(spec=["execute"])).leaves()
 
 
 def test_weights_that_are_other_ones_on_the_server_are_named(

@@ -36,7 +36,14 @@ from penstock.messages.inboxes import (
 )
 from penstock.messages.ledger import GroupRecorded
 from penstock.messages.local import LearnerOpened, Started, TimerFired
-from penstock.messages.membership import ActorLost, ActorReturned, EngineJoined, EngineLost
+from penstock.messages.membership import (
+    ActorLost,
+    ActorReturned,
+    EngineGivenUp,
+    EngineJoined,
+    EngineLost,
+    EnginesWanted,
+)
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR, Role, role_of
 from penstock.messages.samples import (
     Completed,
@@ -90,6 +97,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The learner's backend fails on its own thread."""
     stubborn: str = ""
     """The backend of this actor does not close in time."""
+    engines: tuple[str, ...] = ()
+    """Those that the Buffer has recorded; empty: it says nothing of engines."""
     closes_books: bool = True
     """The Buffer answers ``StopAsked``."""
     ledger_bytes: int = 0
@@ -192,6 +201,11 @@ class EchoBuffer(EchoMachine):
         self.has_ended = False
 
     def react(self, event: Event) -> list[AnyCommand]:
+        if isinstance(event, Started) and self.plan.engines:
+            return [Send(SUPERVISOR, EnginesWanted(engines=self.plan.engines))]
+        if isinstance(event, EngineGivenUp):
+            left = tuple(name for name in self.plan.engines if name != event.engine)
+            return [Send(SUPERVISOR, EnginesWanted(engines=left))]
         if isinstance(event, Started) and self.arrived:
             return [*self.settle(), *self.end_if_complete()]
         if isinstance(event, StopAsked) and self.plan.closes_books and not self.has_ended:

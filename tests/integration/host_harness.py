@@ -115,6 +115,7 @@ class EchoRun:
         *,
         launcher: Launcher | None = None,
         names: tuple[str, ...] = host_echo.NAMES,
+        joining: tuple[str, ...] = (),
         encrypt: bool = True,
         heartbeat_timeout_s: float = 10.0,
         max_restarts: int = 10,
@@ -124,6 +125,7 @@ class EchoRun:
         self.folder = folder
         self.plan = plan
         self.names = names
+        self._joining = joining
         self.keys: KeyPair | None = make_keys() if encrypt else None
         self.witness = Witness(self)
         self.launcher: Launcher = launcher or host.launcher(Placement())
@@ -135,6 +137,7 @@ class EchoRun:
             heartbeat_timeout_s=heartbeat_timeout_s,
             max_restarts=max_restarts,
             stop_timeout_s=stop_timeout_s,
+            fewest_engines=1 if joining else None,
         )
         self._is_stopping = False
         self.supervisor: Supervisor | None = None
@@ -146,7 +149,7 @@ class EchoRun:
             started_unix_s=self._started_unix_s,
             name=name,
             epoch=epoch,
-            names=self.names,
+            names=(*self.names, *self._joining),
             supervisor=Address(SUPERVISOR, 1, self.links.endpoint, self.links.server_key),
             client_keys=self.keys,
             host="127.0.0.1",

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -173,4 +173,40 @@ def test_an_engine_whose_machine_is_taken_hands_back_every_token_and_comes_back(
     assert summary.restarts == (), "who leaves with its machine is no loss"
     assert [step.metrics.get("prompt_source/lost_tokens") for step in steps][-1] in (0, None)
     assert summary.tokens_lost_estimate == 0
+    assert audit_ledger(folder / LEDGER_FILE).is_clean
+
+
+def test_a_joined_engine_that_dies_again_and_again_is_given_up_and_the_run_goes_on(tmp_path: Path) -> None:
+    options = ("engines.count=1", "engines.max=2", "runtime.max_restarts=2", "run.num_steps=100000", *NO_EVALUATION)
+    with LiveRun(CHAOS / "modelled.yaml", tmp_path, options) as run:
+        run.await_steps(2)
+        folder = run.folder
+        penstock("scale", str(folder), "engines=+1")
+        step = await_state(run, lambda: "engine/1" in trained_by(folder), 2)
+        killed: set[int] = set()
+
+        def is_given_up() -> bool:
+            with suppress(KeyError, ProcessLookupError):
+                pid = run.pid_of("engine/1")
+                if pid not in killed:
+                    os.kill(pid, signal.SIGKILL)
+                    killed.add(pid)
+            return recorded_engines(folder)[-1] == ["engine/0"]
+
+        step = await_state(run, is_given_up, step)
+        run.await_steps(step + 5)
+        assert len(killed) == 3
+        told = penstock("explain", str(folder))
+        summary = run.interrupt()
+        output = " ".join(run.output.split())
+    story = (
+        "engine/1 was lost 3 times within 10 minutes, the last time because of this: its process was killed. "
+        "The limit is runtime.max_restarts = 2"
+    )
+    assert f"the run goes on without engine/1: {story}" in output
+    assert f"2 → 1 engines, {story}" in told
+    assert any(story in text for text in summary.warnings)
+    scalings = [each for each in read_operations(folder) if isinstance(each, Scaling)]
+    assert scalings[-1].reason == story
+    assert summary.version > step
     assert audit_ledger(folder / LEDGER_FILE).is_clean

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
@@ -238,9 +239,11 @@ def test_past_the_restart_limit_the_run_stops_with_the_story(host: ProcessHost, 
     run = EchoRun(host, tmp_path, RunPlan(crash=SCORER), max_restarts=2)
     outcome = run.play()
     assert outcome.kind is OutcomeKind.FAILED
-    assert outcome.story == (
+    assert re.fullmatch(
         "scorer was lost 3 times within 10 minutes, the last time because of this: RuntimeError: scorer was told to "
-        "crash (logs/scorer-3.log has the traceback). The limit is runtime.max_restarts = 2"
+        r"crash \(\S+/host_echo\.py:[0-9]+; logs/scorer-3\.log has the traceback\)\. "
+        "The limit is runtime.max_restarts = 2",
+        outcome.story,
     )
     assert [name for name, _ in run.witness.losses] == [SCORER] * 3
     log = (tmp_path / "logs" / "scorer-3.log").read_text()
@@ -257,6 +260,29 @@ def test_what_the_user_has_to_mend_stops_the_run_at_once(host: ProcessHost, tmp_
     assert run.witness.losses == []
 
 
+def test_a_surplus_engine_that_the_user_has_to_mend_something_for_is_given_up_at_once(
+    host: ProcessHost, tmp_path: Path
+) -> None:
+    plan = RunPlan(num_groups=100_000, user_error="engine/1", engines=(ENGINE, "engine/1"), story="engines.sglang: no")
+    run = EchoRun(host, tmp_path, plan, joining=("engine/1",))
+
+    def stop_when_it_has_left(run: EchoRun) -> None:
+        if ("engine/1", 1, "left") in run.witness.states and run.witness.steps:
+            run.stop()
+
+    outcome = run.play(stop_when_it_has_left)
+    assert outcome.kind is OutcomeKind.STOPPED
+    assert run.witness.losses == [("engine/1", "engines.sglang: no")]
+    assert (SUPERVISOR, "the run goes on without engine/1: engines.sglang: no") in run.witness.notices
+    assert [state for name, _, state in run.witness.states if name == "engine/1"] == ["starting", "up", "lost", "left"]
+
+
+def test_the_same_of_the_last_engine_ends_the_run(host: ProcessHost, tmp_path: Path) -> None:
+    plan = RunPlan(user_error=ENGINE, engines=(ENGINE,), story="engines.sglang: no")
+    outcome = EchoRun(host, tmp_path, plan, joining=("engine/1",)).play()
+    assert (outcome.kind, outcome.story) == (OutcomeKind.USER_ERROR, "engines.sglang: no")
+
+
 @pytest.mark.parametrize("kind", ["ValueError", "ArrayLengthError"])
 def test_a_mistake_of_ours_has_the_actor_replaced_whatever_its_class(
     host: ProcessHost, tmp_path: Path, kind: Literal["ValueError", "ArrayLengthError"]
@@ -264,7 +290,8 @@ def test_a_mistake_of_ours_has_the_actor_replaced_whatever_its_class(
     run = EchoRun(host, tmp_path, RunPlan(crash=SCORER, crash_kind=kind), max_restarts=1)
     outcome = run.play()
     assert outcome.kind is OutcomeKind.FAILED
-    assert f"{kind}: scorer was told to crash (logs/scorer-2.log has the traceback)" in outcome.story
+    assert f"{kind}: scorer was told to crash (" in outcome.story
+    assert "; logs/scorer-2.log has the traceback)" in outcome.story
     assert [name for name, _ in run.witness.losses] == [SCORER] * 2
 
 

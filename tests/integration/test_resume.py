@@ -290,3 +290,24 @@ def test_twenty_deaths_of_the_driver_in_one_run(scenario: Path, tmp_path: Path) 
         run.finish()
     assert_complete(folder, num_steps)
     assert claims_of(folder) >= 21_000
+
+
+def test_the_temporary_folder_of_a_killed_run_is_removed_by_the_next_one(scenario: Path, tmp_path: Path) -> None:
+    runs = [tmp_path / "killed", tmp_path / "living", tmp_path / "next"]
+    for folder in runs:
+        folder.mkdir()
+    endless = ("run.num_steps=100000",)
+    with LiveRun(scenario, runs[0], endless) as killed, LiveRun(scenario, runs[1], endless) as living:
+        killed.await_steps(2)
+        living.await_steps(2)
+        dead, used = (Path(read_record(run.folder).temp_folder) for run in (killed, living))
+        for pid in (killed.process.pid, *processes_of(killed.folder.name, killed.folder)):
+            with suppress(ProcessLookupError):  # what a guardian has ended by now
+                os.kill(pid, signal.SIGKILL)
+        killed.process.wait()
+        assert dead.is_dir()
+        with LiveRun(scenario, runs[2], ()) as last:
+            last.finish()
+        assert (dead.exists(), used.is_dir()) == (False, True)
+        living.interrupt()
+    assert not used.exists()

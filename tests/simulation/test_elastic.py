@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -10,7 +11,7 @@ import pytest
 from trials.draws import draw_trial
 from trials.elastic_watch import ElasticWatch
 from trials.faults import Fault, FaultKind
-from trials.fuzz import TrialRun, run_trial
+from trials.fuzz import TrialRun, UnfinishedError, run_trial
 from trials.requests import Request as Asked
 from trials.trial import Trial
 
@@ -25,11 +26,11 @@ from penstock.messages.ledger import EnginesRecorded, GroupRecorded
 from penstock.messages.operator import EnginesAsked
 from penstock.messages.training import UpdateMode
 from penstock.runtime.hosts.virtual.process import Status
-from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
+from penstock.runtime.hosts.virtual.supervisor import SupervisionModel, Supervisor
 from penstock.runtime.shell.engine_membership import EngineMembership
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Generator, Iterator
     from contextlib import AbstractContextManager
 
     from penstock.actors.buffer.settings import ElasticEngines
@@ -116,7 +117,43 @@ def does_not_come_back() -> AbstractContextManager[Any]:
     return patch.object(EngineMembership, "returns", lambda self: [])
 
 
+def says_once_that_one_is_given_up() -> AbstractContextManager[Any]:
+    """If the Buffer is not there then, it never hears."""
+    tell = Supervisor.tell_given_up
+
+    def once(self: Supervisor, drive: int) -> None:
+        if not hasattr(self, "has_told"):
+            self.has_told = True  # type: ignore[attr-defined]
+            tell(self, drive)
+
+    return patch.object(Supervisor, "tell_given_up", once)
+
+
+def starts_who_is_given_up() -> AbstractContextManager[Any]:
+    """The word of a Buffer that has not heard of it is enough."""
+
+    def missing(self: EngineMembership, present: Collection[str]) -> list[str]:
+        return sorted((self._wanted or frozenset()).difference(present))
+
+    def is_wanted(self: EngineMembership, name: str) -> bool:
+        return self._wanted is None or not name.startswith("engine/") or name in self._wanted
+
+    return _both(
+        patch.object(EngineMembership, "missing", missing), patch.object(EngineMembership, "is_wanted", is_wanted)
+    )
+
+
+@contextmanager
+def _both(*plants: AbstractContextManager[Any]) -> Generator[None]:
+    with ExitStack() as stack:
+        for plant in plants:
+            stack.enter_context(plant)
+        yield
+
+
 PLANTS = (
+    says_once_that_one_is_given_up,
+    starts_who_is_given_up,
     does_not_come_back,
     issues_to_a_leaver,
     keeps_its_last_tokens,
@@ -230,3 +267,56 @@ def test_what_an_operator_may_not_ask_is_refused_with_the_key() -> None:
         assert not any(
             isinstance(entry, EnginesRecorded) and len(entry.engines) != 1 for entry in run.host.ledger.entries
         )
+
+
+# --- engines that are lost too often ----------------------------------------------------------------------------------
+
+
+def deaths(name: str, *at_s: float) -> tuple[Fault, ...]:
+    return tuple(Fault(at_s=each, kind=FaultKind.KILL, target=name) for each in at_s)
+
+
+QUICK = SupervisionModel(start_s=0.1, notice_s=0.01, max_restarts=2)
+
+
+def test_an_engine_that_is_lost_too_often_leaves_the_run_which_goes_on() -> None:
+    faults = deaths("engine/1", 32.0, 34.0, 36.0, 38.0)
+    run, watch = ran(scaled((30.0, 2), faults=faults, supervision=QUICK))
+    records = [entry for entry in run.host.ledger.entries if isinstance(entry, EnginesRecorded)]
+    assert [entry.engines for entry in records] == [("engine/0",), ("engine/0", "engine/1"), ("engine/0",)]
+    assert records[-1].reason == (
+        "engine/1 was lost 3 times within 10 minutes, the last time because of this: ended. "
+        "The limit is runtime.max_restarts = 2"
+    )
+    assert watch.num_given_up == 1
+    assert living(run) == {"engine/0"}
+    assert run.oracle.num_generated_twice == 0
+
+
+def test_the_last_that_engines_min_asks_for_is_not_given_up() -> None:
+    faults = deaths("engine/1", 32.0, 34.0, 36.0) + deaths("engine/0", 42.0, 44.0, 46.0)
+    run = TrialRun(scaled((30.0, 2), faults=faults, supervision=QUICK), with_digest=False)
+    with pytest.raises(UnfinishedError, match="engine/0 was lost 3 times within 10 minutes"):
+        run.run()
+
+
+def test_engines_that_are_fixed_are_not_given_up() -> None:
+    faults = deaths("engine/1", 2.0, 4.0, 6.0)
+    run = TrialRun(scaled(faults=faults, supervision=QUICK, num_engines=2, max_engines=None), with_digest=False)
+    with pytest.raises(UnfinishedError, match="engine/1 was lost 3 times within 10 minutes"):
+        run.run()
+
+
+def test_an_engine_that_is_asked_for_again_begins_with_all_its_restarts() -> None:
+    faults = deaths("engine/1", 32.0, 34.0, 36.0, 62.0, 64.0)
+    run, watch = ran(scaled((30.0, 2), (60.0, 2), faults=faults, supervision=QUICK))
+    assert watch.num_given_up == 1
+    assert living(run) == {"engine/0", "engine/1"}
+
+
+def test_while_the_buffer_is_away_nobody_starts_it_again() -> None:
+    buffer = Fault(at_s=35.9, kind=FaultKind.STOP, target="buffer", duration_s=9.0)
+    faults = (*deaths("engine/1", 32.0, 34.0, 36.0, 40.0, 46.0), buffer)
+    run, watch = ran(scaled((30.0, 2), faults=faults, supervision=QUICK))
+    assert watch.num_given_up == 1
+    assert living(run) == {"engine/0"}

@@ -27,6 +27,7 @@ from penstock.actors.buffer.books import Books, recorded
 from penstock.actors.buffer.goals import Goal
 from penstock.actors.buffer.learner_side import LearnerSide
 from penstock.actors.buffer.machine import Buffer
+from penstock.actors.buffer.operator_side import OperatorSide
 from penstock.actors.buffer.run_state import RunState
 from penstock.actors.filter.assembly import Assembly
 from penstock.actors.filter.machine import Filter
@@ -347,6 +348,11 @@ def waits_in_a_circle() -> AbstractContextManager[Any]:
     return patch.object(FanOut, "sources_for", credulous)
 
 
+def keeps_who_is_given_up() -> AbstractContextManager[Any]:
+    """An engine that was lost too often stays one of the run's."""
+    return patch.object(OperatorSide, "given_up", lambda self, event: None)
+
+
 @contextmanager
 def _both(*plants: AbstractContextManager[Any]) -> Generator[None]:
     """Several plants as one."""
@@ -384,6 +390,7 @@ MUTATIONS = (
     grants_under_a_pause,
     names_as_a_source_who_has_other_weights,
     waits_in_a_circle,
+    keeps_who_is_given_up,
 )
 
 

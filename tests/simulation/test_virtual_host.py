@@ -403,7 +403,7 @@ def test_actor_that_is_lost_too_often_ends_the_run() -> None:
     ending = host.run(1000.0)
     assert ending is not None
     assert not ending.completed
-    assert "3 restarts in ten minutes" in ending.story
+    assert "scorer was lost 4 times within 10 minutes" in ending.story
 
 
 def test_event_that_cannot_be_read_is_counted_and_dropped() -> None:

@@ -25,6 +25,7 @@ from penstock.messages.weights import ServingEngine, VersionAnnounced
 if TYPE_CHECKING:
     from penstock.actors.buffer.goals import Goal
     from penstock.actors.buffer.policies import StalenessPolicy
+    from penstock.actors.buffer.settings import ElasticEngines
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
     from penstock.messages.training import BatchReady
@@ -60,6 +61,8 @@ class Bench:
         on_stale: OnStale = OnStale.WAIT,
         policy: StalenessPolicy | None = None,
         goal: Goal = Train(),  # noqa: B008 - it is frozen
+        engines: tuple[str, ...] = ("engine/0", "engine/1"),
+        elastic: ElasticEngines | None = None,
     ) -> None:
         pacing = PacingSettings(
             num_steps=num_steps,
@@ -72,7 +75,8 @@ class Bench:
         buffer_settings = BufferSettings(
             pacing=pacing,
             samples_per_group=NUM_SAMPLES,
-            engines=("engine/0", "engine/1"),
+            engines=engines,
+            elastic=elastic,
             num_prompts=num_prompts,
             publish_every=publish_every,
             max_requeues=max_requeues,

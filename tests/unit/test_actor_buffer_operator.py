@@ -11,11 +11,12 @@ from test_actor_buffer_recovery import Ledgered
 
 from penstock.actors.buffer.goals import Evaluate
 from penstock.actors.buffer.phases import Phase
+from penstock.actors.buffer.settings import ElasticEngines
 from penstock.messages.commands import Record
-from penstock.messages.ledger import EngineNoted, GroupsGranted, PauseRecorded
+from penstock.messages.ledger import EngineNoted, EnginesRecorded, GroupsGranted, PauseRecorded
 from penstock.messages.local import Started
-from penstock.messages.membership import EngineNoticed
-from penstock.messages.operator import GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
+from penstock.messages.membership import EngineGivenUp, EngineNoticed, EnginesWanted
+from penstock.messages.operator import EnginesAsked, GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
 from penstock.messages.training import (
     CheckpointDemanded,
     CheckpointSaved,
@@ -181,3 +182,33 @@ def test_under_mask_a_batch_has_the_strictest_bound_of_its_groups() -> None:
     lease = bench.buffer.books.open_lease
     assert lease is not None
     assert (lease.mask_stale, lease.max_staleness) == (True, 0)
+
+
+def test_an_engine_that_is_given_up_leaves_once_and_with_its_reason() -> None:
+    first = ("engine/0", "engine/1", "engine/2")
+    bench = Bench(engines=first, elastic=ElasticEngines(first=first, fewest=2, num_slots=4)).started()
+    given_up = EngineGivenUp(engine="engine/1", engine_epoch=5, reason="it dies")
+    commands = bench.hear(given_up)
+    left = ("engine/0", "engine/2")
+    assert drive.recorded(commands, EnginesRecorded) == [EnginesRecorded(engines=left, reason="it dies")]
+    assert drive.one_sent(commands, EnginesWanted, to="supervisor").engines == left
+    bench.hear(EnginesAsked(engines=first, request=7))
+    again = bench.hear(given_up)
+    assert drive.recorded(again, EnginesRecorded) == [], "an operator has had it back since"
+    assert drive.one_sent(again, EnginesWanted, to="supervisor").engines == first
+    later = bench.hear(EngineGivenUp(engine="engine/1", engine_epoch=9, reason="it dies"))
+    assert len(drive.recorded(later, EnginesRecorded)) == 1
+    last = bench.hear(EngineGivenUp(engine="engine/2", engine_epoch=5, reason="it dies"))
+    assert drive.recorded(last, EnginesRecorded) == [], "engines.min are left"
+    assert drive.one_sent(last, EnginesWanted, to="supervisor").engines == left
+
+
+def test_where_engines_are_fixed_or_the_run_ends_none_is_given_up() -> None:
+    given_up = EngineGivenUp(engine="engine/1", engine_epoch=5, reason="it dies")
+    assert Bench().started().hear(given_up) == []
+    first = ("engine/0", "engine/1")
+    bench = Bench(engines=first, elastic=ElasticEngines(first=first, fewest=1, num_slots=4)).started()
+    bench.admit(0)
+    bench.admit(1)
+    bench.hear(StopAsked(reason="enough"))
+    assert drive.recorded(bench.hear(given_up), EnginesRecorded) == []

@@ -71,3 +71,44 @@ def test_a_leaver_that_loses_its_machine_leaves_earlier_and_does_not_come_back_u
     assert engines.late(17.0) == ["engine/0"]
     engines.gone("engine/0")
     assert engines.returns() == []
+
+
+# --- engines that are lost too often ----------------------------------------------------------------------------------
+
+
+def test_one_that_is_given_up_is_not_started_until_it_is_asked_for_again() -> None:
+    engines = EngineMembership(5.0, fewest=1)
+    engines.want(("engine/0", "engine/1"))
+    assert engines.give_up("engine/1", 7, "it dies")
+    stale = engines.want(("engine/0", "engine/1"))
+    assert (stale, engines.missing({"engine/0"}), engines.is_replaced("engine/1")) == ([], [], False)
+    assert [(each.engine, each.engine_epoch, each.reason) for each in engines.unrecorded()] == [
+        ("engine/1", 7, "it dies")
+    ]
+    assert engines.want(("engine/0",)) == ["engine/1"]
+    assert engines.unrecorded() == []
+    assert engines.done_without == {"engine/1"}
+    assert engines.want(("engine/0", "engine/1")) == []
+    assert engines.missing({"engine/0"}) == ["engine/1"]
+    assert engines.done_without == frozenset()
+
+
+def test_none_is_given_up_that_the_run_cannot_do_without() -> None:
+    fixed, early = EngineMembership(5.0), EngineMembership(5.0, fewest=1)
+    fixed.want(("engine/0", "engine/1"))
+    assert not fixed.give_up("engine/1", 7, "")
+    assert not early.give_up("engine/1", 7, ""), "nobody knows yet which are recorded"
+    two = EngineMembership(5.0, fewest=2)
+    two.want(("engine/0", "engine/1", "engine/2"))
+    assert not two.can_spare("learner")
+    assert two.give_up("engine/0", 7, "")
+    assert not two.give_up("engine/1", 7, "")
+
+
+def test_where_others_were_let_go_meanwhile_too_few_are_left_and_it_says_why() -> None:
+    engines = EngineMembership(5.0, fewest=2)
+    engines.want(("engine/0", "engine/1", "engine/2"))
+    assert engines.give_up("engine/2", 7, "it dies")
+    assert engines.shortage() == ""
+    engines.want(("engine/1", "engine/2"))
+    assert engines.shortage() == "it dies"

@@ -182,3 +182,17 @@ def test_engines_leave_from_the_highest_number_down_to_the_fewest() -> None:
             told.scaler.engines_are(told.engines)
     assert [order.engines for order in told.orders] == [("engine/0", "engine/1"), ("engine/0",)]
     assert "training binds" in told.orders[0].reason
+
+
+def test_who_was_given_up_is_not_ordered_and_makes_fewer_that_there_may_be() -> None:
+    told = Told(2)
+    given_up = frozenset(map(engine_name, range(2, SETTINGS.most - 1)))
+    told.scaler.engines_are(told.engines, but=given_up)
+    while not told.orders and told.now_s < 100:
+        told.second(Activity.WAITING_FOR_SAMPLES)
+    assert told.orders[0].engines == ("engine/0", "engine/1", engine_name(SETTINGS.most - 1))
+    alone = Told(2)
+    alone.scaler.engines_are(alone.engines, but=frozenset(map(engine_name, range(2, SETTINGS.most))))
+    for _ in range(100):
+        alone.second(Activity.WAITING_FOR_SAMPLES)
+    assert not alone.orders

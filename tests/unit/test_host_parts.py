@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 from penstock.messages.membership import ActorEpoch
 from penstock.messages.names import BUFFER, LEARNER, SCORER
 from penstock.messages.training import Activity, ActivitySpan, ActorReported
+from penstock.runtime.hosts.processes.boot import EndKind, ProcessEnd
 from penstock.runtime.hosts.processes.control import Address, ProcessBeat, ProcessStarted
 from penstock.runtime.hosts.processes.descendants import ProcessFacts, facts_of, is_running, start_ticks_of
 from penstock.runtime.hosts.processes.directory import Directory
+from penstock.runtime.hosts.processes.ends import verdict_on
 from penstock.runtime.hosts.processes.incarnations import (
     GONE_GRACE_S,
     IMPORT_SILENCE_S,
@@ -18,6 +22,7 @@ from penstock.runtime.hosts.processes.incarnations import (
     STOPPED_GRACE_S,
     Incarnation,
 )
+from penstock.runtime.hosts.processes.ports import EndedProcess, OutcomeKind
 from penstock.runtime.run.plan import log_name
 from penstock.runtime.shell.restarts import MAX_PAUSE_S, Restarts
 
@@ -95,6 +100,38 @@ def test_the_limit_counts_what_lies_in_the_window_and_each_actor_for_itself() ->
 
 def test_a_limit_of_none_allows_no_restart() -> None:
     assert Restarts(max_restarts=0).pause_s(SCORER, 0.0) is None
+
+
+def test_what_is_forgotten_counts_no_more() -> None:
+    restarts = Restarts(max_restarts=1)
+    assert restarts.pause_s(SCORER, 0.0) == 0.0
+    assert restarts.pause_s(SCORER, 1.0) is None
+    restarts.forget(SCORER)
+    assert restarts.pause_s(SCORER, 2.0) == 0.0
+    assert restarts.totals == {SCORER: 2}
+
+
+# --- how a process ended ----------------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_process_says_whether_another_may_take_its_place_and_where_it_crashed() -> None:
+    try:
+        raise KeyError("layer")
+    except KeyError as error:
+        text, line = "".join(traceback.format_exception(error)), error.__traceback__.tb_lineno  # type: ignore[union-attr]
+    crash = ProcessEnd(kind=EndKind.CRASHED, error="KeyError: 'layer'", traceback=text)
+    assert verdict_on(EndedProcess(SCORER, 2, crash)) == (
+        f"KeyError: 'layer' ({__file__}:{line}; logs/scorer-2.log has the traceback)",
+        None,
+    )
+    bare = ProcessEnd(kind=EndKind.CRASHED, error="KeyError: 'layer'")
+    assert verdict_on(EndedProcess(SCORER, 2, bare)).cause == "KeyError: 'layer' (logs/scorer-2.log has the traceback)"
+    assert verdict_on(EndedProcess(SCORER, 2, None)) == ("its process was killed", None)
+    wrong = ProcessEnd(kind=EndKind.USER_ERROR, error="engines.sglang: no")
+    assert verdict_on(EndedProcess(SCORER, 2, wrong)) == ("engines.sglang: no", OutcomeKind.USER_ERROR)
+    full = ProcessEnd(kind=EndKind.DISK_FULL, error="full")
+    assert verdict_on(EndedProcess(SCORER, 2, full)).ends_as is OutcomeKind.FAILED
+    assert verdict_on(EndedProcess(SCORER, 2, ProcessEnd(kind=EndKind.ASKED))).ends_as is None
 
 
 # --- signs of life ----------------------------------------------------------------------------------------------

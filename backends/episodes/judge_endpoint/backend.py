@@ -27,6 +27,7 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from penstock.backends.protocol import Leaver
 from penstock.messages.base import Metric
 from penstock.messages.canary import canary_difference
 from penstock.messages.commands import (
@@ -159,6 +160,11 @@ class JudgingEngine:
                 Metric("judge/answered", self._num_answered),
                 Metric("judge/tokens", self._num_tokens),
             )
+
+    def leaves(self) -> None:
+        """See :class:`penstock.backends.protocol.Leaver`."""
+        if isinstance(self._inner, Leaver):
+            self._inner.leaves()
 
     def close(self, timeout_s: float) -> None:
         """See :class:`penstock.backends.protocol.Backend`."""

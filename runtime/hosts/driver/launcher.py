@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -43,6 +43,7 @@ from penstock.runtime.hosts.processes.job import (
 )
 from penstock.runtime.hosts.processes.ports import OutcomeKind
 from penstock.runtime.hosts.processes.signals import Signals
+from penstock.runtime.hosts.processes.temp_folders import remove_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +71,7 @@ def launch(job: DriverJob, *, command: Sequence[str] = DRIVER_COMMAND) -> Driver
         end = driver.wait(signals)
     kill_descendants(timeout_s=SWEEP_TIMEOUT_S, spare=others)
     be_subreaper(on=False)
-    shutil.rmtree(job.temp_folder, ignore_errors=True)
+    remove_folder(Path(job.temp_folder))
     sweep(job.run_id)
     return end
 

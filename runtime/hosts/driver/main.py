@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import sys
 import time
@@ -31,6 +30,7 @@ from penstock.runtime.hosts.processes.job import (
     read_job,
 )
 from penstock.runtime.hosts.processes.ports import OutcomeKind
+from penstock.runtime.hosts.processes.temp_folders import join_folder, remove_folder
 from penstock.runtime.observability.live import LiveView
 from penstock.runtime.safe_text import log_to_stderr
 
@@ -75,6 +75,7 @@ def run_job(job: DriverJob, console: Console) -> DriverEnd:
 def main() -> None:
     """The driver's process; never returns."""
     job = read_job(STDIN)
+    join_folder(Path(job.temp_folder))  # it lives on for a moment when the launcher is killed
     signal.signal(signal.SIGTERM, _end_at_once(job))  # until Ray is up and the supervisor takes over
     end_with_parent(signal.SIGTERM)
     be_subreaper()
@@ -100,7 +101,7 @@ def _end_at_once(job: DriverJob) -> Callable[[int, FrameType | None], None]:
 
     def end(number: int, frame: FrameType | None) -> None:
         kill_descendants(timeout_s=LEFTOVERS_S)
-        shutil.rmtree(job.temp_folder, ignore_errors=True)
+        remove_folder(Path(job.temp_folder))
         os._exit(128 + number)
 
     return end

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.engines.options import engines_kept
 from penstock.backends.processes.curve import make_keys
 from penstock.backends.processes.http_server import is_loopback
 from penstock.messages.names import LEARNER, SUPERVISOR, is_engine
@@ -33,6 +33,7 @@ from penstock.runtime.hosts.processes.operator_door import OperatorDoor
 from penstock.runtime.hosts.processes.ports import FIRST_EPOCH, Outcome, OutcomeKind, SupervisorSettings
 from penstock.runtime.hosts.processes.signals import Signals
 from penstock.runtime.hosts.processes.supervisor import SUPERVISOR_EPOCH, Supervisor
+from penstock.runtime.hosts.processes.temp_folders import remove_folder
 from penstock.runtime.observability.disk_budget import DiskKeeper
 from penstock.runtime.observability.facts import facts_of, steps_to_train
 from penstock.runtime.observability.metrics import RunMetrics
@@ -112,7 +113,7 @@ class Session:
     def _run(self, trackers: Trackers) -> Outcome:
         job, scenario = self._job, self._job.scenario
         with ExitStack() as stack:
-            stack.callback(shutil.rmtree, job.temp_folder, ignore_errors=True)
+            stack.callback(remove_folder, Path(job.temp_folder))
             stack.callback(kill_descendants, timeout_s=LEFTOVERS_S, spare=trackers.pids)
             self._keeper.start()
             stack.callback(self._keeper.close)
@@ -181,6 +182,7 @@ class Session:
             max_restarts=runtime.max_restarts,
             first_epoch=job.first_epoch,
             leave_timeout_s=job.scenario.engines.leave_timeout_s,
+            fewest_engines=engines_kept(job.scenario.engines),
             scaling=scaling_of(job.scenario.engines),
             stop_timeout_s=runtime.stop_timeout_s,
         )

@@ -6,15 +6,17 @@ Invariants:
 * One that says that its machine is taken is told to leave, and another takes its place when the notice has run out.
 * Under ``engines.scale: by_bound`` the Buffer is asked for other engines as an operator would ask it.
 * Who goes is given up as one that is lost: announced, killed, and followed only if it is wanted again.
+* The Buffer is told of one that was lost too often until it has recorded that the run goes on without it.
 
 | waits for | who ends it |
 |---|---|
 | a leaver to be empty | PromptSource; else ``engines.leave_timeout_s``, or the notice that it gave |
+| the Buffer to record that an engine is given up | the Buffer, or its successor; else the end of the run |
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.messages.membership import EngineEmptied, EnginesWanted
 from penstock.messages.names import SUPERVISOR, is_engine
@@ -26,12 +28,16 @@ from penstock.runtime.shell.engine_scaling import EngineScaler
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from penstock.messages.membership import EngineGivenUp
     from penstock.messages.operator import EnginesAsked
     from penstock.messages.training import ActorReported
     from penstock.runtime.hosts.processes.control import DirectoryChanged
     from penstock.runtime.hosts.processes.directory import Directory
     from penstock.runtime.hosts.processes.incarnations import Incarnation
     from penstock.runtime.hosts.processes.ports import RunSink, SupervisorSettings
+
+
+TELL_AGAIN_S: Final = 1.0
 
 
 class EngineCrew:
@@ -47,7 +53,9 @@ class EngineCrew:
         start: Callable[[str, int], None],
         part_from: Callable[[Incarnation], None],
         broadcast: Callable[[DirectoryChanged], None],
-        ask: Callable[[EnginesAsked], None],
+        ask: Callable[[EnginesAsked | EngineGivenUp], None],
+        forget: Callable[[str], None],
+        fail: Callable[[str], None],
         sink: RunSink,
     ) -> None:
         """
@@ -59,13 +67,17 @@ class EngineCrew:
             start: starts an incarnation of this name and epoch.
             part_from: gives an incarnation up, before everyone.
             broadcast: tells everyone.
-            ask: says to the Buffer which engines there are to be.
+            ask: says to the Buffer which engines there are to be, or are not.
+            forget: has the restarts of this name count no more.
+            fail: ends the run with this story.
             sink: is told what happens.
         """
         self._settings, self._directory, self._crew, self._due = settings, directory, crew, due
         self._start, self._part_from, self._broadcast, self._sink = start, part_from, broadcast, sink
-        self.membership = EngineMembership(settings.leave_timeout_s)
+        self.membership = EngineMembership(settings.leave_timeout_s, settings.fewest_engines)
         self._ask, self._scaler = ask, None if settings.scaling is None else EngineScaler(settings.scaling)
+        self._forget, self._fail = forget, fail
+        self._tell_at_s = 0.0
 
     def reported(self, report: ActorReported | StepReported) -> None:
         """An actor says what it did, or that a step is trained; other engines may have to be there for it."""
@@ -81,10 +93,14 @@ class EngineCrew:
         machine is taken."""
         match event:
             case EnginesWanted():
-                self.membership.want(event.engines)
+                for name in self.membership.want(event.engines):
+                    self._forget(name)  # who asks for it again has seen to it
                 if self._scaler is not None:
-                    self._scaler.engines_are(event.engines)
-                self.match(now_s)
+                    self._scaler.engines_are(event.engines, but=self.membership.done_without)
+                if story := self.membership.shortage():
+                    self._fail(story)
+                else:
+                    self.match(now_s)
             case EngineEmptied():
                 self._emptied(event, now_s)
             case MachineNoticed():
@@ -125,8 +141,21 @@ class EngineCrew:
         if incarnation is not None and is_meant and self.membership.is_leaving(event.engine):
             self._leave(incarnation, "with nothing left to do", now_s)
 
+    def gives_up(self, name: str, epoch: int, story: str, now_s: float) -> bool:
+        """This engine, which was just lost, is not started again; False if the run cannot do without it."""
+        if not self.membership.give_up(name, epoch, story):
+            return False
+        self._sink.on_actor(name, epoch, "left")
+        self._sink.on_notice(SUPERVISOR, f"the run goes on without {name}: {story}", is_warning=True)
+        self._tell_at_s = now_s
+        return True
+
     def look(self, now_s: float) -> None:
-        """Take those whose time is up."""
+        """Take those whose time is up, and tell the Buffer of those that are given up."""
+        if now_s >= self._tell_at_s:
+            self._tell_at_s = now_s + TELL_AGAIN_S
+            for given_up in self.membership.unrecorded():
+                self._ask(given_up)
         for name in self.membership.late(now_s):
             how = "not empty yet when its machine is taken"
             if not self.membership.is_taken(name):

@@ -30,6 +30,7 @@ import zmq
 
 from penstock.actors.machine import Snapshotting
 from penstock.backends.ledger.sqlite import open_ledger
+from penstock.backends.protocol import Leaver
 from penstock.backends.simulated.timers import ThreadTimers
 from penstock.messages.base import Metric
 from penstock.messages.commands import FailRun, ReplaceActor
@@ -319,6 +320,8 @@ class ActorLoop:
             self.shell.on_returned(member.name, member.epoch)
         for leaver in change.leaving:
             self.shell.on_leaving(leaver.name, leaver.epoch)
+            if (leaver.name, leaver.epoch) == (boot.name, boot.epoch) and isinstance(self._backend, Leaver):
+                self._backend.leaves()
         if change.is_whole or change.sequence == self._pulse.directory_sequence + 1:
             self._pulse.directory_sequence = max(change.sequence, self._pulse.directory_sequence)
         self._has_directory = True

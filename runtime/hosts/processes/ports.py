@@ -198,6 +198,8 @@ class SupervisorSettings(msgspec.Struct, frozen=True, kw_only=True):
     first_epoch: int = FIRST_EPOCH
     leave_timeout_s: float = 30.0
     """How long an engine that is to leave may take to hand everything back."""
+    fewest_engines: int | None = None
+    """That are left when others are lost for good; None: all have to be there from the start to the end."""
     scaling: ScalingSettings | None = None
     """``engines.scale: by_bound``; None: nobody but an operator changes the engines."""
     stop_timeout_s: float = 30.0

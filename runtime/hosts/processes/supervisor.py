@@ -53,11 +53,11 @@ from penstock.runtime.hosts.processes.control import (
 )
 from penstock.runtime.hosts.processes.descendants import facts_of, kill
 from penstock.runtime.hosts.processes.directory import Directory
+from penstock.runtime.hosts.processes.ends import verdict_on
 from penstock.runtime.hosts.processes.engine_crew import EngineCrew
 from penstock.runtime.hosts.processes.incarnations import Incarnation
 from penstock.runtime.hosts.processes.links import LineState, Links
 from penstock.runtime.hosts.processes.ports import Outcome, OutcomeKind
-from penstock.runtime.run.plan import log_name
 from penstock.runtime.shell.delivery import Delivery
 from penstock.runtime.shell.restarts import Restarts
 
@@ -128,10 +128,11 @@ class Supervisor:
         self._due: dict[str, tuple[float, int]] = {}
         """Restarts: when, and as which epoch."""
         self._suspects: set[str] = set()
-        """Who was given up because somebody asked for it: its successor takes nothing over."""
+        """Who was given up because somebody asked for it, or has left: its successor takes nothing over."""
         self._engines = EngineCrew(
             settings, self._directory, self._crew, self._due, ask=lambda event: self._say(BUFFER, event),
-            start=self._start, part_from=self._part_from, broadcast=self._broadcast, sink=sink,
+            start=self._start, part_from=self._part_from, broadcast=self._broadcast, forget=self.restarts.forget,
+            fail=lambda story: self._conclude(OutcomeKind.FAILED, story), sink=sink,
         )  # fmt: skip
         self._outcome: Outcome | None = None
         self._finished: RunFinished | None = None
@@ -346,24 +347,17 @@ class Supervisor:
         incarnation = self._crew.get(ended.name)
         if incarnation is None or incarnation.epoch != ended.epoch:
             return
-        end = ended.end
-        if end is None:
-            self._give_up(incarnation, "its process was killed")
-        elif end.kind in (EndKind.USER_ERROR, EndKind.DIVERGED):
-            self._conclude(OutcomeKind(end.kind), end.error)
-            self._give_up(incarnation, end.error)
-        elif end.kind in (EndKind.LEDGER_FAILED, EndKind.DISK_FULL, EndKind.SUPERSEDED):
-            self._conclude(OutcomeKind.FAILED, end.error)
-            self._give_up(incarnation, end.error)
-        elif end.kind is EndKind.CRASHED:
-            _log.error("%s %d crashed\n%s", ended.name, ended.epoch, end.traceback)
-            log = log_name(ended.name, ended.epoch)
-            self._give_up(incarnation, f"{end.error} ({log} has the traceback)")
-        elif self._outcome is None:
-            self._give_up(incarnation, f"it ended without being asked to ({end.kind})")
-        else:
+        if self._outcome is not None and ended.end is not None and ended.end.kind in (EndKind.ASKED, EndKind.DISMISSED):
             self._sink.on_actor(ended.name, ended.epoch, "ended")
             self._forget(incarnation)
+            return
+        if ended.end is not None and ended.end.traceback:
+            _log.error("%s %d crashed\n%s", ended.name, ended.epoch, ended.end.traceback)
+        cause, ends_as = verdict_on(ended)
+        is_spared = ends_as is OutcomeKind.USER_ERROR and self._engines.membership.can_spare(ended.name)
+        if ends_as is not None and not is_spared:
+            self._conclude(ends_as, cause)
+        self._give_up(incarnation, cause, is_for_good=is_spared)
 
     # --- who lives --------------------------------------------------------------------------------------------
 
@@ -396,7 +390,7 @@ class Supervisor:
                 del self._due[name]
                 self._start(name, epoch)
 
-    def _give_up(self, incarnation: Incarnation, cause: str) -> None:
+    def _give_up(self, incarnation: Incarnation, cause: str, *, is_for_good: bool = False) -> None:
         name, epoch = incarnation.name, incarnation.epoch
         _log.warning("%s %d is lost: %s", name, epoch, cause)
         now_s, is_replaced = time.monotonic(), self._engines.membership.is_replaced(name)
@@ -409,14 +403,18 @@ class Supervisor:
             self._sink.on_actor(name, epoch, "left")
             self._engines.match(now_s)
             return
-        pause_s = self.restarts.pause_s(name, now_s)
-        if pause_s is None:
-            self._conclude(OutcomeKind.FAILED, self.restarts.limit_story(name, cause))
-        else:
+        pause_s = None if is_for_good else self.restarts.pause_s(name, now_s)
+        if pause_s is not None:
             self._due[name] = (now_s + pause_s, epoch + 1)
+            return
+        story = cause if is_for_good else self.restarts.limit_story(name, cause)
+        if not self._engines.gives_up(name, epoch, story, now_s):
+            self._conclude(OutcomeKind.FAILED, story)
 
     def _part_from(self, incarnation: Incarnation) -> None:
         name, epoch = incarnation.name, incarnation.epoch
+        if self._engines.membership.is_leaving(name):
+            self._suspects.add(name)  # whoever comes by this name later: what it leaves ends with it
         self._engines.membership.gone(name)
         self._forget(incarnation)
         self._broadcast(self._directory.give_up(name, epoch))

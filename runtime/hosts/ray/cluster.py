@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import shutil
 import sys
 import tempfile
 from contextlib import contextmanager, nullcontext
@@ -30,9 +29,9 @@ from penstock.messages.errors import UserFault, first_line
 from penstock.messages.names import LEARNER, engine_index, is_engine
 from penstock.runtime.hosts.processes import descendants as processes
 from penstock.runtime.hosts.processes.boot import Boot, EndKind, ProcessEnd
-from penstock.runtime.hosts.processes.leftovers import TEMP_PREFIX
 from penstock.runtime.hosts.processes.ports import EndedProcess
 from penstock.runtime.hosts.processes.prepare_process import PreparationProcess
+from penstock.runtime.hosts.processes.temp_folders import TEMP_PREFIX, make_folder, remove_folder, sweep_folders
 from penstock.runtime.hosts.processes.wakeup import Wakeup
 from penstock.runtime.hosts.ray.groups import PlacementGroups, gpus_of_nodes
 
@@ -81,11 +80,13 @@ def prepare_environment(ray_address: str | None) -> None:
 
 
 def make_temp_folder() -> Path:
-    """A folder that only this user may enter, for Ray's session, whose path in it is short enough for its sockets."""
+    """A folder that only this user may enter, for Ray's session, whose path in it is short enough for its sockets. What
+    runs that were killed have left beside it is removed."""
     base = tempfile.gettempdir()
-    if len(base) + len("/ps-12345678") + len(SESSIONS) > MAX_TEMP_PATH:
+    if len(base) + len(f"/{TEMP_PREFIX}12345678") + len(SESSIONS) > MAX_TEMP_PATH:
         base = "/tmp"
-    return Path(tempfile.mkdtemp(prefix=TEMP_PREFIX, dir=base))
+    sweep_folders(Path(base))
+    return make_folder(Path(base))
 
 
 class RayCluster:
@@ -169,7 +170,7 @@ class RayCluster:
         if not self.is_embedded:
             return []
         left = processes.kill_descendants(timeout_s=KILL_TIMEOUT_S, spare=spare)
-        shutil.rmtree(self.temp_folder, ignore_errors=True)
+        remove_folder(self.temp_folder)
         return left
 
     def _owned_processes(self) -> list[tuple[str, Any]]:

@@ -29,7 +29,6 @@ import argparse
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -43,6 +42,7 @@ import msgspec
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.hosts.processes.descendants import be_subreaper, kill_descendants
+from penstock.runtime.hosts.processes.temp_folders import remove_folder
 from penstock.runtime.hosts.ray.cluster import NUM_CPUS, OBJECT_STORE_BYTES, RAY_SETTINGS, SESSIONS, make_temp_folder
 from penstock.runtime.safe_text import terminal_lines
 
@@ -148,7 +148,7 @@ def run_node(kind: str, folder: Path, ports: tuple[int, int], *, num_gpus: int, 
     be_subreaper()  # Ray's agents outlive its raylet; as orphans they come here, to be ended
     with ExitStack() as stack:
         temp_folder = make_temp_folder()
-        stack.callback(shutil.rmtree, temp_folder, ignore_errors=True)
+        stack.callback(remove_folder, temp_folder)
         stack.callback(kill_descendants, timeout_s=END_TIMEOUT_S)
         port = claim_ports(*ports, stack)
         if kind == "head":

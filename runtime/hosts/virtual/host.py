@@ -60,7 +60,7 @@ class Watcher(Protocol):
         ...
 
     def lost(self, name: str, cause: str) -> None:
-        """An actor was given up and will be replaced."""
+        """An actor was given up, and will be replaced or done without."""
         ...
 
 
@@ -113,6 +113,7 @@ class VirtualHost:
             spawn=self._spawn,
             fail_run=self._fail_run,
             on_lost=self._on_lost,
+            tell=lambda event: self.say(BUFFER, event),
         )
         self.ledger = MemoryLedger()
         """On a disk that nothing breaks."""
@@ -248,8 +249,6 @@ class VirtualHost:
             self._fail_run(what.story)
 
     def _on_heard(self, event: Event) -> None:
-        if self._scaling is not None:
-            self._scaling.heard(event)
         match event:
             case RunFinished():
                 self._end(event.completed, event.story, event)
@@ -259,6 +258,8 @@ class VirtualHost:
                 self.supervisor.emptied(event.engine, event.engine_epoch)
             case _:
                 pass  # for watchers
+        if self._scaling is not None:
+            self._scaling.heard(event, self.supervisor.done_without)
 
     def _on_lost(self, name: str, cause: str) -> None:
         for watcher in self._watchers:

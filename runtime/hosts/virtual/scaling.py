@@ -66,10 +66,10 @@ class Scaling:
         machine = cast("Accounted", process.shell.machine)
         lane.switch(machine.activity, self._clock.now_s, machine.occupancy, machine.outside)
 
-    def heard(self, event: Event) -> None:
-        """The supervisor has heard this."""
+    def heard(self, event: Event, but: frozenset[str]) -> None:
+        """The supervisor has heard this, and does without these engines."""
         if isinstance(event, EnginesWanted):
-            self._scaler.engines_are(event.engines)
+            self._scaler.engines_are(event.engines, but=but)
         elif isinstance(event, StepReported) and event.version > self._last_version:
             self._last_version = event.version
             self._scaler.step()

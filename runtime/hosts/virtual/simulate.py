@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from rich.markup import escape
 
+from penstock.backends.engines.options import engines_kept
 from penstock.backends.learners.spec import is_modelled
 from penstock.messages.errors import UserFault
 from penstock.messages.ledger import EnginesRecorded
@@ -134,7 +135,9 @@ class Simulation:
             seed=scenario.run.seed,
             link=link or LinkModel(),
             supervision=SupervisionModel(
-                heartbeat_timeout_s=runtime.heartbeat_timeout_s, max_restarts=runtime.max_restarts
+                heartbeat_timeout_s=runtime.heartbeat_timeout_s,
+                max_restarts=runtime.max_restarts,
+                fewest_engines=engines_kept(scenario.engines),
             ),
             heartbeat_s=runtime.heartbeat_s,
             resend_after_s=runtime.resend_after_s if says_again else NEVER,

@@ -7,14 +7,15 @@ Invariants:
 * A process learns of the others from here alone: from the directory that it is started with, and from announcements,
   which reach it in order.
 * How soon and how often a process is replaced is decided as on real machines
-  (:mod:`penstock.runtime.shell.restarts`).
+  (:mod:`penstock.runtime.shell.restarts`), and which engines the run can do without
+  (:mod:`penstock.runtime.shell.engine_membership`).
 * After the loss of the machine everything starts anew, with epochs above all that were; nothing of before is heard.
 """
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -27,7 +28,10 @@ from penstock.runtime.shell.restarts import Restarts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from penstock.messages.membership import EngineGivenUp
     from penstock.runtime.hosts.virtual.clock import VirtualClock
+
+TELL_AGAIN_S: Final = 1.0
 
 
 class SupervisionModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +47,8 @@ class SupervisionModel(msgspec.Struct, frozen=True, kw_only=True):
     """Longest time until the end of a process is noticed; each draws its own."""
     leave_timeout_s: float = 30.0
     """An engine that is to leave is taken after so long, if it is not empty before."""
+    fewest_engines: int | None = None
+    """That are left when others are lost for good; None: all have to be there from the start to the end."""
     announce_s: float = 0.005
     """Longest time until an announcement reaches a process; each draws its own."""
 
@@ -59,6 +65,7 @@ class Supervisor:
         spawn: Callable[[str, int], Process],
         fail_run: Callable[[str], None],
         on_lost: Callable[[str, str], None],
+        tell: Callable[[EngineGivenUp], None],
     ) -> None:
         self.model = model
         self.processes: dict[str, Process] = {}
@@ -69,8 +76,9 @@ class Supervisor:
         self._spawn = spawn
         self._fail_run = fail_run
         self._on_lost = on_lost
+        self._tell = tell
         self._drive = 0
-        self._engines = EngineMembership(model.leave_timeout_s)
+        self._engines = EngineMembership(model.leave_timeout_s, model.fewest_engines)
         self._coming: dict[str, int] = {}
         """Epoch of those that are about to start."""
         self._singles: dict[str, Process] = {}
@@ -175,14 +183,37 @@ class Supervisor:
             return
         pause_s = self._restarts.pause_s(name, self._clock.now_s)
         if pause_s is None:
-            self._fail_run(
-                f"{name} was lost ({cause}) after {self.model.max_restarts} restarts in ten minutes, the most that "
-                f"runtime.max_restarts allows"
-            )
+            self._do_without(process, cause)
             return
         self._on_lost(name, cause)
         self._coming[name] = epoch + 1
         self._clock.at(self._clock.now_s + pause_s, _restart, self, (name, epoch + 1, self._drive))
+
+    def _do_without(self, process: Process, cause: str) -> None:
+        """It was lost too often."""
+        name, story = process.name, self._restarts.limit_story(process.name, cause)
+        if not self._engines.give_up(name, process.epoch, story):
+            self._fail_run(story)
+            return
+        self._on_lost(name, cause)
+        self._has_left(process)
+        if len(self._engines.unrecorded()) == 1:  # else the Buffer is being told already
+            self.tell_given_up(self._drive)
+
+    def tell_given_up(self, drive: int) -> None:
+        """Of those that are given up, until the Buffer has recorded it."""
+        if drive != self._drive:
+            return
+        unrecorded = self._engines.unrecorded()
+        for event in unrecorded:
+            self._tell(event)
+        if unrecorded:
+            self._clock.at(self._clock.now_s + TELL_AGAIN_S, Supervisor.tell_given_up, self, drive)
+
+    @property
+    def done_without(self) -> frozenset[str]:
+        """Engines that were given up, as is recorded, and that nobody has asked for since."""
+        return self._engines.done_without
 
     def _part_from(self, process: Process) -> None:
         """It counts no more, everyone hears so, and it is killed."""
@@ -198,7 +229,11 @@ class Supervisor:
 
     def want_engines(self, engines: Iterable[str]) -> None:
         """The run is to have these."""
-        self._engines.want(engines)
+        for name in self._engines.want(engines):
+            self._restarts.forget(name)  # who asks for it again has seen to it
+        if story := self._engines.shortage():
+            self._fail_run(story)
+            return
         self._match_engines()
 
     def emptied(self, name: str, epoch: int) -> None:
@@ -248,9 +283,11 @@ class Supervisor:
         """Every process is gone, and so is the memory of who is given up; the names of those that were there."""
         gone = [name for name, process in self.processes.items() if process.status is not Status.DEAD]
         dead = list(self.processes.values())
+        for name in (*self.processes, *self._coming):
+            self._restarts.forget(name)  # the next driver knows of none
         for table in (self.processes, self._singles, self._members, self._fences, self._coming):
             table.clear()
-        self._engines = EngineMembership(self.model.leave_timeout_s)
+        self._engines = EngineMembership(self.model.leave_timeout_s, self.model.fewest_engines)
         self._drive += 1
         for process in dead:
             process.kill()
@@ -268,6 +305,10 @@ class Supervisor:
     def is_coming(self, name: str, epoch: int) -> bool:
         """Whether this incarnation is about to start."""
         return self._coming.get(name) == epoch
+
+    def is_due(self, name: str) -> bool:
+        """Whether an incarnation of this name is about to start."""
+        return name in self._coming
 
     @property
     def num_restarts(self) -> int:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from penstock.actors.engine_worker.machine import EngineWorker
 from penstock.actors.engine_worker.phases import Phase
+from penstock.backends.engines.options import engines_kept
 from penstock.backends.ledger.memory import MemoryStore
 from penstock.backends.simulated.engine import SimulatedEngine
 from penstock.backends.simulated.learner import SimulatedLearner
@@ -218,6 +219,7 @@ def _settings(scenario: Scenario, *, validate: bool) -> HostSettings:
         supervision=SupervisionModel(
             heartbeat_timeout_s=runtime.heartbeat_timeout_s,
             max_restarts=runtime.max_restarts,
+            fewest_engines=engines_kept(scenario.engines),
             start_s=0.0,  # what takes time is in the models; chance would part futures that are the same
             announce_s=0.0,
         ),

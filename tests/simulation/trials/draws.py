@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -18,7 +19,16 @@ from penstock.backends.engines.options import LatencyOptions
 from penstock.backends.engines.teacher_options import TeacherLatencyOptions
 from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.backends.simulated.rewards import JudgingModel
-from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER, engine_name
+from penstock.messages.names import (
+    BUFFER,
+    FILTER,
+    LEARNER,
+    PROMPT_SOURCE,
+    SCORER,
+    WEIGHT_PUBLISHER,
+    engine_index,
+    engine_name,
+)
 from penstock.messages.operator import EnginesAsked, GrantsPaused, PolicyChanged, SaveAsked
 from penstock.messages.rows import ReplayOptions, RowSource
 from penstock.messages.training import OnStale, UpdateMode
@@ -33,6 +43,8 @@ if TYPE_CHECKING:
 
 SAMPLES_TRAINED: Final = 24
 """In a trial, about."""
+MAX_HITS: Final = 3
+"""Of one actor that the run cannot do without, where others are lost more often than it allows."""
 SINGLES: Final = (PROMPT_SOURCE, SCORER, FILTER, BUFFER, LEARNER, WEIGHT_PUBLISHER)
 
 
@@ -101,7 +113,8 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _scale(trial, random.Random(f"engines {policy} {seed}"))
     trial = _follow_the_bound(trial, random.Random(f"bound {policy} {seed}"))
     trial = _notice(trial, random.Random(f"notices {policy} {seed}"))
-    return _pass_on(trial, random.Random(f"fan out {policy} {seed}"))
+    trial = _pass_on(trial, random.Random(f"fan out {policy} {seed}"))
+    return _wear_out(trial, random.Random(f"worn {policy} {seed}"))
 
 
 def _pass_on(trial: Trial, rng: random.Random) -> Trial:
@@ -111,6 +124,46 @@ def _pass_on(trial: Trial, rng: random.Random) -> Trial:
     latency = msgspec.structs.replace(trial.latency, fetch_weights_s=rng.choice((0.05, 0.3, 2.0)))
     rate = 0.3 if rng.random() < 0.3 else trial.bad_weights_rate
     return msgspec.structs.replace(trial, passes_on=True, latency=latency, bad_weights_rate=rate)
+
+
+def _wear_out(trial: Trial, rng: random.Random) -> Trial:
+    """One of two of those whose engines join and leave has some that die whenever they come, more often than the run
+    allows of one actor. Everybody else is hit less often, and one engine is there from the start and always asked
+    for, so the run can complete."""
+    if rng.random() < 0.5 or trial.max_engines is None or trial.num_teachers:
+        return trial  # teachers are replaced for being late, however often
+    spared = engine_name(rng.randrange(trial.num_engines) if trial.scale_hold_s is None else 0)
+    others = [name for name in map(engine_name, range(trial.max_engines)) if name != spared]
+    worn = rng.sample(others, rng.randint(1, len(others)))
+    span_s = trial.num_steps * (trial.learner.step_s + 2.0)
+    kills = tuple(
+        Fault(at_s=rng.uniform(0.0, span_s), kind=FaultKind.KILL, target=name)
+        for name in worn
+        for _ in range(rng.choice((6, 12, 24)))
+    )
+    num_hits: Counter[str] = Counter()
+    faults: list[Fault] = []
+    for fault in trial.faults:
+        num_hits[fault.target] += 1
+        if fault.target in worn or fault.kind is FaultKind.MACHINE or num_hits[fault.target] <= MAX_HITS:
+            faults.append(fault)
+    requests = tuple(
+        msgspec.structs.replace(each, event=msgspec.structs.replace(each.event, engines=_with(spared, each.event)))
+        if isinstance(each.event, EnginesAsked)
+        else each
+        for each in trial.requests
+    )
+    return msgspec.structs.replace(
+        trial,
+        faults=(*faults, *kills),
+        requests=requests,
+        bad_weights_rate=0.0,
+        supervision=msgspec.structs.replace(trial.supervision, max_restarts=MAX_HITS),
+    )
+
+
+def _with(name: str, asked: EnginesAsked) -> tuple[str, ...]:
+    return tuple(sorted({*asked.engines, name}, key=engine_index))
 
 
 def _notice(trial: Trial, rng: random.Random) -> Trial:

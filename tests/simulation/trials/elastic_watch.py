@@ -2,7 +2,9 @@
 
 Invariants:
 
-* The engines that are there are those that the ledger names, but for leavers whose time is not up.
+* The engines that are there, or about to be, are those that the ledger names, but for leavers whose time is not up.
+* An engine is lost no more often than a run allows of one actor and once more, unless the ledger has named others
+  meanwhile: whoever is given up is not started again. It is given up only while enough are left.
 * PromptSource sends nothing to an engine that it knows to leave, nor to one that came when others served already and
   has not been named among those that serve.
 * What a leaver has handed back goes on from every token that it had made, where no message is lost.
@@ -30,6 +32,7 @@ from penstock.messages.names import BUFFER, SCORER, is_engine
 from penstock.messages.samples import Cancelled
 from penstock.messages.weights import VersionAnnounced, WeightsCommitted
 from penstock.runtime.hosts.virtual.process import Status
+from penstock.runtime.shell.restarts import WINDOW_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,8 +56,11 @@ class ElasticWatch:
     def __init__(self, host: VirtualHost, *, salvages: bool, loses_nothing: bool) -> None:
         self._host = host
         self._keeps_tokens = salvages and loses_nothing
-        self.num_joined = self.num_left_early = self.num_handed_back = 0
+        self.num_joined = self.num_left_early = self.num_handed_back = self.num_given_up = 0
         self._engines: tuple[str, ...] = ()
+        self._recorded: EnginesRecorded | None = None
+        self._losses: dict[str, list[float]] = {}
+        """When an engine was lost since it last was none of the run's."""
         self._num_lost: Counter[Process] = Counter()
         """By incarnation of PromptSource: engines that it has heard were lost, and not before that they leave."""
         self._newcomers: dict[Process, set[str]] = {}
@@ -174,7 +180,11 @@ class ElasticWatch:
             if isinstance(entry, EnginesRecorded):
                 assert entry.engines != self._engines, "engines are recorded that are those of the run already"
                 self.num_joined += bool(self._engines) and len(set(entry.engines) - set(self._engines))
-                self._engines = entry.engines
+                fewest = self._host.supervisor.model.fewest_engines
+                assert fewest is None or len(entry.engines) >= fewest, f"{entry}: fewer than {fewest}"
+                self.num_given_up += "was lost" in entry.reason
+                self._losses = {name: at_s for name, at_s in self._losses.items() if name in entry.engines}
+                self._recorded, self._engines = entry, entry.engines
                 self._look_later(entry, process.epoch)
 
     def _look_later(self, entry: EnginesRecorded, buffer_epoch: int) -> None:
@@ -192,6 +202,9 @@ class ElasticWatch:
         for name, process in self._host.supervisor.processes.items():
             stays = is_engine(name) and name not in entry.engines and process.status is not Status.DEAD
             assert not stays or process.survives_sigkill, f"{name} is there, and the engines are {entry.engines}"
+        for name in entry.engines:
+            is_there = name in self._host.supervisor.processes or self._host.supervisor.is_due(name)
+            assert is_there, f"{name} is not there, and the engines are {entry.engines}"
 
     def heard(self, process: Process, event: Event) -> None:
         if not isinstance(event, EngineEmptied):
@@ -208,7 +221,16 @@ class ElasticWatch:
         pass
 
     def lost(self, name: str, cause: str) -> None:
-        pass
+        if cause == "the machine was lost":  # the next driver counts anew
+            self._losses.clear()
+        elif is_engine(name):
+            now_s, most = self._host.clock.now_s, self._host.supervisor.model.max_restarts + 1
+            losses = self._losses[name] = [at_s for at_s in self._losses.get(name, []) if at_s > now_s - WINDOW_S]
+            losses.append(now_s)
+            assert len(losses) <= most, f"{name} is lost for the {len(losses)}th time, and {most} are allowed"
+            if self._recorded is not None and len(losses) == most:
+                buffer = self._host.supervisor.processes.get(BUFFER)
+                self._look_later(self._recorded, -1 if buffer is None else buffer.epoch)
 
 
 def _life(process: Process) -> str:

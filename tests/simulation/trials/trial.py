@@ -20,7 +20,13 @@ from penstock.actors.prompt_source.order import PromptOrder
 from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.backends.data.options import DataOptions
 from penstock.backends.draws import mixed, uniform
-from penstock.backends.engines.options import EngineGroupOptions, EnginesOptions, LatencyOptions, SamplingOptions
+from penstock.backends.engines.options import (
+    EngineGroupOptions,
+    EnginesOptions,
+    LatencyOptions,
+    SamplingOptions,
+    engines_kept,
+)
 from penstock.backends.engines.teacher_options import TeacherLatencyOptions, TeacherOptions
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.evaluation.options import EvaluationDataset, EvaluationOptions
@@ -232,7 +238,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return HostSettings(
             seed=self.seed,
             link=self.link,
-            supervision=self.supervision,
+            supervision=msgspec.structs.replace(self.supervision, fewest_engines=engines_kept(self.scenario.engines)),
             overdue_after_s=OVERDUE_AFTER_S,
             turn_s=self.turn_s,
             scaling=scaling_of(self.scenario.engines),

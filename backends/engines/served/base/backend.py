@@ -118,6 +118,8 @@ class ServedEngineBackend(LoopBackend[EngineCommand], Generic[EndpointT]):
         self._served: WeightManifest | None = None
         self._is_asleep = False
         self._opened: Opened[EndpointT] | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._is_leaving = False
         self._probers: tuple[Prober, ...] = ()
         self._num_generated = self._num_cached = self._num_retractions = 0
         self._token_usage = 0.0
@@ -136,6 +138,19 @@ class ServedEngineBackend(LoopBackend[EngineCommand], Generic[EndpointT]):
             Metric("engine/retractions", self._num_retractions),
             Metric("engine/token_usage", self._token_usage),
         )
+
+    def leaves(self) -> None:
+        """See :class:`penstock.backends.protocol.Leaver`. A server of ours waits for no successor then; one that runs
+        already is left alone."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the server ended with it
+            self._loop.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        self._is_leaving = True
+        if self._opened is not None:
+            self._opened.be_last()
+        elif self._opening is not None:
+            self._opening.cancel()  # which ends what it has started
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
@@ -157,7 +172,8 @@ class ServedEngineBackend(LoopBackend[EngineCommand], Generic[EndpointT]):
     def _take(self, command: EngineCommand) -> None:
         match command:
             case OpenEngine():
-                self._spawn(self._open(), "open")
+                if not self._is_leaving:
+                    self._opening = self._spawn(self._open(), "open")
             case Generate():
                 request = OpenRequest(command, self._rules)
                 self._requests[command.key, command.attempt] = request

@@ -12,7 +12,7 @@ import socket
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.backends.engines.served.base.processes import has_ended
-from penstock.backends.processes.guardian import END, KEEP
+from penstock.backends.processes.guardian import END, KEEP, LAST
 from penstock.backends.processes.process_facts import kill, start_ticks_of
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ class GuardianLine(Protocol):
 
     def keep(self, text: str) -> None:
         """Have it keep one line of text for a successor, in place of the last one."""
+        ...
+
+    def be_last(self) -> None:
+        """Have it wait for no successor when this process is gone."""
         ...
 
     def end(self) -> None:
@@ -68,6 +72,9 @@ class OwnGuardian:
 
     def keep(self, text: str) -> None:
         self._say(KEEP + text.encode())
+
+    def be_last(self) -> None:
+        self._say(LAST)
 
     def end(self) -> None:
         self._say(END)
@@ -126,6 +133,9 @@ class FoundGuardian:
 
     def keep(self, text: str) -> None:
         self._say(KEEP + text.encode())
+
+    def be_last(self) -> None:
+        self._say(LAST)
 
     def end(self) -> None:
         self._say(END)

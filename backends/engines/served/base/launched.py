@@ -7,7 +7,8 @@ this process ── guardian ── main (HTTP) ── scheduler, one per GPU, a
 Invariants:
 
 * The server never outlives this process, however this process ends, but for ``linger_s`` of its settings, within which
-  a successor may take it over: see :mod:`penstock.backends.processes.guardian`.
+  a successor may take it over, unless :meth:`LaunchedServer.be_last` was called: see
+  :mod:`penstock.backends.processes.guardian`.
   What is left when the guardian is killed as well is found by its environment, by the next launch of the same owner.
 * ``ended`` completes when any process ends that the server cannot do without. None of them is started again, and its
   main process may take seconds to notice; it is not waited for.
@@ -225,6 +226,10 @@ class LaunchedServer:
     def keep(self, text: str) -> None:
         """Have the guardian keep this line for a process that takes the server over, in place of the last one."""
         self._guardian.keep(text)
+
+    def be_last(self) -> None:
+        """Have the guardian end it when this process is gone: nobody takes it over, whatever its settings say."""
+        self._guardian.be_last()
 
     @property
     def port(self) -> int:

@@ -102,6 +102,11 @@ class Opened(Generic[EndpointT]):
         if self.server is not None:
             self.server.keep(LeftServer(port=self.server.port, weights=weights).text())
 
+    def be_last(self) -> None:
+        """Of a server of ours: it ends with this process, and waits for no successor."""
+        if self.server is not None:
+            self.server.be_last()
+
     async def close(self, timeout_s: float = END_TIMEOUT_S) -> None:
         """Close the connections and end the server, if it is ours."""
         for endpoint in self.endpoints:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
@@ -14,7 +13,9 @@ from penstock.benchmarks import routing
 if TYPE_CHECKING:
     from pathlib import Path
 
-GIVEN = argparse.Namespace(routing="prefix_affine", max_load=1.5, prompt_s=0.0)
+
+def compared(file: Path, num_engines: int, sigma: float, rounds: float) -> float:
+    return routing.ratio(routing.Comparison(file, "prefix_affine", 1.5, 0.0, num_engines, sigma, rounds, seed=0))
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("num_engines", [1, 2, 3])
 @pytest.mark.parametrize(("sigma", "rounds"), [(0.05, 1.0), (0.05, 2.0), (0.8, 2.5)])
 def test_a_step_is_as_quick_as_with_the_best_routing(file: Path, num_engines: int, sigma: float, rounds: float) -> None:
-    assert routing.ratio(file, GIVEN, (num_engines, sigma, rounds), seed=0) < routing.MOST
+    assert compared(file, num_engines, sigma, rounds) < routing.MOST
 
 
 def test_without_the_rule_it_takes_a_third_round(file: Path) -> None:
@@ -35,4 +36,4 @@ def test_without_the_rule_it_takes_a_third_round(file: Path) -> None:
         return view.has_room and num_waiting > 0
 
     with patch.object(Router, "_takes", has_room):
-        assert routing.ratio(file, GIVEN, (2, 0.05, 2.0), seed=0) > 1.2
+        assert compared(file, 2, 0.05, 2.0) > 1.2

@@ -33,7 +33,7 @@ from penstock.runtime.observability.event_observer import EventObserver
 from penstock.runtime.observability.metrics import RunMetrics
 from penstock.runtime.observability.span_collector import readable_span
 from penstock.runtime.observability.span_file import SpanFile, actor_attributes
-from penstock.runtime.observability.spans import NO_PARENT, SpanRecorder, new_salt, trace_id_of
+from penstock.runtime.observability.spans import NO_PARENT, SpanRecorder, decoded_span, new_salt, trace_id_of
 from penstock.runtime.observability.stages import StageRecorder
 from penstock.runtime.observability.trace_ids import TraceIds
 from penstock.runtime.observability.trackers import EventLog
@@ -41,7 +41,6 @@ from penstock.runtime.observability.trackers import EventLog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.runtime.observability.spans import SpanTuple
 
 QUICK: Final = ("--calls", "3000", "--repetitions", "3")
 QUICK_S: Final = 10
@@ -74,13 +73,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-RECORDED: Final = "a span recorded as a tuple"
+RECORDED: Final = "a span recorded"
 DERIVED: Final = "the trace id of a sample, derived"
 HANDLED_ON: Final = "an event watched: log, stage"
 HANDLED_OUT: Final = "the same, group not among those traced"
 HANDLED_OFF: Final = "the same, tracing switched off: the log"
-CONVERTED: Final = "a tuple made an OpenTelemetry span, where there is a collector"
-EXPORTED: Final = "a tuple written to the run's folder"
+CONVERTED: Final = "one made an OpenTelemetry span, where there is a collector"
+EXPORTED: Final = "one written to the run's folder"
 LOGGED: Final = "an event in the event log, digest and file included"
 COUNTED: Final = "a prometheus counter, bound"
 OBSERVED: Final = "a prometheus histogram, bound"
@@ -176,7 +175,7 @@ def _watch(num_calls: int, observer: EventObserver | None) -> None:
             observer.handled(settled, header, [])
 
 
-def _spans(num_spans: int) -> list[SpanTuple]:
+def _spans(num_spans: int) -> list[bytes]:
     """As they come: three stages with little to say to one that says more."""
     recorder = SpanRecorder()
     trace_id = new_salt()
@@ -189,13 +188,13 @@ def _spans(num_spans: int) -> list[SpanTuple]:
     return recorder.take(num_spans)
 
 
-def _convert(spans: list[SpanTuple], num_calls: int) -> None:
+def _convert(spans: list[bytes], num_calls: int) -> None:
     resource = Resource(actor_attributes("engine/0", 1))
     for span in spans[:num_calls]:
-        readable_span(span, resource)
+        readable_span(decoded_span(span), resource)
 
 
-def _export(spans: list[SpanTuple], num_calls: int, path: Path) -> None:
+def _export(spans: list[bytes], num_calls: int, path: Path) -> None:
     file = SpanFile(path, actor_attributes("engine/0", 1))
     for at in range(0, num_calls, SPANS_A_BATCH):
         file.write(spans[at : at + SPANS_A_BATCH])

@@ -25,6 +25,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.observability.otlp_json import SCOPE_NAME, all_attributes
+from penstock.runtime.observability.spans import decoded_span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,14 +97,14 @@ class SpanCollector:
         self._resource = Resource(resource)
         self._exporter = exporter
         self._max_queued = max_queued
-        self._queue: deque[list[SpanTuple]] = deque()
+        self._queue: deque[list[bytes]] = deque()
         self._wake = threading.Event()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="span-collector", daemon=True)
         self._thread.start()
 
-    def offer(self, spans: list[SpanTuple]) -> None:
-        """It is told of them when it is their turn."""
+    def offer(self, spans: list[bytes]) -> None:
+        """It is told of them, as the recorder has them, when it is their turn."""
         if len(self._queue) >= self._max_queued:
             self.num_dropped += len(spans)
             return
@@ -127,7 +128,7 @@ class SpanCollector:
             self._wake.clear()
             while self._queue:
                 spans = self._queue.popleft()
-                told = [readable_span(span, self._resource) for span in spans]
+                told = [readable_span(decoded_span(span), self._resource) for span in spans]
                 if self._exporter.export(told) is SpanExportResult.SUCCESS:
                     self.num_exported += len(spans)
                 else:

@@ -1,4 +1,4 @@
-"""From span tuples to the run's folder, and to a collector where there is one: the background thread.
+"""From recorded spans to the run's folder, and to a collector where there is one: the background thread.
 
 Invariants:
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.runtime.observability.span_collector import SpanCollector
-    from penstock.runtime.observability.spans import SpanRecorder, SpanTuple
+    from penstock.runtime.observability.spans import SpanRecorder
 
 SPANS_PER_EXPORT: Final = 512
 EXPORT_INTERVAL_S: Final = 0.5
@@ -27,7 +27,7 @@ NEWS_INTERVAL_S: Final = 0.02
 class SpanSink(Protocol):
     """Where spans are written."""
 
-    def write(self, spans: Sequence[SpanTuple]) -> None:
+    def write(self, spans: Sequence[bytes]) -> None:
         """Raises ``OSError`` where they cannot be written."""
         ...
 
@@ -105,7 +105,7 @@ class SpanExporterThread:
             if self._collector is not None:
                 self._collector.offer(batch)
 
-    def _write(self, spans: list[SpanTuple]) -> None:
+    def _write(self, spans: list[bytes]) -> None:
         if self.error is None:
             try:
                 self._file.write(spans)

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from math import isnan
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from penstock.messages.commands import (
@@ -228,7 +228,7 @@ class StageRecorder:
         sample = sent.sample
         if self._keeps(sample.key.group_id):
             reward = sample.reward
-            attributes = () if reward is None or isnan(reward) else (("reward", reward),)  # JSON has no NaN
+            attributes = () if reward is None or not isfinite(reward) else (("reward", reward),)  # as JSON has it
             self._leaves("score", sample.key, attributes)
 
     def _scoring_failed(self, sent: ScoringFailed, _to: str) -> None:

@@ -23,6 +23,7 @@ from penstock.runtime.observability.span_file import SpanFile, actor_attributes
 from penstock.runtime.observability.spans import (
     NO_PARENT,
     SpanRecorder,
+    decoded_span,
     is_traced,
     new_salt,
     root_span_id,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
 
-    from penstock.runtime.observability.spans import SpanTuple
 
 SALT = bytes(range(16))
 RESOURCE = actor_attributes("engine/0", 3)
@@ -131,7 +131,14 @@ def test_a_full_list_drops_and_counts() -> None:
     assert (recorder.num_pending, recorder.num_dropped) == (3, 3)
     assert len(recorder.take(10)) == 3
     recorder.record(bytes(16), NO_PARENT, "y", 0, 1)
-    assert [span[3] for span in recorder.take(10)] == ["y"]
+    assert [decoded_span(span)[3] for span in recorder.take(10)] == ["y"]
+
+
+def test_text_that_no_file_can_hold_costs_its_span_alone() -> None:
+    recorder = SpanRecorder()
+    recorder.record(bytes(16), NO_PARENT, "execute_tool look_up", 0, 1, (("call_id", "\ud800"),))
+    recorder.record(bytes(16), NO_PARENT, "y", 0, 1)
+    assert (recorder.num_pending, recorder.num_dropped) == (1, 1)
 
 
 def test_nothing_is_lost_or_doubled_while_several_threads_record_and_one_takes() -> None:
@@ -147,7 +154,7 @@ def test_nothing_is_lost_or_doubled_while_several_threads_record_and_one_takes()
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads) or recorder.num_pending:
-        taken.extend(span[3] for span in recorder.take(100))
+        taken.extend(decoded_span(span)[3] for span in recorder.take(100))
     assert len(taken) == num_threads * num_spans
     for number in range(num_threads):
         own = [name for name in taken if name.startswith(f"{number}/")]
@@ -225,7 +232,7 @@ def test_closing_writes_what_was_recorded_until_then(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_full_costs_the_spans_and_not_the_actor() -> None:
     class Full:
-        def write(self, spans: Sequence[SpanTuple]) -> None:
+        def write(self, spans: Sequence[bytes]) -> None:
             raise OSError(28, "No space left on device")
 
         def close(self) -> None:

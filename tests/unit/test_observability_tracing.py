@@ -72,6 +72,7 @@ from penstock.runtime.observability.span_file import SpanFile, actor_attributes
 from penstock.runtime.observability.spans import (
     SpanRecorder,
     attempt_span_id,
+    decoded_span,
     is_traced,
     root_span_id,
     step_trace_id,
@@ -149,7 +150,7 @@ class Actor:
     @property
     def spans(self) -> list[SpanTuple]:
         """Everything recorded so far."""
-        self._taken.extend(self.recorder.take(1000))
+        self._taken.extend(map(decoded_span, self.recorder.take(1000)))
         return self._taken
 
     def hear(self, event: Event, *commands: AnyCommand, at: int = 0) -> None:

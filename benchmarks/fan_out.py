@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 QUICK: Final = ("--parameters", "32", "--megabits", "160", "--repetitions", "2")
+QUICK_S: Final = 60
 MOST_TIME: Final = 0.5
 MOST_COPIES: Final = 1.1
 MATRIX: Final = 1024

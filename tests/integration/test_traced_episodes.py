@@ -208,7 +208,7 @@ def test_a_collector_receives_the_very_spans_that_the_files_hold(run: Made) -> N
         )
         for row in each_span(run.folder)
     )  # fmt: skip
-    assert sum(written.values()) > 3000
+    assert sum(written.values()) > 1500
     assert not run.collected - written, "the collector was told what is in no file"
     missing = written - run.collected
     assert {(span.actor, span.epoch) for span in missing} <= {(KILLED, 0), (KILLED, 1)}

@@ -166,4 +166,10 @@ def evaluation_seed(seed: int, place: EvaluatedPlace, index: int) -> int:
 
 def sample_seed(seed: int, group_id: int, index: int) -> int:
     """The seed of one sample, 63 bits."""
-    return mix(seed, 0x5A3B1E, group_id, index) >> 1
+    return mix(index, state=_group_state(seed, group_id)) >> 1
+
+
+@lru_cache(maxsize=16)
+def _group_state(seed: int, group_id: int) -> int:
+    """What stands before the index in the seed of a sample; all of a group are asked for in turn."""
+    return mix(seed, 0x5A3B1E, group_id)

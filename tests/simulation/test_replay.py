@@ -111,6 +111,9 @@ SHOWS_AT: dict[str, tuple[int, str, set[str]]] = {
     "cuts_behind_the_save_point": (14, "prompt_source", {"GenerationClosed"}),
     "gives_a_source_its_rows_too_often": (14, "prompt_source", {"DemandGranted"}),
     "grants_under_a_pause": (24, "buffer", {"GrantsPaused"}),
+    "names_as_a_source_who_has_other_weights": (14, "weight_publisher", {"WeightsApplied"}),
+    "waits_in_a_circle": (14, "weight_publisher", {"WeightsFetched"}),
+    "keeps_who_is_given_up": (17, "buffer", {"EngineGivenUp"}),
 }
 """Of planted bugs: a trial whose run comes to the rule, and the actor and events on which the rule is applied."""
 NOT_OF_ACTORS = {"admits_twice", "two_writers", "reads_before_it_claims", "forgets_that_rows_were_chosen"}
@@ -229,7 +232,7 @@ def test_a_run_that_was_not_recorded_and_one_of_other_rules_say_so(
 
 
 def test_segments_compressed_ones_and_a_torn_last_line_are_read(tmp_path: Path) -> None:
-    record(4, tmp_path, segment_bytes=16 << 10)
+    record(4, tmp_path, segment_bytes=20 << 10)
     whole = replay_run(recorded(4), EVERYTHING)
     assert replay_run(tmp_path, EVERYTHING) == whole
     folder = tmp_path / "recording"
@@ -238,6 +241,7 @@ def test_segments_compressed_ones_and_a_torn_last_line_are_read(tmp_path: Path) 
         segment.unlink()
     assert replay_run(tmp_path, EVERYTHING) == whole
     last = recording_file(tmp_path, "buffer", 0)
+    assert last.stat().st_size > 10, "no event came after the newest segment had begun"
     last.write_bytes(last.read_bytes()[:-10])
     torn = replay_run(tmp_path, EVERYTHING)
     assert torn.is_same

@@ -64,11 +64,8 @@ class Roles:
     has_policy: bool
     has_critic: bool
     """Whether this rank does; never where there is no critic."""
-
-    @property
-    def are_apart(self) -> bool:
-        """Whether policy and critic lie on different ranks."""
-        return self.own is not self.everyone
+    are_apart: bool
+    """Whether policy and critic lie on different ranks."""
 
     def holds(self, name: str) -> bool:
         """Whether an entry of the state of a trainer is wanted here."""
@@ -114,13 +111,11 @@ class Roles:
         return dict(zip(names, self.everyone.sum_(table), strict=True))
 
     def all_figures(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """Those of both parts, on every rank.
+        """Those of both parts, which are apart, on every rank.
 
         Args:
             figures: the same on each rank that holds what this one holds.
         """
-        if not self.are_apart:
-            return dict(figures)
         is_told, device = self.own.is_first, self.everyone.device
         told = {name: torch.tensor(value, dtype=torch.float64, device=device) for name, value in figures.items()}
         return self.everyone.totals([told] if is_told else [])
@@ -135,13 +130,13 @@ def roles_of(workers: WorkerGroup, options: LearnerOptions) -> Roles:
     """
     has_critic, num_critics = options.objective.critic != "none", options.critic_ranks
     if not num_critics:
-        return Roles(workers, workers, has_policy=True, has_critic=has_critic)
+        return Roles(workers, workers, has_policy=True, has_critic=has_critic, are_apart=False)
     num_policies = workers.num_ranks - num_critics
     is_critic = workers.rank >= num_policies
     parts = [_part(workers, 0, num_policies), _part(workers, num_policies, num_critics)]
     for part in parts:
         make_groups(part, options)
-    return Roles(workers, parts[is_critic], has_policy=not is_critic, has_critic=is_critic)
+    return Roles(workers, parts[is_critic], has_policy=not is_critic, has_critic=is_critic, are_apart=True)
 
 
 def _part(workers: WorkerGroup, first: int, count: int) -> WorkerGroup:

@@ -132,6 +132,7 @@ class BatchTrainer(ABC):
             UserCodeError: a hook cannot be loaded.
         """
         self._options = options
+        self._divides_by_sample = not compares_rewards(options.objective)
         self._num_steps = num_steps
         self._seed = seed
         self._speed = speed
@@ -208,7 +209,7 @@ class BatchTrainer(ABC):
     def _optimize(self, batch: TrainBatch, *, step: int) -> dict[str, float]:
         """Pass after pass the updates of the batch, an optimizer step each; figures under ``train/``."""
         options, objective = self._options, self._options.objective
-        by_sample = not compares_rewards(objective)
+        by_sample = self._divides_by_sample
         draws = [random.Random(f"updates {self._seed} {step} {index}") for index in range(options.num_passes)]
         passes = [divide_batch(batch, options.num_updates, by_sample=by_sample, draw=draw) for draw in draws]
         updates = [update for part in passes for update in part]

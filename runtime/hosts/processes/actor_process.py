@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.ledger.protocol import LedgerStoreError, StaleEpochError
 from penstock.messages.errors import DISK_FULL_STORY, DivergedError, UserFault, is_disk_full
-from penstock.messages.names import LEARNER, SUPERVISOR, is_engine
+from penstock.messages.names import LEARNER, SUPERVISOR
 from penstock.messages.wire import Envelope, Header, encode_pack
 from penstock.runtime.hosts.processes import descendants as processes
 from penstock.runtime.hosts.processes.actor_log import open_log
 from penstock.runtime.hosts.processes.boot import VISIBLE_DEVICES, Boot, EndKind, ProcessEnd
 from penstock.runtime.hosts.processes.control import Address, ProcessStarted
+from penstock.runtime.hosts.processes.freed_memory import keep_freed_memory
 from penstock.runtime.hosts.processes.heartbeat import Heartbeat, Pulse
 from penstock.runtime.hosts.processes.links import Links
 from penstock.runtime.hosts.processes.loop import ActorLoop, RunClock
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 SPAN_CLOSE_S: Final = 1.0
 RARE_COLLECTIONS: Final = (20_000, 50, 100)
-"""Of an actor that has no tensors. Messages cannot contain themselves, so the collector finds next to nothing; what it
+"""Of a process without tensors. Messages cannot contain themselves, so the collector finds next to nothing; what it
 walks through are leases, groups and spans that wait to be written."""
 
 _log: Final = logging.getLogger(__name__)
@@ -91,8 +92,9 @@ def _run_actor(boot: Boot, links: Links, pulse: Pulse, remote_ranks: RemoteRanks
         gc.collect()
         gc.freeze()  # modules and the model are there to stay; walking them costs milliseconds
         gc.enable()
-        if not is_engine(boot.name) and boot.name != LEARNER:
+        if "torch" not in sys.modules:
             gc.set_threshold(*RARE_COLLECTIONS)
+        keep_freed_memory()
         times = time.monotonic() - began_s, time.process_time()
         _log.info("%s: %s", VISIBLE_DEVICES, os.environ.get(VISIBLE_DEVICES, "not set"))
         _log.info("%s %d is built after %.1f s; the process has used %.2f s of CPU", boot.name, boot.epoch, *times)

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from penstock.actors.buffer.machine import Buffer
+from penstock.actors.buffer.phases import Phase as RunPhase
 from penstock.actors.engine_worker.machine import EngineWorker
 from penstock.actors.prompt_source.machine import PromptSource
 from penstock.actors.weight_publisher.machine import WeightPublisher
@@ -204,7 +206,12 @@ class ElasticWatch:
             assert not stays or process.survives_sigkill, f"{name} is there, and the engines are {entry.engines}"
         for name in entry.engines:
             is_there = name in self._host.supervisor.processes or self._host.supervisor.is_due(name)
-            assert is_there, f"{name} is not there, and the engines are {entry.engines}"
+            machine = buffer.shell.machine
+            assert isinstance(machine, Buffer)
+            # A run that ends changes its engines no more, and does without those that are given up then.
+            assert is_there or machine.run.phase not in (RunPhase.FILLING, RunPhase.RUNNING), (
+                f"{name} is not there, and the engines are {entry.engines}"
+            )
 
     def heard(self, process: Process, event: Event) -> None:
         if not isinstance(event, EngineEmptied):

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 SPAN_CLOSE_S: Final = 1.0
 RARE_COLLECTIONS: Final = (20_000, 50, 100)
 """Of a process without tensors. Messages cannot contain themselves, so the collector finds next to nothing; what it
-walks through are leases, groups and spans that wait to be written."""
+walks through are leases and groups."""
 
 _log: Final = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.ledger.protocol import LedgerStoreError, StaleEpochError
 from penstock.messages.errors import DISK_FULL_STORY, DivergedError, UserFault, is_disk_full
-from penstock.messages.names import LEARNER, SUPERVISOR
+from penstock.messages.names import LEARNER, SUPERVISOR, is_engine
 from penstock.messages.wire import Envelope, Header, encode_pack
 from penstock.runtime.hosts.processes import descendants as processes
 from penstock.runtime.hosts.processes.actor_log import open_log
@@ -92,7 +92,8 @@ def _run_actor(boot: Boot, links: Links, pulse: Pulse, remote_ranks: RemoteRanks
         gc.collect()
         gc.freeze()  # modules and the model are there to stay; walking them costs milliseconds
         gc.enable()
-        if "torch" not in sys.modules:
+        may_have_tensors = (is_engine(boot.name) or boot.name == LEARNER) and "torch" in sys.modules
+        if not may_have_tensors:
             gc.set_threshold(*RARE_COLLECTIONS)
         keep_freed_memory()
         times = time.monotonic() - began_s, time.process_time()

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 SPAN_CLOSE_S: Final = 1.0
 RARE_COLLECTIONS: Final = (20_000, 50, 100)
-"""Of a process without tensors. Messages cannot contain themselves, so the collector finds next to nothing; what it
+"""Of an actor that has no tensors. Messages cannot contain themselves, so the collector finds next to nothing; what it
 walks through are leases and groups."""
 
 _log: Final = logging.getLogger(__name__)
@@ -92,8 +92,7 @@ def _run_actor(boot: Boot, links: Links, pulse: Pulse, remote_ranks: RemoteRanks
         gc.collect()
         gc.freeze()  # modules and the model are there to stay; walking them costs milliseconds
         gc.enable()
-        may_have_tensors = (is_engine(boot.name) or boot.name == LEARNER) and "torch" in sys.modules
-        if not may_have_tensors:
+        if not is_engine(boot.name) and boot.name != LEARNER:
             gc.set_threshold(*RARE_COLLECTIONS)
         keep_freed_memory()
         times = time.monotonic() - began_s, time.process_time()

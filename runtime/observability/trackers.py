@@ -309,9 +309,7 @@ def read_run_events(run_folder: Path) -> list[EventRow]:
     Raises:
         UserFault: a log is damaged.
     """
-    paths = files_in(run_folder / EVENTS_FOLDER)
-    paths += [each for each in files_in(run_folder) if each.name == EVENTS_FILE]
-    rows = [row for path in paths for row in read_events(path)]
+    rows = [row for path in _event_logs(run_folder) for row in read_events(path)]
     return sorted(rows, key=lambda row: row.at_s)
 
 
@@ -325,10 +323,15 @@ def read_events_about(run_folder: Path, subjects: Collection[str | SampleKey]) -
     # A search in bytes passes over nearly every line without decoding it, as long as there are few to search for.
     needles = [msgspec.json.encode(subject) for subject in subjects] if len(subjects) <= MAX_SEARCHED else []
     found: list[EventRow] = []
-    for path in files_in(run_folder / EVENTS_FOLDER):
+    for path in _event_logs(run_folder):
         rows = read_rows(path, EventRow, is_row=lambda line: not needles or any(map(line.__contains__, needles)))
         found += (row for row in rows if row.about in subjects)
     return sorted(found, key=lambda row: row.at_s)
+
+
+def _event_logs(run_folder: Path) -> list[Path]:
+    """Of all actors, or the one of a host that has one for all."""
+    return files_in(run_folder / EVENTS_FOLDER) + [each for each in files_in(run_folder) if each.name == EVENTS_FILE]
 
 
 def read_events(path: Path) -> Iterator[EventRow]:

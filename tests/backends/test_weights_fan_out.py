@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-import torch
+from changing_weights import export_after, weights_after
 
 from penstock.backends.weights import gathered
 from penstock.backends.weights.digest import PIECE_BYTES, digest_of
@@ -45,16 +46,8 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathered, "LEAST_GRACE_S", 1.0)
 
 
-def weights(num_steps: int) -> dict[str, torch.Tensor]:
-    """After so many steps, each of which moves one in 500."""
-    values = (torch.randn(NUM_WEIGHTS, generator=torch.Generator().manual_seed(0)) * 0.02).bfloat16()
-    for step in range(num_steps):
-        values[step::500] += 0.5
-    return {"model.layers.0.mlp.up_proj.weight": values, "model.norm.weight": torch.full((7,), float(num_steps))}
-
-
-def export(exporter: PushExporter, version: int) -> WeightManifest:
-    return exporter.export(weights(version), version=version, publish=version, canary=None)
+weights = partial(weights_after, num_weights=NUM_WEIGHTS)
+export = partial(export_after, num_weights=NUM_WEIGHTS)
 
 
 class Giving(PieceService):

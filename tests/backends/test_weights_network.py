@@ -7,11 +7,13 @@ import contextlib
 import os
 import socket
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 import pytest
 import torch
+from changing_weights import export_after, weights_after
 
 from penstock.backends.weights import network, pulled
 from penstock.backends.weights.changes_kept import ChangesKept
@@ -30,7 +32,6 @@ from penstock.backends.weights.service_messages import (
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-    from penstock.messages.weights import WeightManifest
 
 NUM_WEIGHTS = 3_000_000
 PIECE_BYTES = 1 << 20
@@ -48,16 +49,8 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulled, "READ_BYTES", PIECE_BYTES)
 
 
-def weights(num_steps: int) -> dict[str, torch.Tensor]:
-    """After so many steps, each of which moves one in 500."""
-    values = (torch.randn(NUM_WEIGHTS, generator=torch.Generator().manual_seed(0)) * 0.02).bfloat16()
-    for step in range(num_steps):
-        values[step::500] += 0.5
-    return {"model.layers.0.mlp.up_proj.weight": values, "model.norm.weight": torch.full((7,), float(num_steps))}
-
-
-def export(exporter: PushExporter, version: int) -> WeightManifest:
-    return exporter.export(weights(version), version=version, publish=version, canary=None)
+weights = partial(weights_after, num_weights=NUM_WEIGHTS)
+export = partial(export_after, num_weights=NUM_WEIGHTS)
 
 
 def check(found: Mapping[str, torch.Tensor], version: int) -> None:

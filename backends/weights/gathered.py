@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from penstock.backends.weights.landed import Landed
-    from penstock.backends.weights.service_messages import ServiceAddress
+    from penstock.backends.weights.service_messages import AnyRead, ServiceAddress
     from penstock.messages.weights import WeightManifest, WeightSource
 
 LEAST_GRACE_S: Final = 5.0
@@ -63,7 +63,6 @@ LEARNER: Final = "the learner"
 _DIGESTS: Final = b"digests"
 """Id of that request; those of the others are numbers of eight bytes."""
 
-_requests: Final = msgspec.msgpack.Encoder()
 _replies: Final = msgspec.msgpack.Decoder(AnyReply)
 
 
@@ -97,10 +96,10 @@ class _Server:
         self.queue.clear()
         return left
 
-    def ask(self, request_id: bytes, request: ReadDigests | Read | ReadChanges) -> None:
+    def ask(self, request_id: bytes, request: AnyRead) -> None:
         if not self.asked:
             self.heard_s = time.monotonic()
-        self.line.socket.send_multipart([request_id, _requests.encode(request)])
+        self.line.ask(request_id, request)
 
 
 class Gathering:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -21,6 +22,7 @@ from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.service_messages import (
     MAX_READ_BYTES,
     MAX_REPLY_BYTES,
+    AnyRead,
     AnyReply,
     Changed,
     Piece,
@@ -131,6 +133,12 @@ class Line(NamedTuple):
     monitor: zmq.Socket[bytes]
     """Says when it breaks."""
 
+    def ask(self, request_id: bytes, request: AnyRead) -> None:
+        """Send a request. One that was refused has nobody to send to any more, and waiting for somebody would be for
+        ever: it is not sent, and the monitor says why."""
+        with contextlib.suppress(zmq.Again):
+            self.socket.send_multipart([request_id, _requests.encode(request)], zmq.NOBLOCK)
+
     def event(self) -> int:
         """What has happened to it: one of ``BROKEN``. To be asked when the monitor has something."""
         return int(parse_monitor_message(self.monitor.recv_multipart())["event"])
@@ -198,7 +206,7 @@ class _Pulling:
         """Until nothing is missing."""
         waiting = 0
         for start in list(self._missing):
-            line.socket.send_multipart([start.to_bytes(8, "little"), _requests.encode(self._request(start))])
+            line.ask(start.to_bytes(8, "little"), self._request(start))
             waiting += 1
             if waiting == READS_UNDER_WAY:
                 self._take(line)

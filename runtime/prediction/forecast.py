@@ -19,7 +19,7 @@ from penstock.messages.training import Activity, UpdateMode
 from penstock.runtime.hosts.virtual.simulate import Simulation
 from penstock.runtime.observability.explain.bounds import Bound, Terms, bound_from
 from penstock.runtime.observability.shares import LABELS
-from penstock.runtime.prediction.steady import Lanes, Steady, StepSeen, steady_of, stretch_of
+from penstock.runtime.prediction.steady import Lanes, Steady, StepSeen, fewest_steps, steady_of, stretch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -138,7 +138,7 @@ class _Watch:
         if stretch is None:
             raise UserFault(
                 f"run.num_steps: {num_steps} steps are too few for a steady part with a staleness of {max_staleness}; "
-                f"{max_staleness + 8} are enough"
+                f"{fewest_steps(max_staleness)} are enough"
             )
         self._first, self._last = stretch
         self._steps: list[StepSeen] = []

@@ -6,6 +6,7 @@ granted.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -75,6 +76,11 @@ def stretch_of(num_steps: int, max_staleness: int) -> tuple[int, int] | None:
     """Indices of the step that begins the steady part and of its last one; None where fewer than three lie between."""
     first, last = num_steps // 5, num_steps - 2 - max_staleness
     return (first, last) if last - first >= 3 else None
+
+
+def fewest_steps(max_staleness: int) -> int:
+    """Of a run that has a steady part."""
+    return next(count for count in itertools.count(max_staleness) if stretch_of(count, max_staleness) is not None)
 
 
 def steady_of(steps: Sequence[StepSeen], before: Lanes, after: Lanes) -> Steady:

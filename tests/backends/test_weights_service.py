@@ -33,6 +33,7 @@ from penstock.backends.weights.service_messages import (
     Pack,
     Packed,
     PackedTensor,
+    Read,
     address_in,
     location_of,
     publish_of,
@@ -231,6 +232,21 @@ def test_a_client_without_the_secret_of_the_manifest_is_refused(pusher: PushExpo
         run(_open(stranger))
     assert pusher._service._zap.num_refused >= 2
     run(_open(manifest))
+
+
+def test_a_request_on_a_line_that_was_refused_before_it_does_not_wait_for_ever(pusher: PushExporter) -> None:
+    manifest = export(pusher)
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    other = msgspec.structs.replace(address_in(manifest), client_public=public, client_secret=secret)
+    with zmq.Context() as context:
+        line = pulled.open_line(context, other)
+        assert line.monitor.poll(int(TIMEOUT_S * 1000))
+        line.socket.sndtimeo = int(TIMEOUT_S * 1000)  # of a request that waits
+        asked = Read(publish=publish_of(manifest), start=0, size_bytes=1)
+        for _ in range(line.socket.sndhwm + 1):  # the line may be taken away a moment after the monitor has said so
+            line.ask(b"0", asked)
+        assert "refused the key" in pulled.story_of_the_break(line.event())
+        context.destroy(linger=0)
 
 
 def test_a_service_that_poses_as_the_learners_is_not_talked_to(pusher: PushExporter) -> None:

@@ -1,12 +1,13 @@
 """Runs that others have published, predicted from few of their figures: SkyPilot's with slime within 8 % as a mean, and
-the sign of every gain in NeMo-RL's table.
+the sign of every gain in NeMo-RL's table; verl's and AReaL's sweeps of staleness.
 
 How it is measured:
 
 * On the virtual clock, from the figures that stand in the modules of this folder with their sources. What a run is
   fitted to and what is predicted is fixed there; docs/studies/published.md has the assumptions and what came of them.
 * A repetition is another seed: the fit and the predictions anew. An error is (predicted − published) ÷ published.
-* Published times are single runs of two steps (SkyPilot), means of five steps (NeMo-RL) and of 400 (verl).
+* Published times are single runs of two steps (SkyPilot), means of five steps (NeMo-RL) and of 400 (verl), and
+  throughputs (AReaL).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.benchmarks._harness import Benchmark, Measured, claim, fact, plain_figure
 from penstock.benchmarks._progress import in_turn
-from penstock.benchmarks.published import nemo_rl, skypilot, verl
+from penstock.benchmarks.published import areal, nemo_rl, skypilot, verl
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -84,6 +85,22 @@ def of_verl(given: argparse.Namespace, seeds: Iterable[int]) -> Found:
     return figures, []
 
 
+def of_areal(given: argparse.Namespace, seeds: Iterable[int]) -> Found:
+    """Two sweeps of the bound, of which two or three steps are fitted."""
+    del given
+    made = [areal.predicted(seed) for seed in seeds]
+    figures: list[Figure] = [plain_figure("AReaL: median of the lengths", "tokens", [each.median for each in made])]
+    for sweep in areal.SWEEPS:
+        for eta in sweep.tokens_a_second:
+            fitted = " (fitted)" if eta in sweep.fitted else ""
+            times = [each.as_areal[sweep.name][eta] for each in made]
+            figures += _figures(f"AReaL, {sweep.name}, bound {eta}{fitted}", times, sweep.published_s(eta))
+            if eta:
+                here = [each.as_here[sweep.name][eta] for each in made]
+                figures.append(plain_figure(f"AReaL, {sweep.name}: fully_async with {eta} here", "s a step", here))
+    return figures, []
+
+
 def _figures(name: str, times: list[float], measured_s: float) -> list[Figure]:
     return [
         plain_figure(f"{name}: predicted, {measured_s:,g} s published", "s a step", times),
@@ -95,6 +112,7 @@ STUDIES: Final[dict[str, Callable[[argparse.Namespace, Iterable[int]], Found]]] 
     "skypilot": of_skypilot,
     "nemo_rl": of_nemo_rl,
     "verl": of_verl,
+    "areal": of_areal,
 }
 
 

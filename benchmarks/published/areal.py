@@ -1,14 +1,14 @@
 """AReaL's sweeps of the bound η: a 1.5B model, three quarters of the GPUs generate, a quarter trains.
 
-Published are trained tokens a second by η (arXiv 2505.24298v5: figure 5c with responses of up to 27,648 tokens, and the
-ablation with up to 8,192 on 8 GPUs), of 512 prompts with 16 responses a step. A step takes a batch's tokens ÷ these, so only
-ratios count. Of the long responses η = 0, 2 and 16 are fitted, and 1, 4 and 8 predicted; of the short ones 0 and 16 are
-fitted, with the lengths of the long ones cut off, and 4 and 8 predicted. AReaL's rule is played as a policy
-(:mod:`.areal_policy`); what ``fully_async`` would take, which bounds every sample's age, is simulated beside it.
+Published are trained tokens a second by η (arXiv 2505.24298v5: figure 5c with responses of up to 27,648 tokens, and
+the ablation with up to 8,192 on 8 GPUs), of 512 prompts with 16 responses a step. A step takes a batch's tokens ÷
+these, so only ratios count. Of the long responses η = 0, 2 and 16 are fitted, and 1, 4 and 8 predicted; of the short
+ones 0 and 16 are fitted, with the lengths of the long ones cut off, and 4 and 8 predicted. AReaL's rule is played as a
+policy (:mod:`.areal_policy`); what ``fully_async`` would take, which bounds every sample's age, is simulated beside it.
 
-Training takes what a step takes at η = 16: nothing is left to wait for there. What the step takes at η = 0 beyond it is
-the generation of a batch up to its longest response, which gives the time of a token. The step at η = 2 gives the median of
-the lengths: the shorter it is beside the longest response, the more of the generation further batches hide.
+Training takes what a step takes at η = 16: nothing is left to wait for there. What the step takes at η = 0 beyond it
+is the generation of a batch up to its longest response, which gives the time of a token. The step at η = 2 gives the
+median of the lengths: the shorter it is beside the longest response, the more of the generation further batches hide.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Sweep(NamedTuple):
     groups_per_batch: int
     longest: int
     tokens_a_second: dict[int, float]
+    fitted: tuple[int, ...]
 
     def published_s(self, eta: int) -> float:
         """A step."""
@@ -52,10 +53,10 @@ class Sweep(NamedTuple):
 
 LONG: Final = Sweep(
     "27,648 tokens", 96 // SCALE, 512 // SCALE, 27_648,
-    {0: 128.7e3, 1: 269.3e3, 2: 356.6e3, 4: 356.6e3, 8: 371.7e3, 16: 396.8e3},
+    {0: 128.7e3, 1: 269.3e3, 2: 356.6e3, 4: 356.6e3, 8: 371.7e3, 16: 396.8e3}, (0, 2, 16),
 )  # fmt: skip
-SHORT: Final = Sweep("8,192 tokens", 6, 64, 8_192, {0: 27.1e3, 4: 49.0e3, 8: 51.5e3, 16: 52.0e3})
-FITTED: Final = {LONG.name: (0, 2, 16), SHORT.name: (0, 16)}
+SHORT: Final = Sweep("8,192 tokens", 6, 64, 8_192, {0: 27.1e3, 4: 49.0e3, 8: 51.5e3, 16: 52.0e3}, (0, 16))
+SWEEPS: Final = (LONG, SHORT)
 
 
 class Predicted(NamedTuple):
@@ -96,7 +97,7 @@ def predicted(seed: int) -> Predicted:
         return fitted(LONG, LONG.longest / shortness, seed)[2].step_time_s(seed)
 
     median = LONG.longest / bisected(LONG.published_s(2), at_two, 2.0, 30.0, rounds=6)
-    runs = {sweep.name: fitted(sweep, median, seed) for sweep in (LONG, SHORT)}
+    runs = {sweep.name: fitted(sweep, median, seed) for sweep in SWEEPS}
     as_areal = {name: {eta: run.step_time_s(seed) for eta, run in each.items()} for name, each in runs.items()}
     as_here = {
         name: {

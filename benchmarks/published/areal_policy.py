@@ -1,7 +1,7 @@
 """AReaL's rule of staleness as a policy: it bounds how many samples have been begun, and no sample's age.
 
-With version i, ``(i + η + 1)`` batches may have been begun. A batch is whatever is ready, the oldest first, so a long response
-is trained when it is there, however old it is then.
+With version i, ``(i + η + 1)`` batches may have been begun. A batch is whatever is ready, the oldest first, so a long
+response is trained when it is there, however old it is then.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from penstock.benchmarks import gpu
+from penstock.benchmarks._harness import fact
 from penstock.benchmarks._results import Result
 from penstock.benchmarks.gpu import limits, runs
 from penstock.messages.errors import UserFault
@@ -35,6 +36,11 @@ def test_a_stage_leaves_a_result_that_is_kept_and_a_page(tmp_path: Path, capfd: 
     assert gpu.main(argv) == 0
     assert result_of(tmp_path, "limits").at == first.at
     assert "its result of" in capfd.readouterr().err
+
+    missed = msgspec.structs.replace(first, claims=[fact("a CPU is a GPU", holds=False)])
+    (tmp_path / "pretended_limits.json").write_bytes(msgspec.json.encode(missed))
+    assert gpu.main(argv) == 0, "a pretended claim is none, and bench --all takes it for no failure"
+    assert "a CPU is a GPU" in (tmp_path / "gpu.html").read_text()
 
 
 def test_a_stage_that_fails_is_told_with_its_reason(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.actors.buffer.policies import BufferState
-from penstock.benchmarks.published import nemo_rl, skypilot, verl, verl_policies
+from penstock.benchmarks.published import areal, areal_policy, nemo_rl, skypilot, verl, verl_policies
 from penstock.benchmarks.published._model import bisected
 from penstock.messages.training import UpdateMode
 from penstock.runtime.prediction.imports.lengths import mean_of_cut
@@ -54,14 +54,31 @@ def test_each_setting_says_what_its_run_did() -> None:
         policy = getattr(verl_policies, verl.streamed(threshold, 0.5, 0.01).policy.rpartition(":")[2])
         targets.append(policy(max_staleness=48, update_mode=UpdateMode.IN_FLIGHT).target(state))
     assert targets == [120, 136, 168, 200]  # of 160, 176, 208, 240, of which four batches of 10 are trained
+    capacity = [
+        areal_policy.Capacity(max_staleness=run.max_staleness or 0, update_mode=UpdateMode.IN_FLIGHT).target(state)
+        for eta in areal.SHORT.tokens_a_second
+        if eta and (run := areal.setting(areal.SHORT, eta, 1000.0, unit_s=1e-3, training_s=1.0))
+    ]
+    assert capacity == [50, 90, 170]  # (η + 1) batches
     for pair in nemo_rl.PAIRS:
         made = nemo_rl.setting(pair, pair.num_gpus, pair.gpus_an_engine, 0.5)
         share = made.engines / (pair.num_gpus // pair.gpus_an_engine)
         assert made.group_size * made.groups_per_batch == pytest.approx(pair.num_samples * share)
 
 
+def test_what_is_not_bound_by_age_waits_for_no_long_response() -> None:
+    runs = areal.fitted(areal.SHORT, 2_500.0, seed=0)
+    assert runs[0].step_time_s(0) == pytest.approx(areal.SHORT.published_s(0), rel=0.01)
+    by_capacity, by_age = (
+        areal.setting(areal.LONG, 2, 2_500.0, unit_s=6e-3, training_s=60.0)._replace(**rule).step_time_s(0)
+        for rule in ({}, {"policy": "fully_async", "max_staleness": 2})
+    )
+    assert by_capacity < 0.9 * by_age
+
+
 def test_the_page_has_every_published_figure() -> None:
     text = PAGE.read_text()
     times = [*skypilot.MEASURED_S.values(), *verl.MEASURED_S.values()]
     times += [each for pair in nemo_rl.PAIRS for each in (pair.on_policy_s, pair.one_off_s)]
-    assert [time for time in times if f"{time:,g}" not in text] == []
+    times += [each / 1000 for sweep in areal.SWEEPS for each in sweep.tokens_a_second.values()]
+    assert [time for time in times if f"{time:,.1f}" not in text and f"{time:,g}" not in text] == []

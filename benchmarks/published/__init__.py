@@ -95,9 +95,9 @@ def of_areal(given: argparse.Namespace, seeds: Iterable[int]) -> Found:
             fitted = " (fitted)" if eta in sweep.fitted else ""
             times = [each.as_areal[sweep.name][eta] for each in made]
             figures += _figures(f"AReaL, {sweep.name}, bound {eta}{fitted}", times, sweep.published_s(eta))
-            if eta:
-                here = [each.as_here[sweep.name][eta] for each in made]
-                figures.append(plain_figure(f"AReaL, {sweep.name}: fully_async with {eta} here", "s a step", here))
+    for eta in made[0].as_here:
+        here = [each.as_here[eta] for each in made]
+        figures.append(plain_figure(f"AReaL, {areal.LONG.name}: fully_async with {eta} here", "s a step", here))
     return figures, []
 
 

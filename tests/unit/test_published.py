@@ -59,7 +59,7 @@ def test_each_setting_says_what_its_run_did() -> None:
         for eta in areal.SHORT.tokens_a_second
         if eta and (run := areal.setting(areal.SHORT, eta, 1000.0, unit_s=1e-3, training_s=1.0))
     ]
-    assert capacity == [50, 90, 170]  # (η + 1) batches
+    assert capacity == [50, 90, 170]  # (η + 1) batches of 10
     for pair in nemo_rl.PAIRS:
         made = nemo_rl.setting(pair, pair.num_gpus, pair.gpus_an_engine, 0.5)
         share = made.engines / (pair.num_gpus // pair.gpus_an_engine)

@@ -1,0 +1,42 @@
+"""A mixture of experts over two processes: divided experts, and attention on a part of the requests each."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from running_server import run_server, settings_for
+from test_tensor_parallel import greedy, ready
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from penstock.backends.engines.served.sglang.environment import SglangEnvironment
+
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+VARIABLES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "TORCHDYNAMO_DISABLE": "1"}
+LAYOUTS = {
+    "tensor": {"tp_size": 2},
+    "experts": {"tp_size": 2, "ep_size": 2},
+    "attention": {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_divided_mixture_makes_the_tokens_of_one_process(
+    layout: str, environment: SglangEnvironment, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = tiny_model("qwen3_moe")
+    divided = replace(settings_for(environment, model, tmp_path, LAYOUTS[layout]), environment=VARIABLES)
+
+    async def run(address: str) -> None:
+        async with ready(divided) as [two]:
+            assert {"scheduler_TP0", "scheduler_TP1"} <= {process.name.split("_EP")[0] for process in two.processes}
+            assert await greedy(two.address) == await greedy(address)
+
+    (tmp_path / "one").mkdir()
+    with run_server(environment, model, tmp_path / "one") as one:
+        asyncio.run(run(one.address))

@@ -5,6 +5,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,10 +20,11 @@ from penstock.backends.learners.megatron.model.build import close_groups
 from penstock.backends.learners.megatron.trainer import MegatronTrainer
 from penstock.backends.learners.megatron.worker import MegatronWorker
 from penstock.backends.learners.training.step import BatchTokens
+from penstock.backends.learners.worker_group.workers import is_peer_lost
 from penstock.messages.local import BatchTrained, CheckpointWritten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from critic_rank_plan import Short
 
@@ -86,10 +90,33 @@ def carried_out(
         [tuple(_numpy(each) for each in (one.opening.values, one.advantages, one.returns)) for one in known],
         *_weights(found),
         num_held,
+        found.trainer.max_tokens_per_micro_batch,
         [one.path for one in host.answers if isinstance(one, CheckpointWritten)],
     )
     close_groups()
     return told
+
+
+def with_one_that_dies(
+    rank: int, plan: LearnerPlan, num_ranks: int, commands: Sequence[LearnerCommand], doomed: int
+) -> None:
+    """Commands, in the last of which the process of a rank is killed. The others end as a rank of a learner does when
+    it hears of that, and leave a file that says so."""
+    host = Host()
+    worker = MegatronWorker(plan, workers_of(rank, num_ranks), host, None)
+    *before, last = commands
+    for command in before:
+        worker.carry_out(command)
+    worker.settle()
+    assert not host.errors, host.errors
+    if rank == doomed:
+        _at_second_layer(worker, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    try:
+        worker.carry_out(last)
+    except RuntimeError as error:
+        if is_peer_lost(error):
+            (Path(plan.checkpoints_folder) / f"noticed-{rank}").touch()
+    os._exit(1)
 
 
 def _limit(worker: MegatronWorker, max_inputs: int) -> None:
@@ -97,9 +124,15 @@ def _limit(worker: MegatronWorker, max_inputs: int) -> None:
         if values.shape[0] > max_inputs:
             raise torch.OutOfMemoryError(f"{values.shape[0]} inputs")
 
+    _at_second_layer(worker, run_out)
+
+
+def _at_second_layer(worker: MegatronWorker, act: Callable[[torch.Tensor], None]) -> None:
+    """Of what this rank trains, in the backward pass."""
+
     def forward(_module: object, _inputs: object, output: tuple[torch.Tensor, ...]) -> None:
         if output[0].requires_grad:
-            output[0].register_hook(run_out)  # type: ignore[no-untyped-call]
+            output[0].register_hook(act)  # type: ignore[no-untyped-call]
 
     assert worker._opened is not None
     worker._opened.trainer._model.chunks[0].decoder.layers[1].register_forward_hook(forward)

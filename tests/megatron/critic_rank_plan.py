@@ -17,6 +17,8 @@ class Told(NamedTuple):
     """Likewise."""
     num_held: int
     """Elements of parameters that lie in its memory once it has opened."""
+    max_tokens: int
+    """Of its micro-batches in the end."""
     saved: list[str]
 
 

@@ -141,6 +141,9 @@ def _at_second_layer(worker: MegatronWorker, act: Callable[[torch.Tensor], None]
 def _weights(opened: OpenedLearner) -> tuple[dict[str, Any], dict[str, Any]]:
     policy = None if opened.policy is None else opened.policy.trainable
     critic = opened.critic.trainable if isinstance(opened.critic, OwnCritic) else None
+    for trained in (policy, critic):
+        if trained is not None:
+            trained.gather_weights()
     of_each = (
         {} if one is None else {
             f"{number}/{name}": _numpy(weight)

@@ -105,10 +105,9 @@ class LearnerOpener:
     def begin(self) -> OpenedLearner:
         """From the model of the scenario, after a warm start if there is to be one."""
         self._open_groups()
-        model = self._built()
-        read_weights(model, Path(self._plan.model_folder), rank=self._workers.rank)
         if not self._roles.has_policy:
-            return self._opened_with(None, self._critic_alone(self._started(model)), ())
+            return self._opened_with(None, self._critic_alone(self._like_the_policy()), ())
+        model = self._read()
         trainable = self._trainable(model)
         self._warm_start(trainable)
         reference = None
@@ -131,7 +130,7 @@ class LearnerOpener:
 
     def _resumed(self, stored: StoredCheckpoint) -> OpenedLearner:
         if not self._roles.has_policy:
-            return self._opened_with(None, self._critic_alone(stored=stored), stored.record.canary)
+            return self._opened_with(None, self._critic_alone(self._bare_critic(), stored), stored.record.canary)
         model = self._built()
         stored.load_weights(model)
         trainable = self._trainable(model)
@@ -145,14 +144,33 @@ class LearnerOpener:
         critic = self._critic_beside(trainable, stored)
         return self._opened_with(self._policy(trainable, reference), critic, canary)
 
-    def _started(self, model: ParallelModel) -> ParallelModel:
-        """What the policy is before the first batch, where it is not trained any further."""
+    def _read(self) -> ParallelModel:
+        """The model of the scenario."""
+        model = self._built()
+        read_weights(model, Path(self._plan.model_folder), rank=self._workers.rank)
+        return model
+
+    def _like_the_policy(self) -> ParallelModel:
+        """A critic whose layers are what the policy's are before the first batch; of that nothing is kept."""
+        policy = self._read()
         if self._options.warm_start is not None:
-            trainable = self._trainable(model)
+            trainable = self._trainable(policy)
             self._warm_start(trainable)
             trainable.gather_weights()
             let_go(trainable.chunks)
+        model = self._bare_critic()
+        copy_trunk(policy, model)
         return model
+
+    def _bare_critic(self) -> ParallelModel:
+        """With weights that mean nothing yet."""
+        return critic_model(
+            read_architecture(Path(self._plan.model_folder)),
+            self._layout,
+            self._options,
+            precision=self._precision,
+            device=self._workers.device,
+        )
 
     def _open_groups(self) -> None:
         open_groups(self._layout, seed=self._plan.seed, timeout_s=self._workers.timeout_s)
@@ -204,18 +222,12 @@ class LearnerOpener:
             stored=stored,
         )
 
-    def _critic_alone(self, policy: ParallelModel | None = None, stored: StoredCheckpoint | None = None) -> OwnCritic:
-        """Of a policy as it is before the first batch, or as it was stored."""
-        device = self._workers.device
-        architecture = read_architecture(Path(self._plan.model_folder))
-        model = critic_model(architecture, self._layout, self._options, precision=self._precision, device=device)
-        if policy is not None:
-            copy_trunk(policy, model)
+    def _critic_alone(self, model: ParallelModel, stored: StoredCheckpoint | None = None) -> OwnCritic:
         return OwnCritic(
             model,
             self._options,
             num_steps=self._plan.num_steps,
-            device=device,
+            device=self._workers.device,
             check_stop=self._check_stop,
             stored=stored,
         )

@@ -27,6 +27,7 @@ TRACE_SUFFIX: Final = ".json.gz"
 """Of a trace in Chrome's format, for ui.perfetto.dev."""
 SNAPSHOT_SUFFIX: Final = ".pickle"
 """Of a history of CUDA's allocator, for pytorch.org/memory_viz."""
+NO_SNAPSHOT: Final = "no snapshot of memory is written: it is CUDA's allocator whose history it has, and this is a CPU"
 MAX_HISTORY: Final = 200_000
 """Allocations in a snapshot; the oldest are dropped."""
 _log: Final = logging.getLogger(__name__)
@@ -47,11 +48,15 @@ class ThreadProfiler:
         Args:
             run_folder: of the run.
             stacks: whether operators name the lines that called them.
-            memory: whether allocations are recorded.
+            memory: whether allocations are recorded; on a GPU with a snapshot of what its allocator has done. That
+                there is none on a CPU is said once.
             is_cuda: whether the thread's work is on a GPU.
         """
         self._folder = run_folder / PROFILE_FOLDER
         self._stacks, self._memory, self._is_cuda = stacks, memory, is_cuda
+        self.writes_snapshots = memory and is_cuda
+        if memory and not is_cuda:
+            _log.info("profile: %s", NO_SNAPSHOT)
         self._running: profile | None = None
 
     @property
@@ -70,7 +75,7 @@ class ThreadProfiler:
                 activities=activities, record_shapes=True, with_stack=self._stacks, profile_memory=self._memory
             )
             self._running.start()
-            if self._memory and self._is_cuda:
+            if self.writes_snapshots:
                 torch.cuda.memory._record_memory_history(max_entries=MAX_HISTORY)  # documented so
         except RuntimeError as error:
             self._running = None
@@ -91,7 +96,7 @@ class ThreadProfiler:
             partial = self._folder / f".{name}{TRACE_SUFFIX}"
             running.export_chrome_trace(str(partial))
             partial.replace(self._folder / f"{name}{TRACE_SUFFIX}")
-            if self._memory and self._is_cuda:
+            if self.writes_snapshots:
                 self._write_snapshot(name)
         except (OSError, RuntimeError) as error:
             _log.warning("the profile %s could not be written: %s", name, error)

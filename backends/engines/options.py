@@ -127,6 +127,9 @@ class EngineProfileOptions(Options, frozen=True, kw_only=True):
     """Forward passes of each step after which its profile ends: it makes an engine slow, and its file large."""
     stacks: bool = False
     """Name the lines of Python that called each operator."""
+    memory: bool = False
+    """On CUDA also a snapshot of the allocator's history, for pytorch.org/memory_viz; in traces of embedded engines
+    every allocation as well."""
 
     def takes(self, version: int) -> bool:
         """Whether the tokens of this version are profiled."""

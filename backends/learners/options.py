@@ -317,8 +317,8 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     many on each of several. With 1 the torch learner trains in its own process."""
     critic_ranks: Annotated[int, Meta(ge=0)] = 0
     """Of `num_ranks`, how many hold the critic alone: the last ones. The others hold the policy alone, so both are
-    computed at the same time, and neither takes memory of the other (docs/objectives.md). For `critic: own`, with
-    backend `torch`. 0: every rank holds both."""
+    computed at the same time, and neither takes memory of the other (docs/objectives.md). For `critic: own`. With
+    backend `megatron` its block divides both parts. 0: every rank holds both."""
     rank_timeout_s: Positive = 600.0
     """How long a rank may keep the others waiting (at the start five minutes at least). Then all of them are ended, and
     the learner is started again from its last checkpoint."""

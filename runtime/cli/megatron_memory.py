@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.learners.megatron.layout.layout import layout_of
 from penstock.runtime.cli.tables import aligned, bytes_text
 from penstock.runtime.preflight.gpu_memory import DEFAULT_GPU_GB, GB, megatron_stages
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.layout.layout import Layout
     from penstock.backends.learners.megatron.layout.memory import MemoryEstimate
     from penstock.runtime.cli.node_plan import NodePlan
+    from penstock.runtime.preflight.gpu_memory import LearnerPart
     from penstock.runtime.scenario import Scenario
 
 UNCOUNTED: Final = 0.1
@@ -21,16 +23,17 @@ UNCOUNTED: Final = 0.1
 
 
 def memory_lines(
-    scenario: Scenario, architecture: Architecture, layout: Layout, nodes: NodePlan | None, gpu_gb: float | None
+    scenario: Scenario, architecture: Architecture, ranks: LearnerPart, nodes: NodePlan | None, gpu_gb: float | None
 ) -> Iterator[str]:
-    """The estimate for the fullest rank, part by part, against the memory of a GPU."""
+    """The estimate for the fullest of some ranks, part by part, against the memory of a GPU."""
     learner = scenario.learner
+    layout = layout_of(learner.megatron, ranks.num_ranks)
     precision = learner.megatron.precision or scenario.model.dtype
     tokens = max(learner.max_tokens_per_micro_batch, scenario.model.max_context)
-    stages = megatron_stages(scenario, architecture, layout)
+    stages = megatron_stages(scenario, architecture, ranks)
     fullest = max(stages, key=lambda estimate: estimate.total)
     of_stage = f" (one of stage {fullest.stage})" if layout.pipeline > 1 else ""
-    yield f"memory: the fullest rank{of_stage}, with micro-batches of {tokens} tokens"
+    yield f"memory: the fullest rank{ranks.whose}{of_stage}, with micro-batches of {tokens} tokens"
     parts = _parts(scenario, layout, fullest, precision)
     rows = [(f"  {name}", bytes_text(size), note) for name, size, note in parts if size]
     has_gpu = nodes is not None or gpu_gb is not None
@@ -40,7 +43,8 @@ def memory_lines(
         yield from _advice(scenario, layout, fullest, gpu_gb or DEFAULT_GPU_GB)
     else:
         per_stage = layout.ranks_per_stage
-        yield f"  {bytes_text(sum(stage.total for stage in stages) * per_stage)} of this machine for all ranks"
+        size = bytes_text(sum(stage.total for stage in stages) * per_stage)
+        yield f"  {size} of this machine for all ranks{ranks.whose}"
 
 
 def _parts(scenario: Scenario, layout: Layout, found: MemoryEstimate, precision: str) -> Iterator[tuple[str, int, str]]:

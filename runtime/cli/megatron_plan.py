@@ -13,6 +13,7 @@ from penstock.backends.learners.megatron.layout.stages import layers_of_stages
 from penstock.runtime.cli.engine_memory import engine_lines
 from penstock.runtime.cli.megatron_memory import memory_lines
 from penstock.runtime.cli.tables import aligned, count_text, listed
+from penstock.runtime.preflight.gpu_memory import learner_parts
 from penstock.runtime.scenario.architecture import MODEL_CONFIG, MODEL_PATH, find_architecture
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.bridge.architecture import Architecture
     from penstock.backends.learners.megatron.layout.layout import Axis, Layout
     from penstock.runtime.cli.node_plan import NodePlan
+    from penstock.runtime.preflight.gpu_memory import LearnerPart
     from penstock.runtime.scenario import Scenario
     from penstock.runtime.scenario.architecture import Found
 
@@ -45,8 +47,9 @@ def megatron_text(scenario: Scenario, nodes: NodePlan | None, gpu_gb: float | No
         nodes: where its ranks would be; None where they are on CPUs.
         gpu_gb: memory of a GPU, where the user has said it.
     """
-    layout = layout_of(scenario.learner.megatron, scenario.learner.num_ranks)
-    ranks = "one rank" if layout.num_ranks == 1 else f"{layout.num_ranks} ranks = {layout}"
+    parts, options = learner_parts(scenario), scenario.learner.megatron
+    layouts = [layout_of(options, part.num_ranks) for part in parts]
+    ranks = " and ".join(map(_ranks_text, parts, layouts))
     found = find_architecture(scenario)
     if found is None:
         return [
@@ -58,13 +61,19 @@ def megatron_text(scenario: Scenario, nodes: NodePlan | None, gpu_gb: float | No
         f"learner: megatron, {ranks}",
         *_indented(_model_lines(scenario, found)),
         "",
-        *_indented(_axis_lines(scenario, found.architecture, layout, nodes)),
+        *_indented(line for part in parts for line in _axis_lines(scenario, found.architecture, part, nodes)),
         "",
-        *memory_lines(scenario, found.architecture, layout, nodes, gpu_gb),
+        *(line for part in parts for line in memory_lines(scenario, found.architecture, part, nodes, gpu_gb)),
         "",
-        *_batch_lines(scenario, layout),
+        *_batch_lines(scenario, layouts[0]),
         *engine_lines(scenario, found.architecture, gpu_gb),
     ]
+
+
+def _ranks_text(part: LearnerPart, layout: Layout) -> str:
+    return f"{'one rank' if layout.num_ranks == 1 else f'{layout.num_ranks} ranks'}{part.whose}" + (
+        "" if layout.num_ranks == 1 else f" = {layout}"
+    )
 
 
 def _indented(lines: Iterable[str]) -> Iterator[str]:
@@ -92,9 +101,14 @@ def _model_lines(scenario: Scenario, found: Found) -> Iterator[str]:
 
 
 def _axis_lines(
-    scenario: Scenario, architecture: Architecture, layout: Layout, nodes: NodePlan | None
+    scenario: Scenario, architecture: Architecture, part: LearnerPart, nodes: NodePlan | None
 ) -> Iterator[str]:
-    rows = [row for row in _rows(scenario, architecture, layout) if len(row.ranks) > 1 or row.axis == "data"]
+    layout = layout_of(scenario.learner.megatron, part.num_ranks)
+    found = [row for row in _rows(scenario, architecture, layout) if len(row.ranks) > 1 or row.axis == "data"]
+    first = 0 if part.has_policy else scenario.learner.num_ranks - part.num_ranks
+    rows = [row._replace(ranks=range(row.ranks.start + first, row.ranks.stop + first, row.ranks.step)) for row in found]
+    if part.whose:
+        yield f"ranks{part.whose}"
     cells = [("axis", "ranks", "such as", "on", "each has")]
     cells += [(row.axis, str(len(row.ranks)), listed(row.ranks), _where(row.ranks, nodes), row.share) for row in rows]
     yield from aligned(cells)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from penstock.backends.engines.options import EngineGroupOptions
     from penstock.backends.learners.megatron.bridge.architecture import Architecture
-    from penstock.backends.learners.megatron.layout.layout import Layout
     from penstock.runtime.scenario import Scenario
 
 DEFAULT_GPU_GB: Final = 80.0
@@ -49,8 +48,8 @@ PLAIN_LAYERS: Final = 2
 """Of what fused layers keep: norms keep their input in float32 too, gated units each of their products."""
 
 
-class _Part(NamedTuple):
-    """Ranks of the torch learner that hold the same."""
+class LearnerPart(NamedTuple):
+    """Ranks of the learner that hold the same."""
 
     what: str
     num_ranks: int
@@ -58,6 +57,11 @@ class _Part(NamedTuple):
     has_critic: bool
     key: str
     """How many there are."""
+
+    @property
+    def whose(self) -> str:
+        """As it follows "rank": empty where all are alike."""
+        return self.what.removeprefix("a rank")
 
 
 class Need(NamedTuple):
@@ -99,13 +103,7 @@ def needs_on_gpus(scenario: Scenario, architecture: Architecture) -> Iterator[Ne
     learner = scenario.learner
     spec = LEARNERS.spec(learner.backend)
     if learner.device.startswith("cuda") and spec.has_known_memory:
-        if spec.has_layout:
-            layout = layout_of(learner.megatron, learner.num_ranks)
-            size = float(max(stage.total for stage in megatron_stages(scenario, architecture, layout)))
-            remedy = "give it more learner.num_ranks, or divide more with learner.megatron (--dry-run shows the parts)"
-            yield Need("learner", size, "a rank", remedy)
-        else:
-            yield from (_need_of(part, scenario, architecture) for part in _torch_parts(scenario))
+        yield from (_need_of(part, scenario, architecture) for part in learner_parts(scenario))
     for index, group in enumerate(engine_groups(scenario.engines)):
         num_gpus = gpus_of_server(group)
         if num_gpus is not None and group.device.startswith("cuda"):
@@ -121,7 +119,11 @@ def needs_on_gpus(scenario: Scenario, architecture: Architecture) -> Iterator[Ne
             )
 
 
-def _need_of(part: _Part, scenario: Scenario, architecture: Architecture) -> Need:
+def _need_of(part: LearnerPart, scenario: Scenario, architecture: Architecture) -> Need:
+    if LEARNERS.spec(scenario.learner.backend).has_layout:
+        size = float(max(stage.total for stage in megatron_stages(scenario, architecture, part)))
+        remedy = f"give it more {part.key}, or divide more with learner.megatron (--dry-run shows the parts)"
+        return Need("learner", size, part.what, remedy)
     remedy = (
         f"give it more {part.key}, which share the weights with parallel: fsdp (learner.shard_size: null, or larger), "
         "a larger learner.tensor_parallel, or cpu_offload: true"
@@ -129,14 +131,15 @@ def _need_of(part: _Part, scenario: Scenario, architecture: Architecture) -> Nee
     return Need("learner", _torch_rank(scenario, architecture, part), part.what, remedy)
 
 
-def _torch_parts(scenario: Scenario) -> list[_Part]:
+def learner_parts(scenario: Scenario) -> list[LearnerPart]:
+    """All of its ranks, or those of the policy and those of the critic."""
     learner, key = scenario.learner, "learner.num_ranks"
     apart, has_critic = learner.critic_ranks, learner.objective.critic == "own"
     if not apart:
-        return [_Part("a rank", learner.num_ranks, has_policy=True, has_critic=has_critic, key=key)]
+        return [LearnerPart("a rank", learner.num_ranks, has_policy=True, has_critic=has_critic, key=key)]
     return [
-        _Part("a rank of the policy", learner.num_ranks - apart, has_policy=True, has_critic=False, key=key),
-        _Part("a rank of the critic", apart, has_policy=False, has_critic=True, key="learner.critic_ranks"),
+        LearnerPart("a rank of the policy", learner.num_ranks - apart, has_policy=True, has_critic=False, key=key),
+        LearnerPart("a rank of the critic", apart, has_policy=False, has_critic=True, key="learner.critic_ranks"),
     ]
 
 
@@ -153,17 +156,19 @@ def fixed_models(scenario: Scenario) -> Iterator[Need]:
     yield Need("reward_model", size_bytes, "its weights", "take a smaller one, dtype: bfloat16, or a larger tp_size")
 
 
-def megatron_stages(scenario: Scenario, architecture: Architecture, layout: Layout) -> list[MemoryEstimate]:
-    """What a rank of each stage of a Megatron learner needs."""
+def megatron_stages(scenario: Scenario, architecture: Architecture, part: LearnerPart) -> list[MemoryEstimate]:
+    """What a rank of each stage of a part of a Megatron learner needs."""
     learner = scenario.learner
     return estimate_stages(
         architecture,
-        layout,
+        layout_of(learner.megatron, part.num_ranks),
         learner.megatron,
         precision=learner.megatron.precision or scenario.model.dtype,
         max_tokens=max(learner.max_tokens_per_micro_batch, scenario.model.max_context),
         extras=Extras(
-            has_reference=needs_reference(learner.objective), has_own_critic=learner.objective.critic == "own"
+            has_policy=part.has_policy,
+            has_reference=part.has_policy and needs_reference(learner.objective),
+            has_own_critic=part.has_critic,
         ),
     )
 
@@ -197,15 +202,19 @@ def sleeping_bytes(scenario: Scenario, architecture: Architecture) -> float:
     """What all ranks of a learner keep in the host's memory in the turns of engines."""
     learner = scenario.learner
     if LEARNERS.spec(learner.backend).has_layout:
-        layout = layout_of(learner.megatron, learner.num_ranks)
-        stages = megatron_stages(scenario, architecture, layout)
-        kept = (each.weights + each.optimizer + each.reference + each.critic for each in stages)
-        return float(sum(kept) * layout.ranks_per_stage)
+        return float(sum(_asleep(scenario, architecture, part) for part in learner_parts(scenario)))
     asleep = SHARED_WEIGHT_BYTES - GRADIENT_BYTES
-    return sum(part.num_ranks * _torch_own(scenario, architecture, asleep, part) for part in _torch_parts(scenario))
+    return sum(part.num_ranks * _torch_own(scenario, architecture, asleep, part) for part in learner_parts(scenario))
 
 
-def _torch_own(scenario: Scenario, architecture: Architecture, weight_bytes: int, part: _Part) -> float:
+def _asleep(scenario: Scenario, architecture: Architecture, part: LearnerPart) -> int:
+    """Of the Megatron learner."""
+    stages = megatron_stages(scenario, architecture, part)
+    kept = sum(each.weights + each.optimizer + each.reference + each.critic for each in stages)
+    return kept * layout_of(scenario.learner.megatron, part.num_ranks).ranks_per_stage
+
+
+def _torch_own(scenario: Scenario, architecture: Architecture, weight_bytes: int, part: LearnerPart) -> float:
     learner, dtype = scenario.learner, scenario.model.dtype
     is_shared = part.num_ranks > 1 and learner.parallel == "fsdp"
     of_one = learner.shard_size or max(1, part.num_ranks // learner.tensor_parallel)
@@ -217,7 +226,7 @@ def _torch_own(scenario: Scenario, architecture: Architecture, weight_bytes: int
     return num_weights(architecture) * held / (num_shares if is_shared else 1)
 
 
-def _torch_rank(scenario: Scenario, architecture: Architecture, part: _Part) -> float:
+def _torch_rank(scenario: Scenario, architecture: Architecture, part: LearnerPart) -> float:
     learner, dtype = scenario.learner, scenario.model.dtype
     own = _torch_own(scenario, architecture, SHARED_WEIGHT_BYTES, part)
     stage, logits = _torch_stage(scenario, architecture)

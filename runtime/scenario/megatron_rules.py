@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.backends.learners.megatron.bridge.architecture import Architecture
+    from penstock.backends.learners.megatron.layout.layout import Layout
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
@@ -125,6 +126,25 @@ def _experts(s: Scenario, architecture: Architecture) -> Iterator[Broken]:
         yield (*KEY, "router_replay"), f"is for a model with experts, and {architecture.family.model_type} has none"
 
 
+def _parts(learner: LearnerOptions) -> list[tuple[str, int]]:
+    """How many ranks divide a model among them, each after whose they are."""
+    num_critics = learner.critic_ranks
+    if not 0 < num_critics < learner.num_ranks:  # another rule's to say
+        return [("", learner.num_ranks)]
+    return [("of the policy", learner.num_ranks - num_critics), ("of the critic (learner.critic_ranks)", num_critics)]
+
+
+def _check_part(whose: str, layout: Layout, architecture: Architecture, options: MegatronOptions) -> None:
+    """
+    Raises:
+        LayoutError: these ranks cannot divide the model so.
+    """
+    try:
+        check_layout(layout, architecture, options.transformer)
+    except LayoutError as error:
+        raise LayoutError(f"ranks {whose}: {error}" if whose else str(error)) from error
+
+
 def _model(s: Scenario) -> Iterator[Broken]:
     learner = s.learner
     try:
@@ -132,8 +152,8 @@ def _model(s: Scenario) -> Iterator[Broken]:
         if found is None:
             return
         architecture = with_options(found.architecture, learner.megatron)
-        layout = layout_of(learner.megatron, learner.num_ranks)
-        check_layout(layout, architecture, learner.megatron.transformer)
+        for whose, num_ranks in _parts(learner):
+            _check_part(whose, layout_of(learner.megatron, num_ranks), architecture, learner.megatron)
     except UnreadableModelError as error:
         yield error.key, error.text
     except NoMtpLayersError as error:

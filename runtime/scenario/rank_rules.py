@@ -109,7 +109,8 @@ def _critic_apart(s: Scenario) -> Iterator[Broken]:
     """Policy and critic on ranks of their own, each part divided over its own."""
     learner, key = s.learner, ("learner", "critic_ranks")
     if not LEARNERS.spec(learner.backend).parts_critic:
-        yield key, f"backend {learner.backend} keeps a critic where the policy is; set it to 0, or backend to torch"
+        has = "torch or megatron"
+        yield key, f"backend {learner.backend} keeps a critic where the policy is; set it to 0, or backend to {has}"
         return
     if learner.objective.critic != "own":
         have = {

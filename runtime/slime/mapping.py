@@ -137,6 +137,7 @@ READ_TOGETHER: Final = frozenset((
     "use-rollout-logprobs", "use-opsm", "opsm-delta", "rm-type", "group-rm",
     "dynamic-sampling-filter-path", "over-sampling-batch-size", "global-batch-size", "max-tokens-per-gpu",
     "adam-beta1", "adam-beta2", "lr-decay-style", "min-lr", "actor-num-nodes", "actor-num-gpus-per-node",
+    "critic-num-nodes", "critic-num-gpus-per-node",
     "rollout-num-gpus", "rollout-num-gpus-per-engine", "rollout-top-k", "rollout-stop", "rollout-stop-token-ids",
     "rollout-shuffle", "metadata-key", "rollout-function-path", "update-weight-transport",
     "rollout-external-engine-addrs", "colocate", "optimizer-cpu-offload", "optimizer-offload-fraction",

@@ -29,6 +29,8 @@ OBJECTIVES: Final = {
     "on_policy_distillation": "distill",
 }
 _KEY: Final = "learner.objective"
+OF_CRITIC: Final = ("critic-num-nodes", "critic-num-gpus-per-node")
+"""Flags that give the critic GPUs of its own. Versions of slime without them put it where the policy is."""
 
 
 def is_supervised(writer: Writer) -> bool:
@@ -130,8 +132,7 @@ def _critic(writer: Writer) -> None:
 def write_learner(writer: Writer) -> None:
     """``learner``, but for the objective; and how long the run is."""
     writer.set("learner.backend", "megatron")
-    num_ranks = writer.count("actor-num-nodes", 1) * writer.count("actor-num-gpus-per-node", 8)
-    writer.set("learner.num_ranks", num_ranks)
+    _ranks(writer)
     groups, samples = writer.get("learner.groups_per_batch"), writer.whole("sampling.samples_per_group", 1)
     size = writer.count("global-batch-size", 0)
     if isinstance(groups, int) and size and writer.get("learner.num_updates") is None:
@@ -162,6 +163,20 @@ def write_learner(writer: Writer) -> None:
         writer.set("learner.rank_timeout_s", 60.0 * minutes)
     _num_steps(writer)
     _schedule(writer)
+
+
+def _ranks(writer: Writer) -> None:
+    """``num_ranks`` counts those of the critic too, where it is given GPUs of its own."""
+    nodes, gpus = writer.count("actor-num-nodes", 1), writer.count("actor-num-gpus-per-node", 8)
+    given = [flag for name in OF_CRITIC if (flag := writer.flags.get(name)) is not None]
+    num_critics = 0
+    if given and writer.value("advantage-estimator") == "ppo":
+        num_critics = writer.count("critic-num-nodes", nodes) * writer.count("critic-num-gpus-per-node", gpus)
+        writer.set("learner.critic_ranks", num_critics)
+    else:
+        for flag in given:
+            writer.leave(flag, "there is no critic: that is for --advantage-estimator ppo", "same")
+    writer.set("learner.num_ranks", nodes * gpus + num_critics)
 
 
 def _frozen(writer: Writer) -> None:

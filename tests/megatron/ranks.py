@@ -77,6 +77,13 @@ class Ranks:
             connection.send((function, args))
         return self._receive(ANSWER_S)
 
+    def await_end(self) -> None:
+        """Until the process of every rank has ended by itself."""
+        deadline = time.monotonic() + ANSWER_S
+        for rank, process in enumerate(self._processes):
+            process.join(deadline - time.monotonic())
+            assert not process.is_alive(), f"rank {rank} has not ended within {ANSWER_S:.0f} s"
+
     def close(self) -> None:
         self.is_open = False
         for connection in self._connections:

@@ -125,20 +125,20 @@ def await_rise(run: LiveRun, *, since: int = 0) -> None:
         time.sleep(0.2)  # between two looks at a file; nothing is timed by it
 
 
-def lose_rank(run: LiveRun) -> int:
-    """SIGKILL of the second rank once there is a checkpoint of training; how many steps there were."""
+def lose_rank(run: LiveRun, lost: int = 1) -> int:
+    """SIGKILL of the last rank once there is a checkpoint of training; how many steps there were."""
     run.await_steps(7)
     ranks = ranks_of(run)
-    assert ranks.keys() == {0, 1}, run.ending
-    os.kill(ranks[1], signal.SIGKILL)
+    assert ranks.keys() == set(range(lost + 1)), run.ending
+    os.kill(ranks[lost], signal.SIGKILL)
     return len(read_steps(run.folder))
 
 
-def assert_rank_was_lost(run: LiveRun, summary: RunSummary) -> None:
+def assert_rank_was_lost(run: LiveRun, summary: RunSummary, lost: int = 1) -> None:
     """The learner was replaced once, from a checkpoint that is not the first, and no step is missing or doubled."""
     log = (run.folder / "logs" / "driver.log").read_text()
     ranks = ranks_of(run)
-    assert f"rank 1 (process {ranks[1]}) was killed by SIGKILL" in log
+    assert f"rank {lost} (process {ranks[lost]}) was killed by SIGKILL" in log
     assert [(restart.name, restart.count) for restart in summary.restarts] == [(LEARNER, 1)]
     first, second = opened_at(run.folder)
     assert (first, second % 5) == (0, 0)
@@ -244,6 +244,19 @@ def test_divided_experts_and_a_server_survive_the_loss_of_a_rank(servers: None, 
         await_rise(run, since=num_steps)
         summary = run.interrupt()
         assert_rank_was_lost(run, summary)
+        assert_accounted_for(run, summary, bound=2)
+
+
+# That ranks notice the death of the critic's, and go on from a checkpoint, is covered by test_megatron_critic_ranks.py.
+@pytest.mark.slow
+def test_the_loss_of_the_critics_rank_is_made_good(tmp_path: Path) -> None:
+    parts = ("learner.num_ranks=3", "learner.critic_ranks=1", "learner.megatron.tensor_parallel=1")
+    overrides = (*SMALL, "learner.objective=ppo", "learner.warm_start=null", *parts)
+    with LiveRun("megatron_cpu.yaml", tmp_path, overrides, timeout_s=WAIT_S) as run:
+        num_steps = lose_rank(run, 2)
+        run.await_steps(num_steps + 4)
+        summary = run.interrupt()
+        assert_rank_was_lost(run, summary, 2)
         assert_accounted_for(run, summary, bound=2)
 
 

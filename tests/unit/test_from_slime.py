@@ -110,6 +110,21 @@ def test_a_script_becomes_a_scenario_that_loads(converted: Converted, tmp_path: 
     assert scenario.weights.bucket_size_bytes == 256 * 1024 * 1024
 
 
+def test_a_critic_on_gpus_of_its_own_becomes_ranks_of_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    own = "--critic-num-nodes 1 --critic-num-gpus-per-node 8 --tensor-model-parallel-size 4"
+    script.write_text(
+        "train.py --hf-checkpoint /m --prompt-data /d.jsonl --rm-type math --num-rollout 10 --rollout-batch-size 8 "
+        "--rollout-max-response-len 64 --advantage-estimator ppo --actor-num-nodes 2 --actor-num-gpus-per-node 8 "
+        f"--rollout-num-gpus 8 {own}\n"
+    )
+    path = tmp_path / "ppo.yaml"
+    path.write_text(to_scenario(read_script(script), "ppo").text)
+    learner = load_scenario(path).learner
+    assert (learner.backend, learner.objective.critic) == ("megatron", "own")
+    assert (learner.num_ranks, learner.critic_ranks) == (24, 8)
+
+
 def test_the_objective_is_that_of_the_script(converted: Converted) -> None:
     objective = yaml.safe_load(converted.text)["learner"]["objective"]
     assert objective == {

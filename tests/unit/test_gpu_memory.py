@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from io import StringIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 
 from penstock.runtime.cli.dry_run import show_plan
 from penstock.runtime.cli.node_plan import plan_nodes
-from penstock.runtime.preflight.gpu_memory import memory_outcome, needs_on_gpus
+from penstock.runtime.preflight.gpu_memory import (
+    learner_parts,
+    megatron_stages,
+    memory_outcome,
+    needs_on_gpus,
+    sleeping_bytes,
+)
 from penstock.runtime.scenario import Scenario, load_scenario
 from penstock.runtime.scenario.architecture import find_architecture
 from penstock.runtime.scenario.shipped import shipped_scenarios
+
+if TYPE_CHECKING:
+    from penstock.backends.learners.megatron.layout.memory import MemoryEstimate
 
 OF_GPUS = {
     name: scenario
@@ -141,6 +151,32 @@ def test_a_critic_on_ranks_of_its_own_takes_no_memory_of_the_policy() -> None:
     scenario = shipped("llama3_8b_8gpus", "learner.objective=ppo", "learner.num_ranks=5", "learner.critic_ranks=1")
     assert "learner: a rank of the critic takes about" in outcome(scenario)
     assert "give it more learner.critic_ranks" in outcome(scenario)
+
+
+def test_with_megatron_neither_part_takes_memory_of_the_other() -> None:
+    def stages(*given: str) -> list[MemoryEstimate]:
+        scenario = shipped("qwen3_8b_8gpus", "learner.objective=ppo", *given)
+        found = find_architecture(scenario)
+        assert found is not None
+        return [megatron_stages(scenario, found.architecture, part)[0] for part in learner_parts(scenario)]
+
+    [both] = stages()
+    policy, critic = stages("learner.num_ranks=8", "learner.critic_ranks=4")
+    assert policy.total == both.total - both.critic
+    assert policy.critic == critic.critic == critic.logits == 0
+    assert critic.weights + critic.gradients + critic.optimizer == both.critic
+    assert critic.activations == policy.activations
+    [_, halved] = stages("learner.num_ranks=12", "learner.critic_ranks=8")
+    assert halved.optimizer == critic.optimizer / 2, "divided over two data-parallel ranks"
+    assert halved.weights == critic.weights
+    scenario = shipped("qwen3_8b_8gpus", "learner.objective=ppo", "learner.num_ranks=8", "learner.critic_ranks=4")
+    found = find_architecture(scenario)
+    assert found is not None
+    kept = [each.weights + each.optimizer + each.reference for each in (policy, critic)]
+    assert sleeping_bytes(scenario, found.architecture) == 4 * sum(kept)
+    assert "learner: a rank of the critic takes about 35" in memory_outcome(
+        scenario, 30.0, ok="", failed="", left_out=""
+    )
 
 
 def test_scenarios_lie_where_they_are_looked_for() -> None:

@@ -186,7 +186,6 @@ PPO: dict[str, Any] = {"num_ranks": 4, "critic_ranks": 2, "objective": GAE}
         ({"objective": {**GAE, "critic": "shared"}}, "a head on the policy itself, whose ranks it needs"),
         ({"critic_ranks": 4}, "learner.num_ranks, 4, counts those of both; set that to 5 or more"),
         ({"num_ranks": 1, "critic_ranks": 1}, "learner.num_ranks, 1, counts those of both; set that to 2 or more"),
-        ({"backend": "megatron"}, "backend megatron keeps a critic where the policy is; set it to 0"),
         ({"critic_ranks": 1, "shard_size": 2}, "leaves 3 ranks to the policy, and 2 (learner.shard_size) does not"),
         ({"critic_ranks": 1, "cpu_offload": True}, "leaves one rank to the critic, which has no shards"),
     ],
@@ -207,6 +206,20 @@ def test_parts_that_ranks_do_not_compute_together_in_are_refused() -> None:
     assert found is not None
     assert "leaves 3 ranks to the policy, and 2 (learner.tensor_parallel) does not divide that" in found[1]
     assert broken_rule(scenario(PPO | layout | {"critic_ranks": 2}, model={"make": "m"})) is None
+
+
+def test_megatron_divides_the_ranks_of_policy_and_critic_alike_or_not_at_all() -> None:
+    keys = PPO | {"backend": "megatron", "megatron": {"tensor_parallel": 2}}
+    assert broken_rule(scenario(keys, model={"make": "m"})) is None
+    for critic_ranks, said in ((1, "ranks of the policy: tensor_parallel 2"), (3, "ranks of the policy: tensor_par")):
+        found = broken_rule(scenario(keys | {"critic_ranks": critic_ranks}, model={"make": "m"}))
+        assert found is not None
+        assert found[0] == ("learner", "megatron")
+        assert said in found[1]
+    found = broken_rule(scenario(keys | {"num_ranks": 5, "critic_ranks": 3}, model={"make": "m"}))
+    assert found is not None
+    assert "ranks of the critic (learner.critic_ranks): tensor_parallel 2" in found[1]
+    assert "does not divide 3 ranks" in found[1]
 
 
 def test_a_simulated_learner_is_not_divided() -> None:

@@ -118,6 +118,20 @@ def test_stages_and_pieces_are_shown_with_what_they_wait() -> None:
     assert f"stages wait for each other {3 / (3 * 8 + 3):.1%} of the time then" in text
 
 
+def test_policy_and_critic_on_ranks_of_their_own_are_shown_apart() -> None:
+    layout = ("learner.objective=ppo", "learner.num_ranks=12", "learner.critic_ranks=4", "engines.count=4")
+    text = plan("qwen3_8b_8gpus", *layout, gpus_per_node=16, gpu_gb=80)
+    tensor = "tensor 4 × data"
+    with_sequences = ", with sequence_parallel"
+    assert f"8 ranks of the policy = {tensor} 2{with_sequences} and 4 ranks of the critic = {tensor} 1" in text
+    assert re.search(r"ranks of the critic\n  axis .*\n  tensor  4      8, 9, 10, 11 +one node", text)
+    assert re.search(r"ranks of the policy\n  axis .*\n  tensor  4      0, 1, 2, 3 +one node", text)
+    [policy, critic] = re.findall(r"memory: the fullest rank of the (?:policy|critic)(.*?in all)", text, re.DOTALL)
+    assert "logits" in policy
+    assert "logits" not in critic
+    assert "critic  " not in policy
+
+
 def test_who_shares_gpus_is_on_one_line() -> None:
     text = plan(
         "qwen3_8b_8gpus", "engines.placement=colocate", "engines.count=1", "engines.sglang.tp_size=4",

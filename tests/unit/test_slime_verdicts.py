@@ -53,6 +53,10 @@ CASES: Final = {
     "groups of one, which have no advantage": Case(BASE + "--actor-num-gpus-per-node 2", "other job"),
     "gspo": Case(FULL + "--advantage-estimator gspo --eps-clip 3e-4 --eps-clip-high 4e-4", "same job"),
     "ppo": Case(FULL + "--advantage-estimator ppo --value-clip 0.2", "same job"),
+    "a critic on GPUs of its own": Case(
+        FULL + "--advantage-estimator ppo --critic-num-nodes 1 --critic-num-gpus-per-node 4", "same job"
+    ),
+    "GPUs for a critic that there is not": Case(FULL + "--critic-num-gpus-per-node 4", "same job"),
     "trackers": Case(FULL + "--use-wandb --wandb-key $KEY --ci-test --balance-data", "same job"),
     "one engine shared": Case(
         FULL.replace("--rollout-num-gpus 4 --rollout-num-gpus-per-engine 2", "--rollout-num-gpus-per-engine 4")
@@ -180,6 +184,10 @@ def test_defaults_that_decide_what_is_trained_are_written_down_with_both_numbers
         (FULL + "--eps-clip 0 --eps-clip-high 0.3", "learner.objective.clip_low", 0.0),
         (FULL + "--eps-clip 0.1", "learner.objective.clip_high", 0.1),
         (FULL + "--advantage-estimator ppo --lr 3e-6", "learner.objective.critic_learning_rate", 3e-6),
+        (FULL + "--advantage-estimator ppo --critic-num-gpus-per-node 2", "learner.critic_ranks", 2),
+        (FULL + "--advantage-estimator ppo --critic-num-gpus-per-node 2", "learner.num_ranks", 6),
+        (FULL + "--advantage-estimator ppo --critic-num-nodes 2", "learner.critic_ranks", 8),
+        (FULL + "--critic-num-nodes 1 --critic-num-gpus-per-node 4", "learner.num_ranks", 4),
         (FULL + "--use-kl-loss --kl-loss-coef 0.1", "learner.objective.kl_estimator", "k3"),
         (FULL + "--global-batch-size 16 --lr-warmup-iters 5", "learner.warmup_steps", 3),
         (FULL + "--colocate", "engines.placement", "colocate"),

@@ -32,7 +32,7 @@ class EngineProfile:
         """
         self._options = options
         self._name = name.replace("/", "-")
-        self._profiler = ThreadProfiler(run_folder, stacks=options.stacks, memory=False, is_cuda=is_cuda)
+        self._profiler = ThreadProfiler(run_folder, stacks=options.stacks, memory=options.memory, is_cuda=is_cuda)
         self._version: int | None = None
         """Whose tokens are to be profiled; None: those of none."""
         self._num_passes = 0

@@ -43,7 +43,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from penstock.backends.learners.batch.sequences import TrainSequence
+    from penstock.backends.learners.megatron.bridge.architecture import Architecture
     from penstock.backends.learners.megatron.checkpoint.checkpoint import StoredCheckpoint
+    from penstock.backends.learners.megatron.layout.layout import Layout
+    from penstock.backends.learners.megatron.layout.model_config import Precision
     from penstock.backends.learners.megatron.model.build import ParallelModel
     from penstock.backends.learners.megatron.schedule.micro_batches import MicroBatches
     from penstock.backends.learners.megatron.schedule.packed import PackedShare
@@ -81,7 +84,7 @@ class OwnCritic:
 
     def __init__(
         self,
-        policy: ParallelModel,
+        model: ParallelModel,
         options: LearnerOptions,
         *,
         num_steps: int,
@@ -91,7 +94,7 @@ class OwnCritic:
     ) -> None:
         """
         Args:
-            policy: as it is before the first step, with all of its weights on every rank.
+            model: as :func:`critic_model` gives it, and at the beginning with the policy's layers (:func:`copy_trunk`).
             options: the ``learner:`` block.
             num_steps: of the whole run, for the schedule.
             device: of this rank.
@@ -103,10 +106,8 @@ class OwnCritic:
         """
         self._options = options
         self._num_steps = num_steps
-        self.model = critic_model(policy, options, device=device)
-        if stored is None:
-            copy_trunk(policy, self.model)
-        else:
+        self.model = model
+        if stored is not None:
             stored.load_weights(self.model, CRITIC)
         self.trainable = TrainableModel(
             self.model,
@@ -269,9 +270,13 @@ def open_critic(
                 shared.restore(stored.tensors(), is_fresh=stored.is_fresh)
             return shared
         case "own":
-            policy.gather_weights()
+            own = policy.model
+            model = critic_model(own.architecture, own.layout, options, precision=own.precision, device=workers.device)
+            if stored is None:
+                policy.gather_weights()
+                copy_trunk(own, model)
             return OwnCritic(
-                policy.model,
+                model,
                 options,
                 num_steps=num_steps,
                 device=workers.device,
@@ -280,21 +285,27 @@ def open_critic(
             )
 
 
-def critic_model(policy: ParallelModel, options: LearnerOptions, *, device: torch.device) -> ParallelModel:
-    """A model with the policy's layout whose output is one value, with weights that mean nothing yet but for the
-    head."""
+def critic_model(
+    architecture: Architecture,
+    layout: Layout,
+    options: LearnerOptions,
+    *,
+    precision: Precision,
+    device: torch.device,
+) -> ParallelModel:
+    """A model like the policy whose output is one value, with weights that mean nothing yet but for the head."""
     transformer = {name: value for name, value in options.megatron.transformer.items() if name not in LOSS_FIELDS}
     model = build_model(
         # A tied head would be the embedding.
-        replace(policy.architecture, has_tied_embeddings=False),
-        policy.layout,
+        replace(architecture, has_tied_embeddings=False),
+        layout,
         msgspec.structs.replace(options.megatron, transformer=transformer, mtp=None),
-        precision=policy.precision,
+        precision=precision,
         device=device,
     )
     for chunk in model.chunks:
         if chunk.post_process:
-            chunk.output_layer = _ValueHead(model.config, policy.architecture.hidden_size, device)
+            chunk.output_layer = _ValueHead(model.config, architecture.hidden_size, device)
     return model
 
 

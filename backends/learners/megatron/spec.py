@@ -28,6 +28,7 @@ MEGATRON: Final = LearnerSpec(
     open=_open,
     together=_together,
     has_layout=True,
+    parts_critic=True,
     has_known_memory=True,
     can_record_steps=True,
     replays_kept=True,

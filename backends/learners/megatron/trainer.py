@@ -10,6 +10,7 @@ Invariants:
 * A batch is opened with the very micro-batches of the first pass, so a policy that has not moved yet is at a distance
   of exactly 0 from what opened it.
 * After each step every rank has the figures of the whole step, the same bits.
+* Where policy and critic lie on different ranks (:mod:`.roles`), each rank runs what it has.
 
 What happens where memory does not suffice is said in :mod:`.out_of_memory`.
 """
@@ -33,10 +34,11 @@ from penstock.backends.learners.megatron.speed import speed_of
 from penstock.backends.learners.objectives.objective import asks_policy, couples_tokens, finished
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.spec import loss_of
-from penstock.backends.learners.torch.rounds import OutOfMemoryError
+from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.training.batch_trainer import Added, BatchTrainer, UpdateWork
 from penstock.backends.learners.training.coupling import logprob_gradients, places_in
 from penstock.backends.learners.training.mismatched import mismatched, reference_point
+from penstock.backends.learners.training.roles import OutOfMemoryElsewhereError, OutOfMemoryError, side_by_side
 from penstock.backends.learners.training.step import BatchTokens, Predictions, Scores, StepTokens
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.schedule.vocabulary import VocabularyScores
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.training.batch_trainer import StepResult
+    from penstock.backends.learners.training.roles import Roles
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.messages.samples import Group
 
@@ -66,7 +69,7 @@ class MegatronTrainer(BatchTrainer):
 
     def __init__(
         self,
-        trainable: TrainableModel,
+        trainable: TrainableModel | None,
         reference: ParallelModel | None,
         options: LearnerOptions,
         *,
@@ -76,13 +79,14 @@ class MegatronTrainer(BatchTrainer):
         seed: int,
         workers: WorkerGroup,
         critic: MegatronCritic | None = None,
+        roles: Roles | None = None,
         folder: Path | None = None,
         run_folder: Path | None = None,
         quantizes: bool = False,
     ) -> None:
         """
         Args:
-            trainable: the policy, with its optimizer.
+            trainable: the policy, with its optimizer; None where other ranks have it.
             reference: the policy that the KL term pulls to; None where nothing asks for it.
             options: the ``learner:`` block.
             temperature: of the sampling, so that log-probs are of the distribution that was sampled from.
@@ -90,7 +94,8 @@ class MegatronTrainer(BatchTrainer):
             check_stop: called before each micro-batch; raises to end the step.
             seed: of the order in which a batch is gone through, where it is divided.
             workers: all ranks; each has such a trainer, and they are called alike.
-            critic: as the objective has one.
+            critic: as the objective has one, unless other ranks have it.
+            roles: which of the ranks hold what; None: all hold whatever there is.
             folder: of the run's checkpoints, where what is known of memory lies; None: it is not kept.
             run_folder: for dumps and profiles of steps.
             quantizes: engines get the weights in FP8.
@@ -99,7 +104,7 @@ class MegatronTrainer(BatchTrainer):
             UserFault: the objective makes no sense.
             UserCodeError: its function cannot be loaded.
         """
-        model = trainable.model
+        model = self._model = _held(trainable, critic)
         super().__init__(
             options,
             num_steps=num_steps,
@@ -113,8 +118,9 @@ class MegatronTrainer(BatchTrainer):
             run_folder=run_folder,
             quantizes=quantizes,
         )  # fmt: skip
+        roles = self._roles = roles or side_by_side(workers, has_critic=critic is not None)
         self._trainable, self._critic = trainable, critic
-        self._sources = SourceRanks(workers, model.layout)
+        self._sources = SourceRanks(roles.own, model.layout)
         objective = open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
         self._objective = objective if self._recorder is None else self._recorder.around(objective)
         self._reference = None if reference is None else MicroBatchRunner(
@@ -124,13 +130,14 @@ class MegatronTrainer(BatchTrainer):
 
     def _size_micro_batches(self, folder: Path | None) -> None:
         self._folder, self._can_be_finer = folder, False
-        self._size = known_size(self._options, folder, is_speaker=self._workers.is_first)
-        if not can_try_anew(self._trainable.model.layout, self._options.megatron):
+        self._size = known_size(self._options, folder, is_speaker=self._roles.own.is_first)
+        if not can_try_anew(self._model.layout, self._options.megatron):
             return
+        policy = None if self._trainable is None else self._trainable.runner
         own = self._critic.runner if isinstance(self._critic, OwnCritic) else None
-        for runner in (self._trainable.runner, self._reference, own):
+        for runner in (policy, self._reference, own):
             if runner is not None:
-                runner.agree = self._workers.agree
+                runner.agree = self._roles.own.agree
 
     @property
     def max_tokens_per_micro_batch(self) -> int:
@@ -150,7 +157,7 @@ class MegatronTrainer(BatchTrainer):
 
     def check_length(self, sequence: TrainSequence, what: str, /) -> None:
         """See :class:`.BatchTrainer`."""
-        check_length(sequence, what, self._trainable.model.architecture)
+        check_length(sequence, what, self._model.architecture)
 
     def add(self, work: UpdateWork, /) -> Added:
         """See :class:`.BatchTrainer`. With smaller micro-batches if memory does not suffice, and then the opening anew
@@ -159,27 +166,37 @@ class MegatronTrainer(BatchTrainer):
         run = [work.update, *(() if work.known else work.first_pass), *([] if pairs is None else [pairs])]
         while True:
             self._can_be_finer = not all(self._division(update).is_finest for update in run)
+            is_short = True
             try:
                 added = self._added(work)
+            except OutOfMemoryElsewhereError:
+                is_short = False
             except OutOfMemoryError:
                 pass
             else:
                 self._size.worked(step=work.version + 1)
                 return added
-            self._trainable.forget_gradients()
+            if self._trainable is not None:
+                self._trainable.forget_gradients()
             if isinstance(self._critic, SharedCritic):
                 self._critic.forget_gradients()
-            self._size.halve(can_be_finer=self._can_be_finer)
+            if is_short:
+                self._size.halve(can_be_finer=self._can_be_finer)
 
     def _added(self, work: UpdateWork) -> Added:
         known = self._open(work.batch, work.first_pass, version=work.version) if work.known is None else work.known
+        totals = self._roles.together(lambda: self._gradients(work, known))
+        return Added(known, self._roles.all_figures(totals))
+
+    def _gradients(self, work: UpdateWork, known: BatchTokens) -> dict[str, float]:
+        """Add those of what this rank holds; sums over the tokens of all ranks that hold it."""
         parts, num_parts = self._parts(work.update)
         batches = self._laid_out(parts, work.update.sequences[0])
         point = self._reference_point(work.update)
         own = StepTokens(known, work.update, parts, is_only_step=work.is_only, reference_point=point)
-        if not work.trains_policy:
-            assert self._critic is not None, "critic_only_steps"
-            return Added(known, self._sources.totals(self._critic.add_gradients(own, batches)))
+        if self._trainable is None or not work.trains_policy:
+            # With ``critic_only_steps`` the ranks of the policy alone have nothing to do.
+            return {} if self._critic is None else self._sources.totals(self._critic.add_gradients(own, batches))
         if num_parts > 1 and couples_tokens(self._options.objective):
             whole = StepTokens(
                 known, work.update, [work.update.sequences], is_only_step=work.is_only, reference_point=point
@@ -189,7 +206,7 @@ class MegatronTrainer(BatchTrainer):
             totals = self._add_apart(own, batches)
         if isinstance(self._critic, OwnCritic):
             totals |= self._sources.totals(self._critic.add_gradients(own, batches))
-        return Added(known, {**totals, **self._further_figures(work.update)})
+        return {**totals, **self._further_figures(work.update)}
 
     def change(self, totals: Mapping[str, float], *, step: int, name: str) -> dict[str, float]:
         """See :class:`.BatchTrainer`."""
@@ -197,12 +214,12 @@ class MegatronTrainer(BatchTrainer):
         if self._critic is not None:
             loss = totals["train/value_loss"]
             norms["train/critic-grad_norm"] = self._critic.change(step, loss=loss, name=name)
-        if "train/loss" in totals:
+        if self._trainable is not None and "train/loss" in totals:
             rate = policy_learning_rate(step, self._options, num_steps=self._num_steps)
             norms["train/grad_norm"] = self._trainable.change(rate, loss=totals["train/loss"], name=name)
             if (further := self._trainable.further_norm) is not None:
                 norms["train/mtp_grad_norm"] = further
-        return norms
+        return self._roles.all_figures(norms)
 
     def accumulate(self, batch: TrainBatch, *, version: int) -> dict[str, float]:
         """Find the gradient of the whole batch, as one step; returns the figures under ``train/``.
@@ -228,7 +245,7 @@ class MegatronTrainer(BatchTrainer):
             found.append(terms.figures)
             return self._with_values(terms.loss, number, said, own, batches, found)
 
-        self._trainable.add_gradients(batches.sequences, loss)
+        self._policy.add_gradients(batches.sequences, loss)
         return self._sources.totals(found)
 
     def _add_coupled(
@@ -238,7 +255,7 @@ class MegatronTrainer(BatchTrainer):
         scores = self._all_scores(batches, places, update.num_tokens, with_reference=own.asks_reference)
         own_places = places.to(self._workers.device)
         gradients = logprob_gradients(
-            self._objective, self._options.objective, whole, scores, own_places, workers=self._workers
+            self._objective, self._options.objective, whole, scores, own_places, workers=self._roles.own
         )
         of_values: list[Mapping[str, Tensor]] = []
 
@@ -247,7 +264,7 @@ class MegatronTrainer(BatchTrainer):
             surrogate = gradients.surrogate(batches.parts[number], again.logprobs, again.entropy)
             return self._with_values(surrogate, number, again, own, batches, of_values)
 
-        self._trainable.add_gradients(batches.sequences, loss)
+        self._policy.add_gradients(batches.sequences, loss)
         figures = self._sources.whole(gradients.figures)
         return figures | self._sources.totals(of_values) if isinstance(self._critic, SharedCritic) else figures
 
@@ -270,46 +287,52 @@ class MegatronTrainer(BatchTrainer):
 
     def _further_figures(self, update: Update) -> dict[str, float]:
         """The same on every rank."""
-        figures = dict(self._trainable.runner.further_figures)
-        experts = self._trainable.model.architecture.experts
+        figures = dict(self._policy.runner.further_figures)
+        experts = self._model.architecture.experts
         if self._options.megatron.router_replay and experts is not None:
             figures["train/router_replay_fraction"] = replay_fraction(update.sequences, experts)
         return figures
 
     def _open(self, batch: TrainBatch, first_pass: Sequence[Update], *, version: int) -> BatchTokens:
-        opening = Predictions()
-        if asks_policy(self._options) or self._critic is not None:
-            multiple = self._trainable.runner.multiple
+        objective, count = self._options.objective, batch.num_trained_tokens
+        names = ["logprobs"] if asks_policy(self._options) else []
+        names += ["reference"] if names and needs_reference(objective) else []
+        names += ["values"] if objective.critic != "none" else []
+        said: dict[str, Tensor] = {}
+        if names:
             parts: Parts = []
             for update in first_pass:  # each filled up as it will be when it is trained
                 own, _ = self._parts(update)
-                parts += [*own, *([] for _ in range(-len(own) % multiple))]
+                parts += [*own, *([] for _ in range(-len(own) % self._multiple))]
             batches = self._laid_out(parts, batch.sequences[0])
-            opening = self._predictions(batches, batch.num_trained_tokens)
-        return BatchTokens(batch, self._options.objective, opening, version=version, device=self._workers.device)
+            said = self._roles.together(lambda: self._predictions(batches, count))
+            said = self._roles.all_said(said, names, count, torch.float32)
+        return BatchTokens(batch, objective, Predictions(**said), version=version, device=self._workers.device)
 
-    def _predictions(self, batches: MicroBatches, count: int) -> Predictions:
-        """Of ``count`` tokens, on every rank."""
-        opening = Predictions()
-        if asks_policy(self._options):
+    def _predictions(self, batches: MicroBatches, count: int) -> dict[str, Tensor]:
+        """What is held here says about ``count`` tokens, on every rank that holds the same."""
+        said: dict[str, Tensor] = {}
+        if self._trainable is not None and asks_policy(self._options):
             scores = self._all_scores(batches, batches.places, count, with_reference=True)
-            opening = Predictions(logprobs=scores.logprobs, reference=scores.reference)
+            said["logprobs"] = scores.logprobs
+            if scores.reference is not None:
+                said["reference"] = scores.reference
         values: list[Tensor] = []
         match self._critic:
             case None:
-                return opening
+                return said
             case OwnCritic():
                 values = self._critic.values(batches)
             case SharedCritic():
-                for number, found in enumerate(self._trainable.runner.scores(batches.sequences)):
-                    said = batches.own(number, found)
-                    assert said.values is not None, "the head was attached"
-                    values.append(said.values)
-        return opening._replace(values=self._sources.broadcast(values, batches.places, count))
+                for number, found in enumerate(self._policy.runner.scores(batches.sequences)):
+                    own = batches.own(number, found).values
+                    assert own is not None, "the head was attached"
+                    values.append(own)
+        return said | {"values": self._sources.broadcast(values, batches.places, count)}
 
     def _all_scores(self, batches: MicroBatches, places: Tensor, count: int, *, with_reference: bool) -> Scores:
         """Of ``count`` tokens, on every rank, without gradient."""
-        found = self._trainable.runner.scores(batches.sequences)
+        found = self._policy.runner.scores(batches.sequences)
         said = [batches.own(number, scores) for number, scores in enumerate(found)]
         reference = None
         if with_reference and self._reference is not None:
@@ -344,7 +367,7 @@ class MegatronTrainer(BatchTrainer):
         return division.ranks[self._sources.replica], len(division.in_order)
 
     def _division(self, update: Update) -> Division:
-        model = self._trainable.model
+        model = self._model
         return divide_over_ranks(
             update.sequences,
             num_ranks=model.layout.data,
@@ -353,4 +376,21 @@ class MegatronTrainer(BatchTrainer):
         )
 
     def _laid_out(self, parts: Sequence[Sequence[TrainSequence]], spare: TrainSequence) -> MicroBatches:
-        return laid_out(parts, spare, multiple=self._trainable.runner.multiple)
+        return laid_out(parts, spare, multiple=self._multiple)
+
+    @property
+    def _multiple(self) -> int:
+        return self._model.layout.micro_batch_multiple
+
+    @property
+    def _policy(self) -> TrainableModel:
+        assert self._trainable is not None, "asked where the policy is"
+        return self._trainable
+
+
+def _held(policy: TrainableModel | None, critic: MegatronCritic | None) -> ParallelModel:
+    """What this rank has a share of; of policy and critic, which lie alike, the policy."""
+    if policy is not None:
+        return policy.model
+    assert isinstance(critic, OwnCritic), "a rank without a policy has a critic"
+    return critic.model

@@ -4,6 +4,8 @@ Invariants:
 
 * See :mod:`penstock.backends.learners.training.command_worker`. A model that is divided is run, gathered and saved
   by all of its ranks.
+* A rank that holds the critic alone (:mod:`.roles`) trains and saves it, takes part in writing the rest, and publishes
+  nothing.
 """
 
 from __future__ import annotations
@@ -12,18 +14,21 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.learners.checkpoints.channel import CheckpointChannel
 from penstock.backends.learners.megatron.checkpoint.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints
 from penstock.backends.learners.megatron.critic import CRITIC, OwnCritic, SharedCritic
 from penstock.backends.learners.megatron.opened import LearnerOpener, OpenedLearner
 from penstock.backends.learners.megatron.optimizer.offload import SleepingMemory
 from penstock.backends.learners.megatron.reference import copy_weights
+from penstock.backends.learners.megatron.roles import roles_of
+from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.training.canary import canary_under
-from penstock.backends.learners.training.command_worker import CommandWorker
+from penstock.backends.learners.training.command_worker import CommandWorker, Published
 from penstock.backends.learners.worker_group.planned import exporter_of
 
 if TYPE_CHECKING:
+    from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
     from penstock.backends.learners.plan import LearnerPlan
-    from penstock.backends.learners.training.command_worker import Published
     from penstock.backends.learners.worker_group.worker import WorkerHost
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.weights.protocol import WeightExporter
@@ -57,7 +62,9 @@ class MegatronWorker(CommandWorker[OpenedLearner]):
         """
         super().__init__(plan.options, workers, host, exporter)
         self._plan = plan
-        self._opener = LearnerOpener(plan, workers, exporter, check_stop=host.check_stop, report=self._report)
+        channel = CheckpointChannel(workers)  # of all ranks, while torch knows them as such
+        self._roles = roles_of(workers, plan.options)
+        self._opener = LearnerOpener(plan, self._roles, exporter, check_stop=host.check_stop, report=self._report)
         self._checkpoints = MegatronCheckpoints(
             Path(plan.checkpoints_folder),
             epoch=plan.epoch,
@@ -66,6 +73,8 @@ class MegatronWorker(CommandWorker[OpenedLearner]):
             options=plan.options,
             done=host.emit,
             fail=host.fail,
+            roles=self._roles,
+            channel=channel,
         )
 
     def settle(self) -> None:
@@ -86,17 +95,20 @@ class MegatronWorker(CommandWorker[OpenedLearner]):
         return self._opener.resume(stored)
 
     def _refresh_reference(self, opened: OpenedLearner) -> bool:
-        if opened.reference is None:
-            return False
-        opened.trainable.gather_weights()
-        copy_weights(opened.trainable.model, opened.reference)
-        return True
+        policy = opened.policy
+        if policy is not None and policy.reference is not None:
+            policy.trainable.gather_weights()
+            copy_weights(policy.trainable.model, policy.reference)
+        return self._has_reference
 
     def _published(self, opened: OpenedLearner, command: PublishWeights) -> Published:
-        return opened.publisher.publish(
+        policy = opened.policy
+        if policy is None:
+            return Published(None, {})
+        return policy.publisher.publish(
             version=command.version,
             publish=command.publish,
-            canary=lambda: canary_under(opened.canary_model, opened.canary),
+            canary=lambda: canary_under(policy.canary_model, opened.canary),
         )
 
     def _begin_save(self, opened: OpenedLearner) -> None:
@@ -107,23 +119,32 @@ class MegatronWorker(CommandWorker[OpenedLearner]):
             canary=opened.canary,
             reference_version=opened.reference_version,
         )
-        critic = opened.critic
-        trainables = {POLICY: opened.trainable}
-        if isinstance(critic, OwnCritic):
-            trainables[CRITIC] = critic.trainable
+        policy, critic = opened.policy, opened.critic
         self._checkpoints.begin_save(
-            trainables,
+            self._trainables(opened),
             facts,
-            reference=opened.reference,
+            reference=None if policy is None else policy.reference,
             tensors=critic.state() if isinstance(critic, SharedCritic) else None,
             asleep=opened.sleeping,
         )
 
     def _fall_asleep(self, opened: OpenedLearner) -> None:
-        frozen_models = [] if opened.reference is None else [opened.reference]
-        trained = [opened.trainable, *([opened.critic.trainable] if isinstance(opened.critic, OwnCritic) else [])]
+        reference = None if opened.policy is None else opened.policy.reference
+        trained = list(self._trainables(opened).values())
+        frozen_models = [] if reference is None else [reference]
         opened.sleeping = SleepingMemory(trained, frozen_models, device=self._workers.device)
         _log.info("asleep: %d bytes are given up", opened.sleeping.size_bytes)
+
+    @property
+    def _has_reference(self) -> bool:
+        """Whether the learner has one, on this rank or on others."""
+        return needs_reference(self._plan.options.objective)
+
+    @staticmethod
+    def _trainables(opened: OpenedLearner) -> dict[str, TrainableModel]:
+        """The models that this rank trains, by their names in checkpoints."""
+        found = {} if opened.policy is None else {POLICY: opened.policy.trainable}
+        return found | ({CRITIC: opened.critic.trainable} if isinstance(opened.critic, OwnCritic) else {})
 
     def _wake_up(self, opened: OpenedLearner) -> None:
         if opened.sleeping is not None:

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from penstock.backends.learners.torch.critic import Critic
     from penstock.backends.learners.torch.loss_scale import LossScale
     from penstock.backends.learners.torch.model import PackedModel
-    from penstock.backends.learners.torch.roles import Roles
     from penstock.backends.learners.torch.rounds import MicroBatch
     from penstock.backends.learners.training.batch_trainer import UpdateWork
+    from penstock.backends.learners.training.roles import Roles
     from penstock.backends.learners.training.token_records import TokenRecorder
 
 
@@ -96,12 +96,8 @@ class Accumulation:
             OutOfMemoryError: a micro-batch was too large; some gradients have been added.
         """
         known = work.known or self._opened(work)
-        if self._roles.are_apart:
-            totals, equal = self._roles.together(lambda: self._gradients(work, known, pairs))
-            totals = self._roles.all_figures(totals)
-        else:
-            totals, equal = self._gradients(work, known, pairs)
-        return Added(known, totals | equal)
+        totals, equal = self._roles.together(lambda: self._gradients(work, known, pairs))
+        return Added(known, self._roles.all_figures(totals) | equal)
 
     def _gradients(
         self, work: UpdateWork, known: BatchTokens, pairs: Update | None

@@ -30,6 +30,7 @@ import torch
 
 from penstock.backends.learners.batch.packing import PackedTokens, pack, stand_in
 from penstock.backends.learners.batch.sequences import joined
+from penstock.backends.learners.training.roles import OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,10 +82,6 @@ def laid_out(parts: Sequence[Sequence[TrainSequence]], spare: TrainSequence) -> 
 def padding_micro_batch(spare: TrainSequence) -> MicroBatch:
     """A micro-batch of no token."""
     return laid_out([[]], spare)[0]
-
-
-class OutOfMemoryError(RuntimeError):
-    """A micro-batch was too large for the memory of some rank. Gradients that were added before it are still there."""
 
 
 ADVICE: Final = (

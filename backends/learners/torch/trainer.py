@@ -25,13 +25,13 @@ from penstock.backends.learners.torch.loss_scale import LossScale
 from penstock.backends.learners.torch.model import ADAPTER_PREFIX, CheckpointError
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 from penstock.backends.learners.torch.parallel import copies_group, hollow, tensor_group
-from penstock.backends.learners.torch.roles import OutOfMemoryElsewhereError, Roles, roles_of
-from penstock.backends.learners.torch.rounds import OutOfMemoryError
+from penstock.backends.learners.torch.roles import roles_of
 from penstock.backends.learners.torch.sight import FirstLook
 from penstock.backends.learners.torch.speed import DTYPE_NAMES, speed_of
 from penstock.backends.learners.training.alarms import LOSS_SCALE, OVERFLOWS
 from penstock.backends.learners.training.batch_trainer import BatchTrainer, UpdateWork
 from penstock.backends.learners.training.mismatched import mismatched
+from penstock.backends.learners.training.roles import OutOfMemoryElsewhereError, OutOfMemoryError
 from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.training.batch_trainer import Added
+    from penstock.backends.learners.training.roles import Roles
     from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 
@@ -202,8 +203,7 @@ class PolicyTrainer(BatchTrainer):
         if self._optimizer is not None and "train/loss" in totals:
             rate = policy_learning_rate(step, self._options, num_steps=self._num_steps)
             norms["train/grad_norm"] = self._optimizer.step(rate, loss=totals["train/loss"], name=name)
-        if self.roles.are_apart:
-            norms = self.roles.all_figures(norms)
+        norms = self.roles.all_figures(norms)
         if not self._scale.is_dynamic:
             return norms
         found = {key: norm for key, norm in norms.items() if math.isfinite(norm)}

@@ -35,7 +35,7 @@ from penstock.backends.learners.torch.model import CheckpointError, PackedModel
 from penstock.backends.learners.torch.parallel import parallelize
 from penstock.backends.learners.torch.publishing import GatheredWeights
 from penstock.backends.learners.torch.reference import frozen, new_reference, refresh
-from penstock.backends.learners.torch.roles import roles_of
+from penstock.backends.learners.torch.roles import is_held, roles_of
 from penstock.backends.learners.torch.sharded_load import load_divided
 from penstock.backends.learners.torch.snapshot import restore_random_state, take_snapshot
 from penstock.backends.learners.torch.trainer import PolicyTrainer
@@ -149,7 +149,9 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             model = self._loaded(_base_folder(folder, record), plan.options.lora)
             reference = new_reference(model, plan.options, self._workers)
         trainer = self._trainer(model, reference)
-        tensors = load_state(folder / STATE_FOLDER, trainer.layouts(), is_wanted=self._roles.holds)
+        tensors = load_state(
+            folder / STATE_FOLDER, trainer.layouts(), is_wanted=lambda name: is_held(name, self._roles)
+        )
         trainer.restore(tensors)
         restore_random_state(tensors, self._workers)
         self._notices += model.notices

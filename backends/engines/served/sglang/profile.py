@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.engines.served.base.http import CallError
-from penstock.backends.profiling import PROFILE_FOLDER
+from penstock.backends.profiling import NO_SNAPSHOT, PROFILE_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from penstock.backends.engines.served.base.opened import EngineSetup
     from penstock.backends.engines.served.sglang.endpoint import SglangEndpoint
 
+CPU: Final = "cpu"
 _log: Final = logging.getLogger(__name__)
+
+
+def activities_of(device: str, *, memory: bool) -> tuple[str, ...]:
+    """What a server is asked to profile, in its own words; with ``memory`` it writes a snapshot of CUDA's allocator
+    beside the trace of each rank."""
+    if device == CPU:
+        return ("CPU",)
+    return ("CPU", "GPU", *(("MEM",) if memory else ()))
 
 
 class ServerProfile:
@@ -28,6 +37,9 @@ class ServerProfile:
         self._setup = setup
         self._endpoints = endpoints
         self._is_running = False
+        options = setup.options.profile
+        if options is not None and options.memory and any(each.info.device == CPU for each in endpoints):
+            _log.info("engines.profile: %s", NO_SNAPSHOT)
 
     async def serve(self, version: int) -> None:
         """Tokens are of this version from here on. A profile that a server refuses is said, and ends nothing."""
@@ -47,7 +59,7 @@ class ServerProfile:
             endpoint.control.start_profile(
                 str(folder),
                 num_passes=options.max_passes,
-                activities=("CPU",) if endpoint.info.device == "cpu" else ("CPU", "GPU"),
+                activities=activities_of(endpoint.info.device, memory=options.memory),
                 stacks=options.stacks,
             )
             for endpoint in self._endpoints

@@ -36,7 +36,9 @@ from penstock.backends.learners.megatron.checkpoint.checkpoint_snapshot import (
 from penstock.backends.learners.megatron.checkpoint.dist_format import DistReader, is_distributed
 from penstock.backends.learners.megatron.checkpoint.sharded import load_model, load_optimizer
 from penstock.backends.learners.megatron.weights.load import load_weights
+from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.torch.snapshot import restore_random_state
+from penstock.backends.learners.training.roles import side_by_side
 from penstock.messages.local import CheckpointWritten
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.optimizer.offload import SleepingMemory
     from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
     from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.training.roles import Roles
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.protocol import Fail
 
@@ -62,9 +65,9 @@ class StoredCheckpoint:
     """A checkpoint that has been checked against its record. Every rank reads it, in the same order: weights, then,
     when a :class:`.TrainableModel` has copied them, its optimizer."""
 
-    def __init__(self, folder: Path, record: CheckpointRecord, workers: WorkerGroup, *, is_fresh: bool) -> None:
+    def __init__(self, folder: Path, record: CheckpointRecord, roles: Roles, *, is_fresh: bool) -> None:
         self._folder = folder
-        self._workers = workers
+        self._roles = roles
         self.record = record
         self.is_fresh = is_fresh
         """Whether what the optimizer had is left behind."""
@@ -80,7 +83,7 @@ class StoredCheckpoint:
                 f"{self._folder}: has trained layers that predict further tokens, and learner.megatron.mtp is null, "
                 "so they would be lost; resume with the key that it was written with"
             )
-        read_weights(model, self._folder, rank=self._workers.rank, name=name)
+        read_weights(model, self._folder, rank=self._roles.own.rank, name=name)
 
     def load_reference(self, model: ParallelModel) -> None:
         """A collective.
@@ -94,7 +97,7 @@ class StoredCheckpoint:
                 f"{self._folder}: the objective has a reference, and the checkpoint was written without one because "
                 "its objective had none; resume with that one (kl_coef: 0)"
             )
-        read_weights(model, self._folder.parent / reference.folder, rank=self._workers.rank)
+        read_weights(model, self._folder.parent / reference.folder, rank=self._roles.own.rank)
 
     def load_optimizer(self, trainable: TrainableModel, name: str = POLICY) -> None:
         """What the optimizer keeps, unless it ``is_fresh``. A collective.
@@ -121,7 +124,7 @@ class StoredCheckpoint:
         """Go on with the random numbers of the checkpoint, unless the torch learner wrote it."""
         if self.record.backend == "megatron":
             tensors = load_state(self._folder / STATE_FOLDER, is_wanted=lambda name: name.startswith("random/"))
-            restore_random_state(tensors, self._workers)
+            restore_random_state(tensors, self._roles.everyone)
 
 
 class MegatronCheckpoints:
@@ -137,6 +140,8 @@ class MegatronCheckpoints:
         options: LearnerOptions,
         done: Callable[[CheckpointWritten], None],
         fail: Fail,
+        roles: Roles | None = None,
+        channel: CheckpointChannel | None = None,
     ) -> None:
         """A collective.
 
@@ -148,14 +153,17 @@ class MegatronCheckpoints:
             options: the ``learner:`` block.
             done: called on a thread of its own when a checkpoint is durable.
             fail: called there when it cannot be written.
+            roles: which of the ranks hold what; None: all hold whatever there is.
+            channel: to all other ranks; None: one is made.
         """
         self._own_folder = folder
         self._model_folder = model_folder
         self._workers = workers
         self._options = options
-        self._folder = CheckpointFolder(
-            folder, epoch=epoch, tokenizer_source=model_folder, channel=CheckpointChannel(workers)
-        )
+        self._roles = roles or side_by_side(workers, has_critic=options.objective.critic != "none")
+        channel = channel or CheckpointChannel(workers)
+        self._own_channel = CheckpointChannel(self._roles.own) if self._roles.are_apart else channel
+        self._folder = CheckpointFolder(folder, epoch=epoch, tokenizer_source=model_folder, channel=channel)
         self._writer = CheckpointWriter(self._folder, done=done, fail=fail)
 
     @property
@@ -175,13 +183,14 @@ class MegatronCheckpoints:
         """Copy everything, and write it in the background. Waits for the checkpoint before. A collective.
 
         Args:
-            trainables: by name: the policy as ``policy``, a critic of its own as ``critic``.
+            trainables: that this rank has, by name: the policy as ``policy``, a critic of its own as ``critic``.
             facts: the rest.
-            reference: is copied where it does not lie on disk yet.
+            reference: is copied where it does not lie on disk yet; None without one, and where other ranks have it.
             tensors: small ones, the same on every rank, that belong to no model.
             asleep: what has the memory of all of these while the learner sleeps.
         """
         self._writer.wait()
+        is_elsewhere = not self._roles.has_policy and needs_reference(self._options.objective)
         snapshot = take_snapshot(
             trainables,
             facts,
@@ -189,7 +198,9 @@ class MegatronCheckpoints:
             keeps_reference=not self._folder.has_reference(facts.reference_version),
             tensors=tensors or {},
             model_folder=self._model_folder,
-            workers=self._workers,
+            roles=self._roles,
+            own_channel=self._own_channel,
+            has_reference=reference is not None or is_elsewhere,
             distributed_optimizer=self._options.megatron.distributed_optimizer,
             asleep=asleep,
         )
@@ -228,7 +239,7 @@ class MegatronCheckpoints:
         if path.parent.resolve() == self._own_folder.resolve() and record.backend == "megatron":
             self._folder.reference = record.reference
         self._writer.saved = CheckpointWritten(version=record.version, path=str(path))
-        return StoredCheckpoint(path, record, self._workers, is_fresh=bool(lost))
+        return StoredCheckpoint(path, record, self._roles, is_fresh=bool(lost))
 
     def _why_lost(self, record: CheckpointRecord) -> str:
         """What keeps the optimizer's state from being gone on with; empty if nothing does."""

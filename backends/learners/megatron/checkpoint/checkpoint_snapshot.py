@@ -9,6 +9,8 @@ Invariants:
 
 * Nothing of a snapshot changes any more, and everything in it is of one version.
 * What data-parallel ranks have in common is copied and written by the first of them.
+* Where policy and critic lie on different ranks, the ranks of each write its folder among themselves, and those of the
+  policy the rest: the files are those of any other layout.
 """
 
 # torch.random is typed in part only:
@@ -20,6 +22,8 @@ import contextlib
 import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
 
 from penstock.backends.checkpoint.config_file import write_config
 from penstock.backends.learners.checkpoints.record import STATE_FOLDER, CheckpointRecord, MegatronRecord
@@ -49,7 +53,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.model.build import ParallelModel
     from penstock.backends.learners.megatron.optimizer.offload import SleepingMemory
     from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
-    from penstock.backends.learners.worker_group.workers import WorkerGroup
+    from penstock.backends.learners.training.roles import Roles
 
 POLICY: Final = "policy"
 OWN_TENSOR: Final = "own/"
@@ -84,11 +88,18 @@ class MegatronSnapshot:
 
     facts: LearnerFacts
     models: Mapping[str, CopiedModel]
+    """Those that this rank has a part of."""
+    optimizer_steps: Mapping[str, int]
+    """Of all models."""
     rest: Mapping[str, Shard]
-    """Random state, and tensors of the caller."""
+    """Random state, and tensors of the caller; empty where the critic lies alone."""
+    has_policy: bool
+    own_channel: CheckpointChannel
+    """To the ranks that hold what this one holds."""
     has_reference: bool
+    """On this rank or on others."""
     reference: CopiedModel | None
-    """None where it lies on disk already."""
+    """None where it lies on disk already, and where other ranks have it."""
     model_folder: Path
     layout: str
     distributed_optimizer: bool
@@ -109,19 +120,29 @@ class MegatronSnapshot:
 
     def write(self, folder: Path, channel: CheckpointChannel, reference: str) -> Sequence[Path]:
         """See :class:`.Snapshot`."""
-        state = folder / STATE_FOLDER
-        channel.each(lambda: save_state(state, self.rest, channel))
-        files = state_files_of_rank(state, channel.rank)
+        return channel.each(lambda: self._write_own(folder))[channel.rank]
+
+    def _write_own(self, folder: Path) -> list[Path]:
+        channel = self.own_channel
+        files: list[Path] = []
+        if self.has_policy:
+            state = folder / STATE_FOLDER
+            channel.each(lambda: save_state(state, self.rest, channel))
+            files = state_files_of_rank(state, channel.rank)
+            channel.first(lambda: write_config(self.model_folder, folder, self.facts.dtype))
         for name, model in self.models.items():
-            files += self._write_model(folder / name, model, channel)
-        channel.first(lambda: write_config(self.model_folder, folder, self.facts.dtype))
+            files += self._write_model(folder / name, model)
         return files
 
     def write_reference(self, folder: Path, channel: CheckpointChannel) -> None:
         """See :class:`.Snapshot`."""
-        assert self.reference is not None, "a reference that is not on disk has been copied"
-        self._write_model(folder / POLICY, self.reference, channel)
-        channel.first(lambda: write_config(self.model_folder, folder, self.facts.dtype))
+        channel.each(lambda: self._write_own_reference(folder))
+
+    def _write_own_reference(self, folder: Path) -> None:
+        if self.has_policy:
+            assert self.reference is not None, "a reference that is not on disk has been copied"
+            self._write_model(folder / POLICY, self.reference)
+            self.own_channel.first(lambda: write_config(self.model_folder, folder, self.facts.dtype))
 
     def record(
         self, *, epoch: int, reference: ReferenceRecord | None, files: Mapping[str, FileRecord]
@@ -139,12 +160,12 @@ class MegatronSnapshot:
             megatron=MegatronRecord(
                 layout=self.layout,
                 distributed_optimizer=self.distributed_optimizer,
-                optimizer_steps={name: model.num_steps for name, model in self.models.items()},
+                optimizer_steps=dict(self.optimizer_steps),
             ),
         )
 
-    @staticmethod
-    def _write_model(folder: Path, model: CopiedModel, channel: CheckpointChannel) -> list[Path]:
+    def _write_model(self, folder: Path, model: CopiedModel) -> list[Path]:
+        channel = self.own_channel
         channel.first(folder.mkdir)
         channel.each(lambda: write_parts(folder, model.parts, model.common, channel))
         return files_of_rank(folder, channel.rank)
@@ -158,37 +179,59 @@ def take_snapshot(
     keeps_reference: bool,
     tensors: Mapping[str, Tensor],
     model_folder: Path,
-    workers: WorkerGroup,
+    roles: Roles,
+    own_channel: CheckpointChannel,
+    has_reference: bool,
     distributed_optimizer: bool,
     asleep: SleepingMemory | None = None,
 ) -> MegatronSnapshot:
     """Copy what the next step would change. A collective.
 
     Args:
-        trainables: by name.
+        trainables: that this rank has, by name.
         facts: the rest.
-        reference: if there is one.
+        reference: if there is one here.
         keeps_reference: whether it has to be written.
         tensors: small ones, the same on every rank.
         model_folder: whose config the checkpoint gets.
-        worker group: all ranks.
+        roles: which ranks hold what.
+        own_channel: to those that hold what this one holds.
+        has_reference: whether there is one, here or on other ranks.
         distributed_optimizer: whether its state is divided over data-parallel ranks.
         asleep: what has their memory while the learner sleeps.
     """
     own = {f"{OWN_TENSOR}{name}": shard_of(tensor.to("cpu", copy=True)) for name, tensor in tensors.items()}
+    models = {
+        name: _copied_trainable(trainable, is_gathered=distributed_optimizer, asleep=asleep)
+        for name, trainable in trainables.items()
+    }
+    steps = roles.all_figures({name: float(model.num_steps) for name, model in models.items()})
     return MegatronSnapshot(
         facts=facts,
-        models={
-            name: _copied_trainable(trainable, is_gathered=distributed_optimizer, asleep=asleep)
-            for name, trainable in trainables.items()
-        },
-        rest=random_state(workers) | own,
-        has_reference=reference is not None,
+        models=models,
+        optimizer_steps={name: int(count) for name, count in steps.items()},
+        rest=_random_state(roles) | own,
+        has_policy=roles.has_policy,
+        own_channel=own_channel,
+        has_reference=has_reference,
         reference=None if reference is None or not keeps_reference else copied_model(reference, asleep),
         model_folder=model_folder,
-        layout=str(trainables[POLICY].model.layout),
+        layout=str(next(iter(trainables.values())).model.layout),
         distributed_optimizer=distributed_optimizer,
     )
+
+
+def _random_state(roles: Roles) -> dict[str, Shard]:
+    """A row for each rank; from where they lie apart all rows come to those of the policy, which write."""
+    own = random_state(roles.everyone)
+    if not roles.are_apart:
+        return own
+    whole: dict[str, Shard] = {}
+    for name, shard in own.items():
+        table = torch.zeros(shard.shape, dtype=shard.local.dtype, device=roles.everyone.device)
+        table[roles.everyone.rank] = shard.local[0].to(table.device)
+        whole[name] = shard_of(roles.everyone.sum_(table).cpu())
+    return whole if roles.has_policy else {}
 
 
 def copied_model(model: ParallelModel, asleep: SleepingMemory | None = None) -> CopiedModel:

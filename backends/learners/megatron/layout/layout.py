@@ -76,6 +76,11 @@ class Layout:
         return self.expert > 1 or self.expert_tensor != self.tensor
 
     @property
+    def micro_batch_multiple(self) -> int:
+        """What the number of micro-batches of one call must be a multiple of."""
+        return self.pipeline if self.virtual_pipeline > 1 else 1
+
+    @property
     def ranks_per_stage(self) -> int:
         return self.num_ranks // self.pipeline
 

@@ -30,6 +30,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from penstock.backends.learners.megatron.bridge.families import EMBEDDING, HEAD, MTP_BLOCK
 from penstock.backends.learners.megatron.bridge.weight_map import map_weights, padded_vocab_size
 from penstock.backends.learners.megatron.layout.model_config import with_options
@@ -61,7 +63,7 @@ class MemoryEstimate:
     reference: int = 0
     """A second set of weights, that nothing trains."""
     critic: int = 0
-    """Of its own: weights, gradients and optimizer."""
+    """Of its own, beside a policy: weights, gradients and optimizer."""
     activations: int
     logits: int
     on_host: int = 0
@@ -80,6 +82,8 @@ class Extras(NamedTuple):
 
     has_reference: bool = False
     has_own_critic: bool = False
+    has_policy: bool = True
+    """Otherwise the critic is what weights, gradients and optimizer are of."""
 
 
 POLICY_ALONE: Final = Extras()
@@ -159,26 +163,29 @@ def estimate_stages(
     extras: Extras = POLICY_ALONE,
 ) -> list[MemoryEstimate]:
     """Of a rank of each pipeline stage; see :func:`estimate_memory`."""
+    if not extras.has_policy:
+        options = msgspec.structs.replace(options, mtp=None)
     architecture = with_options(architecture, options)
     tokens = -(-max_tokens // layout.context)
     counts = _counts(architecture, layout, options)
     estimates: list[MemoryEstimate] = []
     for stage, count in enumerate(counts):
-        policy = _training(count, layout, options, precision)
         critic = _training(count.of_critic, layout, options, precision)
+        own = _training(count, layout, options, precision) if extras.has_policy else critic
+        beside = critic if extras.has_policy and extras.has_own_critic else None
         numbers = _activations(architecture, layout, options, stage)
-        is_last = stage == layout.pipeline - 1
+        has_logits = stage == layout.pipeline - 1 and extras.has_policy
         estimates.append(
             MemoryEstimate(
                 stage=stage,
-                weights=policy.weights,
-                gradients=policy.gradients,
-                optimizer=policy.optimizer,
+                weights=own.weights,
+                gradients=own.gradients,
+                optimizer=own.optimizer,
                 reference=count.of_reference.all * WEIGHT_BYTES[precision] if extras.has_reference else 0,
-                critic=critic.total if extras.has_own_critic else 0,
+                critic=0 if beside is None else beside.total,
                 activations=tokens * numbers * WEIGHT_BYTES[precision],
-                logits=_logits(architecture, layout, options, precision, tokens) if is_last else 0,
-                on_host=policy.on_host + (critic.on_host if extras.has_own_critic else 0),
+                logits=_logits(architecture, layout, options, precision, tokens) if has_logits else 0,
+                on_host=own.on_host + (0 if beside is None else beside.on_host),
             )
         )
     return estimates

@@ -37,6 +37,8 @@ from penstock.backends.learners.megatron.model.moe import connect_routers
 from penstock.backends.learners.megatron.model.mtp import PredictingModel
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.distributed import ProcessGroup
 
     from penstock.backends.learners.megatron.bridge.architecture import Architecture, LatentAttention, Rope
@@ -85,14 +87,17 @@ def open_groups(layout: Layout, *, seed: int, timeout_s: float = 1800.0) -> None
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
 
 
+def let_go(chunks: Sequence[DistributedDataParallel]) -> None:
+    """Of models that will not be trained any more. Each is in a circle with its optimizer that goes through hooks in
+    C++: otherwise neither is ever collected, nor are their groups."""
+    for chunk in chunks:
+        chunk.grad_accs.clear()
+        chunk.config.grad_scale_func = None
+
+
 def close_groups() -> None:
     """Undo the division of ranks; models that were built in it are of no use any more."""
-    # A model that is trained is in a circle with its optimizer that goes through hooks in C++. It is never collected,
-    # and neither are its groups.
-    for found in gc.get_objects():
-        if type(found) is DistributedDataParallel:
-            found.grad_accs.clear()
-            found.config.grad_scale_func = None
+    let_go([found for found in gc.get_objects() if type(found) is DistributedDataParallel])
     made: list[ProcessGroup | None] = list(parallel_state._global_process_group_list or ())
     parallel_state.destroy_model_parallel()
     # megatron-core forgets most groups without ending them, and each of gloo's has threads.

@@ -28,7 +28,7 @@ from penstock.backends.learners.megatron.schedule.further import FurtherLoss
 from penstock.backends.learners.megatron.schedule.packed import pack_share
 from penstock.backends.learners.megatron.schedule.router_replay import laid_out
 from penstock.backends.learners.megatron.schedule.vocabulary import VocabularyScores, sum_of_shares, vocabulary_scores
-from penstock.backends.learners.torch.rounds import OutOfMemoryError
+from penstock.backends.learners.training.roles import OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -98,8 +98,7 @@ class MicroBatchRunner:
     @property
     def multiple(self) -> int:
         """What the number of micro-batches of one call must be a multiple of."""
-        layout = self._model.layout
-        return layout.pipeline if layout.virtual_pipeline > 1 else 1
+        return self._model.layout.micro_batch_multiple
 
     def scores(
         self, micro_batches: Sequence[Sequence[TrainSequence]], *, temperature: float | None = None

@@ -6,8 +6,7 @@ digest, go on while the engine decodes and are figures beside it. The copy is of
 been written to before, made right before in the same turn, on as many threads. The canary's few tokens are left out.
 
 With ``engines.double_buffering`` the fetching thread prepares them in a second set while the engine decodes, here four
-requests; what that makes of its steps is measured as well, longest and mean, beside steps right before that have the
-processor to themselves.
+requests. What that makes of its steps is measured as well, against the steps right before.
 
 Without it bytes are hashed again at the swap if somebody has opened the segment for writing since the fetch: the third
 arm, in which somebody does, shows what that takes.
@@ -23,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
@@ -72,11 +71,14 @@ class Steps(NamedTuple):
     num: int
     mean_s: float
     longest_s: float
+    cpu_s: float
+    """Of the decoding thread, mean."""
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> Steps:
-        """Those that took so long."""
-        return cls(len(seconds), fmean(seconds), max(seconds))
+    def of(cls, seconds: Sequence[tuple[float, float]]) -> Steps:
+        """Those that took so long, by the clock and of the processor."""
+        wall_s, cpu_s = zip(*seconds, strict=True)
+        return cls(len(seconds), fmean(wall_s), max(wall_s), fmean(cpu_s))
 
 
 class Brought(NamedTuple):
@@ -158,7 +160,7 @@ class Way:
         model = fetched.model
         assert model is not None
         alone = [self._step() for _ in range(NUM_ALONE)]
-        beside: list[float] = []
+        beside: list[tuple[float, float]] = []
 
         def prepare() -> float:
             from_s = perf_counter()
@@ -174,8 +176,8 @@ class Way:
         load_s = perf_counter() - began_s
         return Brought(load_s=load_s, prepare_s=preparing.result(), alone=Steps.of(alone), beside=Steps.of(beside))
 
-    def _step(self) -> float:
-        """Seconds that one token of each of as many requests as there are slots takes."""
+    def _step(self) -> tuple[float, float]:
+        """One token of each of as many requests as there are slots: seconds, and those of the processor."""
         for number in range(NUM_SLOTS - self._engine.num_running - self._engine.num_queued):
             self._engine.submit(
                 GenerationRequest(
@@ -185,9 +187,9 @@ class Way:
                     max_new_tokens=MAX_CONTEXT - 1,
                 )
             )
-        began_s = perf_counter()
+        began_s, began_cpu_s = perf_counter(), thread_time()
         self._engine.step()
-        return perf_counter() - began_s
+        return perf_counter() - began_s, thread_time() - began_cpu_s
 
 
 def measure(given: argparse.Namespace) -> Measured:
@@ -233,6 +235,7 @@ def _beside(turns: Sequence[Turn[Brought]]) -> Iterator[Figure]:
     for name, steps in (("alone", alone), ("beside preparing", beside)):
         yield plain_figure(f"decode steps {name}", "s, mean", [each.mean_s for each in steps])
         yield plain_figure(f"decode steps {name}", "s, longest", [each.longest_s for each in steps])
+        yield plain_figure(f"decode steps {name}", "CPU s, mean", [each.cpu_s for each in steps])
     lost = [two.num * (two.mean_s - one.mean_s) for one, two in zip(alone, beside, strict=True)]
     yield plain_figure("decoding lost to preparing", "s", lost)
 

@@ -1,9 +1,10 @@
 """Weights through shared memory hold an engine up for less than one and a half times the copying of their bytes.
 
 A publish of ``--megabytes`` in float32 from a learner's memory into an embedded engine's. Held up is what nothing can
-be generated in: loading, or the swap, and whatever is looked at again after it. The publish and the fetch, with its
-digest, go on while the engine decodes and are figures beside it. The copy is of the same tensors into memory that has
-been written to before, made right before in the same turn, on as many threads. The canary's few tokens are left out.
+be generated in: loading, or the swap, and whatever is looked at again after it. The publish, which holds up the learner
+alone, and the fetch, with its digest, go on while the engine decodes and are figures beside it. The copy is of the same
+tensors into memory that has been written to before, made right before in the same turn, on as many threads. The
+canary's few tokens are left out.
 
 With ``engines.double_buffering`` the fetching thread prepares them in a second set while the engine decodes, here four
 requests. What that makes of its steps is measured as well, against the steps right before.
@@ -213,10 +214,12 @@ def measure(given: argparse.Namespace) -> Measured:
     held_up = figures(turns, "s held up", lambda each: each.load_s + each.check_s)
     found = [plain_figure("a publish", "MB", [way.size_bytes / 1e6]), *copied, *held_up]
     found += figures(turns, "s of that to look at it again", lambda each: each.check_s)
-    found += figures(turns, "s to publish", lambda each: each.publish_s)
+    published = figures(turns, "s to publish", lambda each: each.publish_s)
+    found += published
     found += figures(turns, "s to fetch", lambda each: each.fetch_s)
     ratios = [pairs(held, copy) for held, copy in zip(held_up, copied, strict=True)]
     found += [plain_figure(f"{arm}: held up", "× the copy", each) for arm, each in zip(turns, ratios, strict=True)]
+    found.append(plain_figure("the learner, while it publishes: held up", "× the copy", pairs(published[0], copied[0])))
     found += _beside(turns[DOUBLE])
     are_same = all(turn.value.is_same for arm in turns.values() for turn in arm)
     claims = [

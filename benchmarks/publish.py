@@ -1,12 +1,16 @@
 """Weights through shared memory hold an engine up for less than one and a half times the copying of their bytes.
 
 A publish of ``--megabytes`` in float32 from a learner's memory into an embedded engine's. Held up is what nothing can
-be generated in: loading, and whatever is looked at again after it. The publish and the fetch, with its digest, go on
-while the engine decodes and are figures beside it. The copy is of the same tensors into memory that has been written to
-before, made right before the load in the same turn, on as many threads. The canary's few tokens are left out.
+be generated in: loading, or the swap, and whatever is looked at again after it. The publish, which holds up the learner
+alone, and the fetch, with its digest, go on while the engine decodes and are figures beside it. The copy is of the same
+tensors into memory that has been written to before, made right before in the same turn, on as many threads. The
+canary's few tokens are left out.
 
-At the swap bytes are hashed again only if somebody has opened the segment for writing since the fetch: the other arm,
-in which somebody does, shows what that takes.
+With ``engines.double_buffering`` the fetching thread prepares them in a second set while the engine decodes, here four
+requests. What that makes of its steps is measured as well, against the steps right before.
+
+Without it bytes are hashed again at the swap if somebody has opened the segment for writing since the fetch: the third
+arm, in which somebody does, shows what that takes.
 """
 
 from __future__ import annotations
@@ -15,9 +19,11 @@ import contextlib
 import os
 import tempfile
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from statistics import fmean
+from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
@@ -29,14 +35,21 @@ from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.engines.torch.engine import TorchEngine
 from penstock.backends.engines.torch.engine_settings import EngineSettings
 from penstock.backends.engines.torch.fetching import fetch_publish
+from penstock.backends.engines.torch.requests import GenerationRequest
+from penstock.backends.engines.torch.second_set import SecondSet
 from penstock.backends.weights.segments import sweep
 from penstock.backends.weights.shared_memory import SharedMemoryExporter
 from penstock.backends.weights.transports import open_fetcher
 from penstock.benchmarks._harness import Benchmark, Measured, claim, fact, figures, interleaved, pairs, plain_figure
+from penstock.messages.arrays import pack_tokens
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from penstock.backends.engines.torch.fetching import FetchedPublish
+    from penstock.benchmarks._harness import Turn
+    from penstock.benchmarks._results import Figure
 
 QUICK: Final = ("--megabytes", "120", "--repetitions", "5")
 QUICK_S: Final = 20
@@ -44,20 +57,48 @@ MOST: Final = 1.5
 LAYER: Final = ModelShape(hidden=768, layers=1, heads=12, kv_heads=12, head_dim=64, intermediate=2240)
 LAYER_BYTES: Final = 4 * (4 * 768 * 768 + 3 * 768 * 2240)
 """Of its matrices in float32."""
-ARMS: Final = {"nobody comes": False, "somebody opens it for writing": True}
+IN_PLACE: Final = "in place"
+DOUBLE: Final = "double buffering"
+WRITTEN: Final = "in place, somebody opens it for writing"
+NUM_SLOTS: Final = 4
+MAX_CONTEXT: Final = 512
+NUM_ALONE: Final = 8
+"""Decode steps that are measured before preparing begins."""
+
+
+class Steps(NamedTuple):
+    """Decode steps, one after the other."""
+
+    num: int
+    mean_s: float
+    longest_s: float
+    cpu_s: float
+    """Of the decoding thread, mean."""
+
+    @classmethod
+    def of(cls, seconds: Sequence[tuple[float, float]]) -> Steps:
+        """Those that took so long, by the clock and of the processor."""
+        wall_s, cpu_s = zip(*seconds, strict=True)
+        return cls(len(seconds), fmean(wall_s), max(wall_s), fmean(cpu_s))
 
 
 class Brought(NamedTuple):
     """One publish, until an engine serves it."""
 
-    publish_s: float
-    fetch_s: float
-    copy_s: float
     load_s: float
-    check_s: float
+    """Or swap."""
+    check_s: float = 0.0
     """For the digest after the load."""
-    is_same: bool
-    """Whether that is the manifest's."""
+    publish_s: float = 0.0
+    fetch_s: float = 0.0
+    copy_s: float = 0.0
+    is_same: bool = False
+    """Whether the digest is the manifest's in the end."""
+    prepare_s: float = 0.0
+    alone: Steps | None = None
+    """Before preparing; None: nothing was prepared."""
+    beside: Steps | None = None
+    """While preparing."""
 
 
 class Way:
@@ -68,15 +109,19 @@ class Way:
             self.weights: Mapping[str, torch.Tensor] = {name: tensors[name].float() for name in tensors}
         self.size_bytes = sum(tensor.nbytes for tensor in self.weights.values())
         self.exporter = SharedMemoryExporter(run_id, 1)
-        self._engine = TorchEngine(read_model_config(folder), EngineSettings(num_slots=1, max_context=64))
+        settings = EngineSettings(num_slots=NUM_SLOTS, max_context=MAX_CONTEXT)
+        self._engine = TorchEngine(read_model_config(folder), settings)
+        self._second = SecondSet(self._engine, settings.device)
+        self._preparing = ThreadPoolExecutor(1)
         self._copies = {name: torch.zeros_like(tensor) for name, tensor in self.weights.items()}
         self._version = 0
 
-    def bring(self, *, is_written: bool = False) -> Brought:
+    def bring(self, *, is_written: bool = False, is_double: bool = False) -> Brought:
         """One version.
 
         Args:
             is_written: somebody opens the segment for writing after the fetch.
+            is_double: it is prepared beside decoding.
         """
         self._version += 1
         began_s = perf_counter()
@@ -92,20 +137,60 @@ class Way:
         for name, tensor in fetched.model.items():
             self._copies[name].copy_(tensor)
         copied_s = perf_counter()
-        self._engine.load(fetched.model, self._version)
-        loaded_s = perf_counter()
-        digest = fetched.digest_now()
-        checked_s = perf_counter()
+        found = self._swapped(fetched) if is_double else self._loaded(fetched)
+        is_same = fetched.digest_now() == manifest.digest
         fetched.close()
         self.exporter.release(self._version)
-        return Brought(
+        return found._replace(
             publish_s=published_s - began_s,
             fetch_s=fetched_s - published_s,
             copy_s=copied_s - from_s,
-            load_s=loaded_s - copied_s,
-            check_s=checked_s - loaded_s,
-            is_same=digest == manifest.digest,
+            is_same=is_same,
         )
+
+    def _loaded(self, fetched: FetchedPublish) -> Brought:
+        """Where the engine decodes."""
+        began_s = perf_counter()
+        self._engine.load(fetched.model, self._version)
+        loaded_s = perf_counter()
+        fetched.digest_now()
+        return Brought(load_s=loaded_s - began_s, check_s=perf_counter() - loaded_s)
+
+    def _swapped(self, fetched: FetchedPublish) -> Brought:
+        """Prepared while the engine decodes, then swapped in."""
+        model = fetched.model
+        assert model is not None
+        alone = [self._step() for _ in range(NUM_ALONE)]
+        beside: list[tuple[float, float]] = []
+
+        def prepare() -> float:
+            from_s = perf_counter()
+            self._second.fill(model, lambda: False)
+            self._second.offer(fetched.digest_now())
+            return perf_counter() - from_s
+
+        preparing = self._preparing.submit(prepare)
+        while not beside or not preparing.done():
+            beside.append(self._step())
+        began_s = perf_counter()
+        assert self._second.swap_in(fetched.digest, self._version)
+        load_s = perf_counter() - began_s
+        return Brought(load_s=load_s, prepare_s=preparing.result(), alone=Steps.of(alone), beside=Steps.of(beside))
+
+    def _step(self) -> tuple[float, float]:
+        """One token of each of as many requests as there are slots: seconds, and those of the processor."""
+        for number in range(NUM_SLOTS - self._engine.num_running - self._engine.num_queued):
+            self._engine.submit(
+                GenerationRequest(
+                    tag=(self._version, perf_counter(), number),
+                    prompt=pack_tokens([number + 1]),
+                    seed=number,
+                    max_new_tokens=MAX_CONTEXT - 1,
+                )
+            )
+        began_s, began_cpu_s = perf_counter(), thread_time()
+        self._engine.step()
+        return perf_counter() - began_s, thread_time() - began_cpu_s
 
 
 def measure(given: argparse.Namespace) -> Measured:
@@ -116,7 +201,11 @@ def measure(given: argparse.Namespace) -> Measured:
         write_made_model(LAYER._replace(layers=layers), Path(name) / "model", seed=0)
         way = Way(Path(name) / "model", run_id)
         try:
-            arms = {arm: partial(way.bring, is_written=is_written) for arm, is_written in ARMS.items()}
+            arms: dict[str, Callable[[], Brought]] = {
+                IN_PLACE: way.bring,
+                DOUBLE: partial(way.bring, is_double=True),
+                WRITTEN: partial(way.bring, is_written=True),
+            }
             turns = interleaved(arms, given.repetitions)
         finally:
             way.exporter.close()
@@ -125,15 +214,33 @@ def measure(given: argparse.Namespace) -> Measured:
     held_up = figures(turns, "s held up", lambda each: each.load_s + each.check_s)
     found = [plain_figure("a publish", "MB", [way.size_bytes / 1e6]), *copied, *held_up]
     found += figures(turns, "s of that to look at it again", lambda each: each.check_s)
-    found += figures(turns, "s to publish", lambda each: each.publish_s)
+    published = figures(turns, "s to publish", lambda each: each.publish_s)
+    found += published
     found += figures(turns, "s to fetch", lambda each: each.fetch_s)
-    found.append(plain_figure("somebody opens it for writing: held up", "× the copy", pairs(held_up[1], copied[1])))
+    ratios = [pairs(held, copy) for held, copy in zip(held_up, copied, strict=True)]
+    found += [plain_figure(f"{arm}: held up", "× the copy", each) for arm, each in zip(turns, ratios, strict=True)]
+    found.append(plain_figure("the learner, while it publishes: held up", "× the copy", pairs(published[0], copied[0])))
+    found += _beside(turns[DOUBLE])
     are_same = all(turn.value.is_same for arm in turns.values() for turn in arm)
     claims = [
-        claim("nobody comes: held up ÷ copying it", pairs(held_up[0], copied[0]), at_most=MOST),
+        claim("double buffering: held up ÷ copying it", ratios[list(turns).index(DOUBLE)], at_most=MOST),
         fact("the digest after the load is that of the learner", holds=are_same),
     ]
     return Measured(found, claims)
+
+
+def _beside(turns: Sequence[Turn[Brought]]) -> Iterator[Figure]:
+    """What preparing takes, and what it makes of the steps that are decoded meanwhile."""
+    values = [turn.value for turn in turns]
+    alone = [each.alone for each in values if each.alone is not None]
+    beside = [each.beside for each in values if each.beside is not None]
+    yield plain_figure("preparing beside decoding", "s", [each.prepare_s for each in values])
+    for name, steps in (("alone", alone), ("beside preparing", beside)):
+        yield plain_figure(f"decode steps {name}", "s, mean", [each.mean_s for each in steps])
+        yield plain_figure(f"decode steps {name}", "s, longest", [each.longest_s for each in steps])
+        yield plain_figure(f"decode steps {name}", "CPU s, mean", [each.cpu_s for each in steps])
+    lost = [two.num * (two.mean_s - one.mean_s) for one, two in zip(alone, beside, strict=True)]
+    yield plain_figure("decoding lost to preparing", "s", lost)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -102,6 +102,10 @@ class EngineGroupOptions(Options, frozen=True, kw_only=True):
     """``cpu``, ``cuda``, ``cuda:1``; ``auto`` takes a GPU where Ray assigns one."""
     num_threads: Annotated[int, Meta(ge=1)] = 1
     """Of each engine, on a CPU."""
+    double_buffering: bool | None = None
+    """Embedded engines: prepare new weights in a second set while decoding with the first, so that a swap exchanges the
+    two and no more. It takes the memory of one more set. null: on a CPU with two cores or more, where ten sets would go
+    into the memory that is free."""
     sglang: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
     """Options of the SGLang server, by its own names: ``tp_size: 2``, ``mem_fraction_static: 0.8``."""
     options: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.syntax import Syntax
 
 from penstock.backends.learners.spec import LEARNERS
+from penstock.runtime.cli.engine_memory import embedded_text
 from penstock.runtime.cli.megatron_plan import megatron_text
 from penstock.runtime.cli.node_plan import node_text, plan_nodes
 from penstock.runtime.cli.placement import placement
@@ -56,7 +57,8 @@ def show_plan(
             outcomes["GPU memory"] = memory_outcome(scenario, gpu_gb, ok=OK, failed=FAILED, left_out=LEFT_OUT)
         layout = layout_text(scenario, gpus_per_node=gpus_per_node, gpu_gb=gpu_gb)
     resolved = without_credentials(dump_scenario(scenario, is_short=not is_full))
-    text = f"{resolved}\n{placement_text(scenario)}#\n{layout}{dump_text(scenario)}{machine_text(outcomes)}"
+    sizes = f"{embedded_text(scenario)}{layout}{dump_text(scenario)}"
+    text = f"{resolved}\n{placement_text(scenario)}#\n{sizes}{machine_text(outcomes)}"
     if console.is_terminal:
         console.print(Syntax(text, "yaml", background_color="default"), soft_wrap=True)
     else:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from engine_bench import PROMPT, WAIT_S, BenchFactory, CountingFetcher, generate_command
 from engine_cases import (
     CONTEXT,
     Case,
@@ -35,16 +34,12 @@ from penstock.messages.commands import (
     AbortGeneration,
     ApplyWeights,
     FetchWeights,
-    Generate,
     InterruptGenerations,
-    OpenEngine,
 )
 from penstock.messages.errors import UserFault
 from penstock.messages.local import (
-    EngineOpened,
     GenerationAdvanced,
     GenerationEnded,
-    LocalEvent,
     WeightsStagedLocally,
     WeightsSwapped,
 )
@@ -53,8 +48,6 @@ from penstock.messages.samples import (
     Completed,
     InfraError,
     Part,
-    Prompt,
-    Purpose,
     SampleKey,
     StopReason,
     Truncated,
@@ -66,18 +59,11 @@ from penstock.runtime.scenario.resolve import EXACT_CANARY
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.backends.protocol import Backend
-    from penstock.backends.weights.protocol import FetchedWeights, WeightExporter, WeightFetcher
-    from penstock.messages.commands import EngineCommand
-    from penstock.messages.weights import Canary, WeightManifest
 
-WAIT_S = 60.0
-PROMPT = random_tokens(6, seed=3)
 LONG = (1, 5, 7)
 """Indices of samples whose responses have more than eight tokens, after which progress is reported."""
 NUM_MADE = (8, 7, 7)
 """Tokens they have when the first of them reports: the others wait a step for it to compute their prompt."""
-EventT = TypeVar("EventT", bound=LocalEvent)
 
 
 @pytest.fixture(scope="module")
@@ -90,112 +76,11 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return make_case("qwen3_tied", tmp_path_factory.mktemp("other"), seed=1)
 
 
-@dataclass
-class Bench:
-    """An engine, what it said, and the learner's end of its weights."""
-
-    engine: Backend[EngineCommand]
-    exporter: WeightExporter
-    said: SimpleQueue[LocalEvent | BaseException]
-    then: dict[type[LocalEvent], list[EngineCommand]]
-    """Given to the engine at the first event of this kind, on the engine's own thread: so it takes all of them before
-    its next step."""
-    publish: int = 0
-
-    def emit(self, event: LocalEvent) -> None:
-        for command in self.then.pop(type(event), ()):
-            self.engine.execute(command)
-        self.said.put(event)
-
-    def hear(self, kind: type[EventT]) -> EventT:
-        """The next thing said, which must be of this kind."""
-        event = self.said.get(timeout=WAIT_S)
-        assert isinstance(event, kind), event
-        return event
-
-    def export(self, tensors: dict[str, torch.Tensor], version: int, canary: Canary | None = None) -> WeightManifest:
-        self.publish += 1
-        return self.exporter.export(tensors, version=version, publish=self.publish, canary=canary)
-
-    def stage(self, case: Case, version: int, canary: Canary | None = None) -> WeightManifest:
-        manifest = self.export(weights_of(case.model), version, canary)
-        self.fetch(manifest)
-        return manifest
-
-    def fetch(self, manifest: WeightManifest) -> None:
-        self.engine.execute(FetchWeights(manifest))
-        staged = self.hear(WeightsStagedLocally)
-        assert (staged.version, staged.publish, staged.error) == (manifest.version, self.publish, "")
-        assert staged.digest == manifest.digest
-
-    def serve(self, case: Case, version: int = 0, mode: UpdateMode = UpdateMode.DRAIN) -> WeightsSwapped:
-        self.engine.execute(ApplyWeights(self.stage(case, version), mode))
-        return self.hear(WeightsSwapped)
-
-    def generate(self, index: int, prompt: list[int] | None = None, prefix: Part | None = None) -> None:
-        self.engine.execute(_generate(index, prompt, prefix))
-
-    def hear_ends(self, count: int) -> dict[int, GenerationEnded]:
-        """So many ends by index; reports of progress are passed over."""
-        ends: dict[int, GenerationEnded] = {}
-        while len(ends) < count:
-            event = self.said.get(timeout=WAIT_S)
-            if isinstance(event, GenerationEnded):
-                ends[event.key.index] = event
-            else:
-                assert isinstance(event, GenerationAdvanced), event
-        return ends
-
-
-def _generate(index: int, prompt: list[int] | None = None, prefix: Part | None = None) -> Generate:
-    tokens = pack_tokens(PROMPT if prompt is None else prompt)
-    return Generate(
-        key=SampleKey(0, index),
-        attempt=0,
-        purpose=Purpose.TRAIN,
-        prompt=Prompt(row=0, epoch=0, tokens=tokens),
-        seed=index,
-        deadline_version=9,
-        prefix=prefix,
-    )
-
-
-class BenchFactory:
-    """Opens benches and closes them at the end of the test."""
-
-    def __init__(self, case: Case, folder: Path) -> None:
-        self.case = case
-        self.folder = folder
-        self.benches: list[Bench] = []
-
-    def __call__(
-        self, *, max_response_tokens: int = 40, stop: tuple[str, ...] = (), fetcher: WeightFetcher | None = None
-    ) -> Bench:
-        engine = open_torch_engine(
-            model_folder=self.case.folder,
-            options=EnginesOptions(slots=4, device="cpu", progress_tokens=8),
-            sampling=SamplingOptions(max_response_tokens=max_response_tokens, stop=stop),
-            max_context=64,
-            dtype="float32",
-            fetcher=open_fetcher() if fetcher is None else fetcher,
-        )
-        exporter = open_exporter("disk", run_id="engine", learner_epoch=0, folder=self.folder)
-        bench = Bench(engine, exporter, SimpleQueue(), {})
-        self.benches.append(bench)
-        engine.start(bench.emit, bench.said.put)
-        engine.execute(OpenEngine())
-        assert bench.hear(EngineOpened).num_slots == 4
-        return bench
-
-
-@pytest.fixture
-def open_bench(case: Case, tmp_path: Path) -> Iterator[BenchFactory]:
-    factory = BenchFactory(case, tmp_path / "weights")
+@pytest.fixture(params=[False, True], ids=["in_place", "double_buffering"])
+def open_bench(case: Case, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BenchFactory]:
+    factory = BenchFactory(case, tmp_path / "weights", double_buffering=request.param)
     yield factory
-    for bench in factory.benches:
-        bench.engine.close(timeout_s=WAIT_S)
-        bench.exporter.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("torch-engine")]
+    factory.close()
 
 
 def _alone(case: Case, index: int, limit: int = 40) -> list[int]:
@@ -250,7 +135,7 @@ def test_a_swap_answers_with_digest_and_canary(case: Case, other: Case, open_ben
 def test_a_swap_in_flight_stamps_both_versions(case: Case, other: Case, open_bench: BenchFactory) -> None:
     bench = open_bench()
     first, second = bench.stage(case, 1), bench.stage(other, 2)
-    bench.then[WeightsSwapped] = [_generate(index) for index in LONG]
+    bench.then[WeightsSwapped] = [generate_command(index) for index in LONG]
     bench.then[GenerationAdvanced] = [ApplyWeights(second, UpdateMode.IN_FLIGHT)]
     bench.engine.execute(ApplyWeights(first, UpdateMode.DRAIN))
     assert bench.hear(WeightsSwapped).version == 1
@@ -266,7 +151,7 @@ def test_a_swap_in_flight_stamps_both_versions(case: Case, other: Case, open_ben
 def test_a_bit_that_is_flipped_after_the_fetch_is_caught_before_a_token_is_made(
     case: Case, other: Case, open_bench: BenchFactory
 ) -> None:
-    """The canary would not see it: it is the lowest bit of one weight."""
+    """The canary would not see it: it is the lowest bit of one weight. What has been prepared is this process's own."""
     bench = open_bench()
     bench.serve(case, 1)
     bench.exporter = open_exporter("shared_memory", run_id=f"flip-{os.getpid()}", learner_epoch=0, folder=Path())
@@ -278,6 +163,13 @@ def test_a_bit_that_is_flipped_after_the_fetch_is_caught_before_a_token_is_made(
         byte = segment.read(1)[0]
         segment.seek(manifest.size_bytes - 4)
         segment.write(bytes([byte ^ 1]))
+    if open_bench.double_buffering:
+        bench.engine.execute(ApplyWeights(manifest, UpdateMode.IN_FLIGHT))
+        assert bench.hear(WeightsSwapped).digest == manifest.digest
+        bench.generate(LONG[0])
+        assert tokens_of(bench.hear_ends(1)[LONG[0]].part) == _alone(other, LONG[0])
+        bench.exporter.close()
+        return
     bench.then = {GenerationAdvanced: [ApplyWeights(manifest, UpdateMode.IN_FLIGHT)]}
     for index in LONG:
         bench.generate(index)
@@ -295,7 +187,7 @@ def test_interrupted_samples_go_on_after_the_swap_under_new_weights(
 ) -> None:
     bench = open_bench()
     first, second = bench.stage(case, 1), bench.stage(other, 2)
-    bench.then[WeightsSwapped] = [_generate(index) for index in LONG]
+    bench.then[WeightsSwapped] = [generate_command(index) for index in LONG]
     bench.then[GenerationAdvanced] = [InterruptGenerations(), ApplyWeights(second, UpdateMode.INTERRUPT)]
     bench.engine.execute(ApplyWeights(first, UpdateMode.DRAIN))
     assert bench.hear(WeightsSwapped).version == 1
@@ -315,7 +207,7 @@ def test_interrupted_samples_go_on_after_the_swap_under_new_weights(
 
 def test_an_abort_ends_one_sample_and_is_deaf_to_the_ended(case: Case, open_bench: BenchFactory) -> None:
     bench, (kept, aborted, later) = open_bench(), LONG
-    bench.then[WeightsSwapped] = [_generate(kept), _generate(aborted)]
+    bench.then[WeightsSwapped] = [generate_command(kept), generate_command(aborted)]
     bench.then[GenerationAdvanced] = [AbortGeneration(SampleKey(0, aborted), 0)]
     bench.serve(case)
     ends = bench.hear_ends(2)
@@ -406,22 +298,6 @@ def test_swaps_that_nobody_may_ask_for_end_the_engine(case: Case, open_bench: Be
         pass
     assert isinstance(story, RuntimeError)
     assert "1 requests run at a swap in mode drain" in str(story)
-
-
-class CountingFetcher:
-    """A real fetcher that keeps what it fetched in sight."""
-
-    def __init__(self) -> None:
-        self.fetched: list[FetchedWeights] = []
-
-    def fetch(self, manifest: WeightManifest) -> FetchedWeights:
-        weights = open_fetcher().fetch(manifest)
-        self.fetched.append(weights)
-        return weights
-
-    @property
-    def num_held(self) -> int:
-        return sum(bool(weights.tensors) for weights in self.fetched)
 
 
 def test_fetched_weights_are_let_go_of(case: Case, open_bench: BenchFactory) -> None:

@@ -15,6 +15,7 @@ from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.engines.torch.engine import TorchEngine
 from penstock.backends.engines.torch.engine_settings import EngineSettings
 from penstock.backends.engines.torch.requests import GenerationRequest, RequestError
+from penstock.backends.engines.torch.second_set import SecondSet
 from penstock.backends.learners.batch.packing import pack
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.messages.arrays import floats_view, pack_tokens, tokens_view
@@ -92,6 +93,23 @@ def test_logprobs_are_those_of_the_learner(folder: Path, tmp_path: Path) -> None
             blank = model.logprobs(pack([sequence]), temperature=1.0).detach().numpy()
             model.eyes.is_blank = False
             assert np.abs(blank - expected).max() > 1e-3, "and would be others without the images"
+
+
+def test_a_second_set_of_weights_sees_with_its_own(folder: Path, tmp_path: Path) -> None:
+    ids, media = prompt_of(folder, "user: #\nassistant: ", (picture(tmp_path, 0),))
+    wanted = GenerationRequest(tag=0, prompt=pack_tokens(ids), media=media, seed=0, max_new_tokens=8)
+    with CheckpointTensors(folder) as tensors:
+        weights = {name: tensors[name].float() for name in tensors}
+    other = {name: tensor + 0.05 * ("visual" in name) for name, tensor in weights.items()}
+    loaded, swapped, before = (engine_of(folder, num_slots=4) for _ in range(3))
+    loaded.load(other, 1)
+    second = SecondSet(swapped, torch.device("cpu"))
+    second.fill(other, lambda: False)
+    second.offer("other")
+    assert second.swap_in("other", 1)
+    parts = [drawn(engine, [wanted])[0] for engine in (loaded, swapped, before)]
+    assert parts[0] == parts[1]
+    assert parts[0].logprobs != parts[2].logprobs
 
 
 def test_what_cannot_be_seen_is_refused(folder: Path, tmp_path: Path) -> None:

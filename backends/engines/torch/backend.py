@@ -6,10 +6,14 @@ Invariants:
   between two decode steps.
 * Every ``Generate`` is answered by exactly one ``GenerationEnded``: with an ``InfraError`` where the request itself
   cannot be served, which touches no other.
+* With a second set of weights, what was fetched is prepared in it while the engine decodes, and compared, before it
+  counts as fetched; a swap is then an exchange. The first weights, and adapters, which are small, are loaded where the
+  engine decodes. A fetch is brought to its end when newer weights come: the actor asks for one at a time, and may
+  commit what is here. At the end of the engine it is broken off.
 * Weights that were fetched are kept until they are applied or two newer ones were fetched: the actor commits the
   newest that it knows of, and the one before that may be on its way already.
-* What was loaded is compared before the next step, by a new hash where another process could have changed it since
-  the fetch. If it is not what was exported, every request ends there.
+* What was loaded at a swap is compared before the next step, by a new hash where another process could have changed it
+  since the fetch. If it is not what was exported, every request ends there.
 * Whatever else goes wrong ends the thread and is told through ``fail``.
 
 | waits for | who ends it |
@@ -35,6 +39,7 @@ from penstock.backends.engines.torch.engine import TorchEngine
 from penstock.backends.engines.torch.fetching import fetch_publish
 from penstock.backends.engines.torch.generic_config import GenericConfig
 from penstock.backends.engines.torch.requests import GenerationRequest, RequestError
+from penstock.backends.engines.torch.second_set import StoppedError, second_set
 from penstock.backends.engines.torch.stopping import EndReason
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.messages.arrays import TOKEN_BYTES, tokens_view
@@ -68,6 +73,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.generic import GenericEngine
     from penstock.backends.engines.torch.profile import EngineProfile
     from penstock.backends.engines.torch.requests import Ended
+    from penstock.backends.engines.torch.second_set import SecondSet
     from penstock.backends.protocol import Emit, Fail
     from penstock.backends.weights.protocol import WeightFetcher
     from penstock.messages.commands import EngineCommand
@@ -108,14 +114,18 @@ class TorchEngineBackend:
         num_threads: int,
         fetcher: WeightFetcher,
         profile: EngineProfile | None = None,
+        double_buffering: bool | None = False,
     ) -> None:
+        """``double_buffering``: whether it has a second set of weights; None: if it pays."""
         self._config = config
         self._settings = settings
         self._max_response_tokens = max_response_tokens
         self._num_threads = num_threads
         self._fetcher = fetcher
         self._profile = profile
+        self._double_buffering = double_buffering
         self._engine: TorchEngine | GenericEngine | None = None
+        self._second: SecondSet | None = None
         self._inbox: SimpleQueue[EngineCommand | _Staged | None] = SimpleQueue()
         self._fetches: SimpleQueue[WeightManifest | None] = SimpleQueue()
         self._staged: StagedWeights[FetchedPublish] = StagedWeights()
@@ -216,6 +226,7 @@ class TorchEngineBackend:
                 self._staged.keep(command.manifest, command.weights)
             case OpenEngine():
                 self._engine = _open(self._config, self._settings)
+                self._second = second_set(self._engine, self._settings.device, is_wanted=self._double_buffering)
                 self._emit(EngineOpened(num_slots=self._settings.num_slots))
             case Generate():
                 self._generate(command)
@@ -230,7 +241,7 @@ class TorchEngineBackend:
                 self._apply(command.manifest, command.update_mode)
             case SleepEngine():
                 _log.info("asleep: %d bytes are given up", self._opened.sleep())
-                self._loaded_base = ""
+                self._loaded_base, self._second = "", None  # nothing runs beside which anything could be prepared
                 self._emit(EngineSlept())
             case FetchWeights():
                 raise AssertionError("fetches go to their own thread")
@@ -320,7 +331,11 @@ class TorchEngineBackend:
         except WeightFetchError as error:
             story = str(error)
         else:
-            story = weights.what_is_wrong(self._config)
+            try:
+                story = weights.what_is_wrong(self._config) or self._prepare(manifest, weights)
+            except StoppedError:
+                weights.close()
+                return
             if story:
                 weights.close()
             else:
@@ -329,30 +344,61 @@ class TorchEngineBackend:
         # After the weights: whoever hears this may ask for the swap at once, and the queue keeps the order.
         self._emit(WeightsStagedLocally(version=manifest.version, publish=manifest.publish, digest=digest, error=story))
 
+    def _prepare(self, manifest: WeightManifest, weights: FetchedPublish) -> str:
+        """Fill the second set with them, if there is one and anything is decoded meanwhile; on the fetching thread.
+
+        Returns:
+            Why they cannot be served; empty when they can.
+
+        Raises:
+            StoppedError: the engine is closed.
+        """
+        engine, second, model = self._engine, self._second, weights.model
+        if second is None or engine is None or engine.version is None or model is None or weights.adapters is not None:
+            return ""
+        second.fill(model, self._closing.is_set)
+        digest = weights.digest_now()
+        if digest != manifest.digest:
+            return (
+                f"the bytes of version {manifest.version}, publish {manifest.publish} were changed while they were "
+                f"prepared: their digest is {digest[:16]}… and was {manifest.digest[:16]}…"
+            )
+        second.offer(digest)
+        return ""
+
     def _apply(self, manifest: WeightManifest, mode: UpdateMode) -> None:
         engine = self._opened
         num_requests = engine.num_running + engine.num_queued
         if num_requests and mode is not UpdateMode.IN_FLIGHT:
             raise RuntimeError(f"{num_requests} requests run at a swap in mode {mode}, which wants none")
         weights = self._staged.take(manifest)
-        if manifest.base_digest != self._loaded_base and not weights.has_base and manifest.base is not None:
-            weights.close()  # it slept, or loaded another model, since it fetched the adapters alone
-            weights = fetch_publish(self._fetcher, manifest, self._loaded_base)
-        engine.load(weights.model, manifest.version, weights.adapters)
-        self._loaded_base = manifest.base_digest
+        if self._second is not None and self._second.swap_in(manifest.digest, manifest.version):
+            digest = manifest.digest  # compared when it was prepared, in memory that is this process's own
+        else:
+            digest = self._load(manifest, weights)
+        self._loaded_base = manifest.base_digest if digest == manifest.digest else ""
         if self._profile is not None:
             self._profile.serve(manifest.version)
-        digest = weights.digest_now()
-        if digest != manifest.digest:  # changed since they were fetched: not one token is made with them
-            self._loaded_base = ""
-            for ended in engine.interrupt():
-                self._answer(ended)
         weights.close()
         canary = manifest.canary
         logprobs = b"" if canary is None else engine.probe(tokens_view(canary.tokens)).numpy().tobytes()
         self._emit(
             WeightsSwapped(version=manifest.version, publish=manifest.publish, digest=digest, canary_logprobs=logprobs)
         )
+
+    def _load(self, manifest: WeightManifest, weights: FetchedPublish) -> str:
+        """Load them where the engine decodes; the digest of what was loaded."""
+        engine = self._opened
+        if manifest.base_digest != self._loaded_base and not weights.has_base and manifest.base is not None:
+            weights.close()  # it slept, or loaded another model, since it fetched the adapters alone
+            weights = fetch_publish(self._fetcher, manifest, self._loaded_base)
+        engine.load(weights.model, manifest.version, weights.adapters)
+        digest = weights.digest_now()
+        if digest != manifest.digest:  # changed since they were fetched: not one token is made with them
+            for ended in engine.interrupt():
+                self._answer(ended)
+        weights.close()
+        return digest
 
 
 def _open(config: ModelConfig | GenericConfig, settings: EngineSettings) -> TorchEngine | GenericEngine:

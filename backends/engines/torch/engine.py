@@ -17,10 +17,10 @@ Not thread-safe: one thread calls everything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import isfinite
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -36,19 +36,22 @@ from penstock.backends.engines.torch.attention import (
 )
 from penstock.backends.engines.torch.cache import KeyValueCache
 from penstock.backends.engines.torch.decode_graphs import CudaCapture, DecodeGraphs, Drawn, can_capture
-from penstock.backends.engines.torch.model import Rows, open_model
+from penstock.backends.engines.torch.model import Rows, open_model, open_weights
 from penstock.backends.engines.torch.requests import (
+    MAX_SCORED_ROWS,
     Advanced,
     Ended,
     GenerationRequest,
     RequestError,
     Running,
+    Tick,
     check_scored,
     checked_tokens,
     new_spans,
 )
+from penstock.backends.engines.torch.second_set import copy_across, exchange, size_of
 from penstock.backends.engines.torch.slot_scheduler import SlotScheduler
-from penstock.backends.engines.torch.slots import MIN_ROWS, PromptIndex, RunningSlots, SlotState
+from penstock.backends.engines.torch.slots import MIN_ROWS, PromptIndex, RunningSlots, SlotState, integers
 from penstock.backends.engines.torch.stopping import EndReason, StopStringWatch
 from penstock.messages.arrays import floats_view, tokens_view
 from penstock.messages.engine_counts import EngineCounts
@@ -63,24 +66,11 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.admission import Prefill
     from penstock.backends.engines.torch.attention import Attention
     from penstock.backends.engines.torch.engine_settings import EngineSettings
-    from penstock.backends.engines.torch.learner_model import LearnerModel, LearnerWeights
+    from penstock.backends.engines.torch.learner_model import LearnerWeights
     from penstock.backends.engines.torch.low_rank import Adapters
-    from penstock.backends.engines.torch.model import DecoderModel
     from penstock.backends.engines.torch.sampling import Sampler
     from penstock.backends.engines.torch.sight import Sight
     from penstock.backends.engines.torch.weights import FusedWeights
-
-MAX_SCORED_ROWS: Final = 512
-"""Rows of logits that ``score`` holds at once; so many tokens can be scored whatever ``max_context`` is, if the model
-allows them: a canary may be longer than the responses."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """What one step of the engine brought about."""
-
-    ended: list[Ended]
-    advanced: list[Advanced]
 
 
 class TorchEngine:
@@ -100,15 +90,14 @@ class TorchEngine:
         self.num_generated = 0
         """Tokens drawn since the start."""
         device, dtype = settings.device, settings.dtype
-        self._weights: FusedWeights | LearnerWeights
-        self._model: DecoderModel | LearnerModel
         with torch.inference_mode():
             num_slots = max(settings.num_slots, MIN_ROWS)
             self._cache = KeyValueCache(config, num_slots, settings.max_context, dtype, device)
             if settings.records_experts:
                 self._cache.record_experts(config)
             self._max_scored = min(config.max_positions, max(settings.max_context, MAX_SCORED_ROWS))
-            self._weights, self._model = open_model(config, settings, self._cache, self._max_scored)
+            self._weights = open_weights(config, settings)
+            self._model = open_model(self._weights, self._cache, self._max_scored)
             self._slots = SlotState(num_slots, self._cache, dtype, device, settings.sampler.num_recorded)
             self._stops_of = settings.stop_tables(config)
             self._has_others = bool(settings.others)
@@ -127,6 +116,7 @@ class TorchEngine:
         open_capture = partial(CudaCapture, device)
         self._graphs = DecodeGraphs(num_slots, self._cache.capacity, open_capture) if is_captured else None
         self._window: RunningSlots | None = None
+        self._second: FusedWeights | LearnerWeights | None = None
         self._parked: ParkedMemory | None = None
         self._tainted: set[int] = set()
         """Slots of requests that have failed."""
@@ -158,6 +148,28 @@ class TorchEngine:
             is_elsewhere = self._weights.load(tensors, adapters)
         if is_elsewhere and self._graphs is not None:
             self._graphs.clear()
+        self._serve(version)
+
+    def add_second(self) -> FusedWeights | LearnerWeights:
+        """See :class:`.Doubled`."""
+        self._second = open_weights(self.config, self.settings)
+        return self._second
+
+    @property
+    def weight_bytes(self) -> int:
+        """See :class:`.Doubled`."""
+        return size_of(self._weights.tensors())
+
+    def swap(self, version: int) -> None:
+        """See :class:`.Doubled`; what runs goes on with its cache. What the second set holds then is to be set anew."""
+        assert self._second is not None
+        if self._graphs is None:
+            exchange(self._weights, self._second)
+        elif copy_across(self._second, self._weights):
+            self._graphs.clear()
+        self._serve(version)
+
+    def _serve(self, version: int) -> None:
         self.version = version
         self._prompts.clear()
         for running in self._scheduler.running:
@@ -177,6 +189,7 @@ class TorchEngine:
             if self._graphs is not None:
                 self._graphs.clear()
             kept = () if self._slots.kept is None else (self._slots.kept,)
+            self._second = None
             self._parked = ParkedMemory([*self._weights.tensors(), self._cache.data, *kept], keeps_values=False)
             self.version = None
         return self._parked.size_bytes
@@ -328,8 +341,8 @@ class TorchEngine:
                 ranges = [SlotRange(0, num_rows, self._whole_length)]
             drawn = self._draw(state, ranges, prefill)
         state.advancing.add_(1)
-        tokens = _integers(drawn.ids) if self.settings.has_stop_strings else []
-        return _integers(drawn.over.narrow(0, 0, n).nonzero()), tokens
+        tokens = integers(drawn.ids) if self.settings.has_stop_strings else []
+        return integers(drawn.over.narrow(0, 0, n).nonzero()), tokens
 
     def _draw(self, state: RunningSlots, ranges: list[SlotRange], prefill: Prefill | None) -> Drawn:
         """One forward pass over the rows of ``state``, and what is drawn of it."""
@@ -435,7 +448,3 @@ class TorchEngine:
                 running.num_reported = begin = end
             self._next_report = min(self._next_report, running.born + begin + num_tokens)
         return reports
-
-
-def _integers(tensor: torch.Tensor) -> list[int]:
-    return cast("list[int]", tensor.flatten().tolist())  # pyright: ignore[reportUnknownMemberType]  # torch has no type

@@ -40,11 +40,13 @@ def open_torch_engine(
     true_on_policy: bool = False,
     run_folder: Path | None = None,
     name: str = "engine",
+    sleeps: bool = False,
 ) -> Backend[EngineCommand]:
     """An embedded engine for the model in this folder. Of the folder only the configuration and the tokenizer are
     read: the weights come with the first ``ApplyWeights``. It draws as ``sampling`` says, and for prompts of a dataset
     of an evaluation as ``by_dataset`` does. With ``true_on_policy`` it computes with the learner's own
-    products. Its profiles are written to ``run_folder`` under its name.
+    products. Its profiles are written to ``run_folder`` under its name. One that ``sleeps`` has no second set of
+    weights, since it swaps while nothing runs.
 
     Raises:
         UserFault: a model, a device, a dtype or a limit that this engine cannot serve; the message says which.
@@ -82,6 +84,7 @@ def open_torch_engine(
         num_threads=options.num_threads,
         fetcher=fetcher if options.quantization is None else PlainFetcher(fetcher, settings.dtype),
         profile=profile,
+        double_buffering=False if sleeps else options.double_buffering,
     )
 
 

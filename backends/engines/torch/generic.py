@@ -29,19 +29,21 @@ import torch
 
 from penstock.backends.device_memory import ParkedMemory
 from penstock.backends.engines.kept_tokens import pack_kept
-from penstock.backends.engines.torch.engine import MAX_SCORED_ROWS, Tick
 from penstock.backends.engines.torch.generic_weights import GenericWeights
 from penstock.backends.engines.torch.requests import (
+    MAX_SCORED_ROWS,
     Advanced,
     Ended,
     GenerationRequest,
     RequestError,
     Running,
+    Tick,
     check_scored,
     checked_tokens,
     new_spans,
 )
 from penstock.backends.engines.torch.sampling import uniforms
+from penstock.backends.engines.torch.second_set import exchange, size_of
 from penstock.backends.engines.torch.stopping import EndReason, StopStringWatch
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.engine_counts import EngineCounts
@@ -136,6 +138,7 @@ class GenericEngine:
         self._cohorts: list[_Cohort] = []
         self._clock = 0
         self._max_scored = min(config.max_positions, max(settings.max_context, MAX_SCORED_ROWS))
+        self._second: GenericWeights | None = None
         self._parked: ParkedMemory | None = None
 
     @property
@@ -161,6 +164,25 @@ class GenericEngine:
             self._parked = None
         with torch.inference_mode():
             self._weights.load(tensors)
+        self._serve(version)
+
+    def add_second(self) -> GenericWeights:
+        """See :class:`.Doubled`."""
+        self._second = GenericWeights(self.config, self.settings.dtype, self.settings.device)
+        return self._second
+
+    @property
+    def weight_bytes(self) -> int:
+        """See :class:`.Doubled`."""
+        return size_of(self._weights.tensors())
+
+    def swap(self, version: int) -> None:
+        """See :meth:`.TorchEngine.swap`."""
+        assert self._second is not None
+        exchange(self._weights, self._second)
+        self._serve(version)
+
+    def _serve(self, version: int) -> None:
         self.version = version
         for cohort in self._cohorts:
             for row in cohort.rows:
@@ -175,7 +197,8 @@ class GenericEngine:
         if self.num_running or self.num_queued:
             raise RuntimeError(f"the engine was to sleep while {self.num_running + self.num_queued} requests are open")
         if self._parked is None:
-            self._parked = ParkedMemory(self._weights.parameters(), keeps_values=False)
+            self._second = None
+            self._parked = ParkedMemory(self._weights.tensors(), keeps_values=False)
             self.version = None
         return self._parked.size_bytes
 

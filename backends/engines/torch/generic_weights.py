@@ -66,7 +66,7 @@ class GenericWeights:
         self._cache_key = keys[0]
         self._only_last: dict[str, int] = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
 
-    def parameters(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[torch.Tensor]:
         """The memory of all weights; what is computed from the config beside them is small, and no load brings it."""
         return [parameter.data for parameter in self.model.parameters()]
 

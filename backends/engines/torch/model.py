@@ -176,15 +176,22 @@ def _linear_onto(
     return summed if beside is None else beside.added(summed, x)
 
 
-def open_model(
-    config: ModelConfig, settings: EngineSettings, cache: KeyValueCache, max_scored: int
-) -> tuple[FusedWeights, DecoderModel] | tuple[LearnerWeights, LearnerModel]:
-    """Unset weights, and what computes with them over the cache."""
+def open_weights(config: ModelConfig, settings: EngineSettings) -> FusedWeights | LearnerWeights:
+    """One set, unset."""
     if settings.learner_model is not None:
-        from penstock.backends.engines.torch.learner_model import LearnerModel, LearnerWeights  # brings transformers
+        from penstock.backends.engines.torch.learner_model import LearnerWeights  # brings transformers
 
-        own = LearnerWeights(config, settings.learner_model)
-        return own, LearnerModel(own, cache)
+        return LearnerWeights(config, settings.learner_model)
     fold = settings.dtype == torch.float32 and settings.device.type == "cpu"
-    weights = FusedWeights(config, settings.dtype, settings.device, fold=fold)
-    return weights, DecoderModel(weights, cache, max_scored)
+    return FusedWeights(config, settings.dtype, settings.device, fold=fold)
+
+
+def open_model(
+    weights: FusedWeights | LearnerWeights, cache: KeyValueCache, max_scored: int
+) -> DecoderModel | LearnerModel:
+    """What computes with these weights over the cache."""
+    if isinstance(weights, FusedWeights):
+        return DecoderModel(weights, cache, max_scored)
+    from penstock.backends.engines.torch.learner_model import LearnerModel  # brings transformers
+
+    return LearnerModel(weights, cache)

@@ -6,7 +6,7 @@ Positions are indices into the context: the prompt's tokens first, the response'
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.messages.arrays import ArrayLengthError, tokens_view
 from penstock.messages.parts import spans_between
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.sampling import Sampler
     from penstock.backends.engines.torch.sight import Sight
     from penstock.backends.engines.torch.stopping import EndReason, StopStringWatch
+
+MAX_SCORED_ROWS: Final = 512
+"""Rows of logits that ``score`` holds at once; so many tokens can be scored whatever ``max_context`` is, if the model
+allows them: a canary may be longer than the responses."""
 
 
 class RequestError(Exception):
@@ -145,6 +149,14 @@ def new_spans(marks: Sequence[VersionMark], begin: int, end: int) -> tuple[Versi
     ends = [mark.from_token for mark in marks[1:]] + [max(end, marks[-1].from_token)]
     spans = (VersionSpan(mark.version, stop - mark.from_token) for mark, stop in zip(marks, ends, strict=True))
     return spans_between(spans, begin, end)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What one step of the engine brought about."""
+
+    ended: list[Ended]
+    advanced: list[Advanced]
 
 
 def check_scored(ids: Sequence[int], *, vocab_size: int, max_tokens: int, has_weights: bool) -> None:

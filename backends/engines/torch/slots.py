@@ -13,7 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -185,3 +185,8 @@ class PromptIndex:
         """Forget all: other weights were loaded."""
         self._prompt_of = [None] * len(self._prompt_of)
         self._slots_of.clear()
+
+
+def integers(tensor: torch.Tensor) -> list[int]:
+    """Its numbers, one after the other."""
+    return cast("list[int]", tensor.flatten().tolist())  # pyright: ignore[reportUnknownMemberType]  # torch has no type

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from penstock.backends.engines.options import EngineGroupOptions
+    from penstock.backends.engines.options import EngineGroupOptions, EnginesOptions
     from penstock.backends.engines.spec import Broken, KeyPath
     from penstock.backends.protocol import Backend
     from penstock.messages.commands import EngineCommand, OpenEngine, TeacherCommand
@@ -39,6 +39,7 @@ def _open(context: EngineContext) -> Backend[EngineCommand]:
         true_on_policy=context.true_on_policy,
         run_folder=context.run_folder,
         name=context.name,
+        sleeps=context.sleeps,
     )
 
 
@@ -78,6 +79,24 @@ def _notice(folder: Path) -> str:
     return config.notice if isinstance(config, GenericConfig) else ""
 
 
+def _rules(path: KeyPath, group: EngineGroupOptions, options: EnginesOptions) -> Iterator[Broken]:
+    if group.double_buffering and options.placement == "colocate":
+        yield (
+            (*path, DOUBLE_BUFFERING),
+            "a colocated engine swaps while nothing runs, and in the learner's turn holds no memory to prepare weights "
+            "in; leave it out, or take another engines.placement",
+        )
+
+
+def _adapter_rules(path: KeyPath, group: EngineGroupOptions, options: EnginesOptions) -> Iterator[Broken]:
+    if group.double_buffering:
+        yield (
+            (*path, DOUBLE_BUFFERING),
+            "adapters that are published alone are small and loaded where they are computed with; leave it out, or set "
+            "learner.lora.publish: merged",
+        )
+
+
 def _true_on_policy(path: KeyPath, group: EngineGroupOptions) -> Iterator[Broken]:
     if group.device != "cpu":
         yield (
@@ -91,6 +110,8 @@ def _true_on_policy(path: KeyPath, group: EngineGroupOptions) -> Iterator[Broken
             f"threads divide sums by their number; found {group.num_threads}, with learner.true_on_policy set it to 1",
         )
 
+
+DOUBLE_BUFFERING: Final = "double_buffering"
 
 TORCH: Final = EngineSpec(
     open=_open,
@@ -115,6 +136,9 @@ TORCH: Final = EngineSpec(
             Capability.SAMPLES_PER_CALL,
         }
     ),
+    keys=(DOUBLE_BUFFERING,),
+    rules=_rules,
+    adapter_rules=_adapter_rules,
     longest_context=_longest_context,
     notice=_notice,
     true_on_policy=_true_on_policy,

@@ -98,12 +98,28 @@ class FusedWeights:
 
     def tensors(self) -> list[torch.Tensor]:
         """All memory of the weights; a tied head is a view of the embedding."""
-        found = [self.embedding, self.head, self.final_gain, *self.beside.tensors()]
+        return [*self._own(), *self.beside.tensors()]
+
+    def _own(self) -> list[torch.Tensor]:
+        """Without the adapters."""
+        found = [self.embedding, self.head, self.final_gain]
         for layer in self.layers:
             found += [getattr(layer, field.name) for field in fields(layer)]
         if self.eyes is not None:
             found += self.eyes.tensors()
         return [tensor for tensor in found if tensor is not None]
+
+    def take(self, other: FusedWeights) -> bool:
+        """Copy what the other set holds, which has no adapters, into the memory of this one, on one device.
+
+        Returns:
+            As :meth:`load`.
+        """
+        for mine, theirs in zip(self._own(), other._own(), strict=True):
+            if mine is not self.head or not self.config.tied_head:  # a view of the embedding
+                mine.copy_(theirs)
+        self._gains = other._gains
+        return self.beside.load(None, self._gains)
 
     def load(self, tensors: Mapping[str, torch.Tensor] | None, adapters: Adapters | None = None) -> bool:
         """Take these parameters (Hugging Face names, any device and floating dtype), and these adapters beside them.

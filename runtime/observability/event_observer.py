@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.messages.commands import Send
+from penstock.runtime.observability.stages import AT_ENGINES, LEFT_ALONE
 from penstock.runtime.observability.subjects import KEY_OF, subject_text
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class EventObserver:
         self._name = name
         self._epoch = epoch
         self._now_s = now_s
-        self._is_traced = stages is not None
+        self._kept = None if stages is None else stages.kept
+        self._waiting = () if stages is None else stages.waiting
         self._on_event = {} if stages is None else stages.on_event
         self._on_sent = {} if stages is None else stages.on_sent
         self._on_command = {} if stages is None else stages.on_command
@@ -59,16 +61,20 @@ class EventObserver:
         """Log the event, and record the stages that it ends or that its commands begin or end."""
         kind = type(event)
         key_of = KEY_OF.get(kind)  # looked up here, as most events are about a sample, and a call costs as much as this
-        about = key_of(event) if key_of is not None else subject_text(event)
+        key = None if key_of is None else key_of(event)
+        about = subject_text(event) if key is None else key
         self._append(self._now_s(), self._name, self._epoch, kind.__name__, about)
         if self._recording is not None:
             self._recording.add(event, header, commands)
         if self._weights is not None:
             self._weights.saw(event)
-        if not self._is_traced:
+        if self._kept is None:
             return
-        if (act := self._on_event.get(kind)) is not None:
-            act(event)
+        if key is None or self._kept[key.group_id]:
+            if (act := self._on_event.get(kind)) is not None:
+                act(event)
+        elif kind in LEFT_ALONE or (not self._waiting and kind in AT_ENGINES):
+            return
         for command in commands:
             if type(command) is Send:
                 if (tell := self._on_sent.get(type(command.event))) is not None:

@@ -3,22 +3,24 @@ publishes to a log of weights, and the stages of samples, steps and versions to 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.messages.commands import Send
-from penstock.runtime.observability.stages import AT_ENGINES, LEFT_ALONE
 from penstock.runtime.observability.subjects import KEY_OF, subject_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
+    from penstock.messages.samples import SampleKey
     from penstock.messages.wire import Header
     from penstock.runtime.observability.recording import Recording
     from penstock.runtime.observability.stages import StageRecorder
     from penstock.runtime.observability.trackers import EventLog
     from penstock.runtime.observability.weights_log import WeightsLog
+
+_UNASKED: Final[Collection[object]] = ()
 
 
 class EventObserver:
@@ -50,7 +52,10 @@ class EventObserver:
         self._epoch = epoch
         self._now_s = now_s
         self._kept = None if stages is None else stages.kept
-        self._waiting = () if stages is None else stages.waiting
+        self._of_samples = {
+            kind: (key_of, _UNASKED if stages is None else stages.others_after(kind)) for kind, key_of in KEY_OF.items()
+        }
+        """How to tell which sample an event is about, and what else its commands may be about."""
         self._on_event = {} if stages is None else stages.on_event
         self._on_sent = {} if stages is None else stages.on_sent
         self._on_command = {} if stages is None else stages.on_command
@@ -60,9 +65,15 @@ class EventObserver:
     def handled(self, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
         """Log the event, and record the stages that it ends or that its commands begin or end."""
         kind = type(event)
-        key_of = KEY_OF.get(kind)  # looked up here, as most events are about a sample, and a call costs as much as this
-        key = None if key_of is None else key_of(event)
-        about = subject_text(event) if key is None else key
+        of_sample = self._of_samples.get(kind)  # here, as most events are about one, and a call costs as much as this
+        key: SampleKey | None = None
+        others = _UNASKED
+        about: str | SampleKey
+        if of_sample is None:
+            about = subject_text(event)
+        else:
+            key_of, others = of_sample
+            about = key = key_of(event)
         self._append(self._now_s(), self._name, self._epoch, kind.__name__, about)
         if self._recording is not None:
             self._recording.add(event, header, commands)
@@ -73,7 +84,7 @@ class EventObserver:
         if key is None or self._kept[key.group_id]:
             if (act := self._on_event.get(kind)) is not None:
                 act(event)
-        elif kind in LEFT_ALONE or (not self._waiting and kind in AT_ENGINES):
+        elif not others:
             return
         for command in commands:
             if type(command) is Send:

@@ -5,7 +5,7 @@ Invariants:
 * Stages follow from what one actor hears and returns; actors tell each other nothing for them. A stage begins and ends
   when the actor has handled what begins and ends it.
 * An event about a sample of a group that is left out costs a look-up. Its commands are looked at in PromptSource, and
-  in an engine that has others waiting: see ``LEFT_ALONE``. The clock is read and anything kept for other groups alone.
+  in an engine that has others: see ``others_after``. The clock is read and anything kept for the other groups alone.
 * What is the same for all samples of a group is recorded once: :mod:`.group_spans`.
 * Everything kept between events is bounded. The oldest entry goes first, and its span is then missing, not wrong.
 
@@ -88,11 +88,8 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.spans import Attributes, SpanRecorder
     from penstock.runtime.observability.trace_ids import TraceIds
 
-LEFT_ALONE: Final[frozenset[type[Event]]] = frozenset((SampleGenerated, SampleJudged, SampleScored, ScoringFailed))
-"""Events about a sample upon which Scorer and Filter send on samples of its group alone."""
-AT_ENGINES: Final[frozenset[type[Event]]] = frozenset((SampleIssued, GenerationAdvanced, GenerationEnded, EpisodeMoved))
-"""Events about a sample upon which an engine may also begin what ``StageRecorder.waiting`` has: it submits samples that
-have come to it, and swaps to weights that it was told of."""
+_ANYTHING: Final[Collection[object]] = (True,)
+_NOTHING: Final[Collection[object]] = ()
 
 
 class StageRecorder:
@@ -125,9 +122,6 @@ class StageRecorder:
         """The group that was issued last, and what was found of its waits."""
         self._arrived: Open[SampleKey | int, int] = Open()
         """Samples that came to an engine, the Scorer or the Filter, and weights that an engine was told of."""
-        self.waiting: Final[Collection[object]] = self._arrived
-        """While it is empty, no command that follows on one of ``AT_ENGINES`` about a group that is left out begins a
-        stage."""
         self._buffered: Open[int, int] = Open()
         self._operated: list[tuple[str, int, Attributes]] = []
         """What an operator has changed since a batch was offered."""
@@ -173,6 +167,19 @@ class StageRecorder:
             FetchWeights: self._fetch_begins,
             ApplyWeights: self._swap_begins,
         }
+
+    def others_after(self, kind: type[Event]) -> Collection[object]:
+        """Of an event about a sample of a group that is left out: while this is empty, no command that follows on it
+        begins or ends a stage of another group.
+
+        Scorer and Filter send on samples of the same group alone. An engine also submits samples that have come to it,
+        and swaps to weights that it was told of. PromptSource may issue any.
+        """
+        if kind in (SampleGenerated, SampleJudged, SampleScored, ScoringFailed):
+            return _NOTHING
+        if kind in (SampleIssued, GenerationAdvanced, GenerationEnded, EpisodeMoved):
+            return self._arrived
+        return _ANYTHING
 
     def _of_sent(self) -> dict[type[Event], Callable[[Any, str], None]]:
         return {

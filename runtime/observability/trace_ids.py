@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.messages.samples import SampleKey
     from penstock.runtime.observability.spans import SpanLink
 
-MAX_DECIDED: Final = 16_384
+MAX_DECIDED: Final = 4096
 """Groups of which it is remembered whether they are kept."""
 DECIDED_AT_ONCE: Final = 64
 """Groups follow each other, and a row of them costs a third each of what a single one costs."""

@@ -17,13 +17,10 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import shutil
-import tempfile
 import threading
 from bisect import bisect_right
 from collections import Counter, OrderedDict, deque
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -39,6 +36,7 @@ from penstock.backends.data.sources import parse_source
 from penstock.backends.data.stream_files import open_row_file
 from penstock.backends.data.stream_index import Indexing, open_index, settings_digest
 from penstock.backends.data.tokenizer import TextTokenizer
+from penstock.backends.processes.temp_folders import make_folder, remove_folder
 from penstock.messages.arrays import pack_tokens
 from penstock.messages.base import Metric
 from penstock.messages.commands import FetchPrompts
@@ -47,6 +45,7 @@ from penstock.messages.samples import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     import numpy.typing as npt
 
@@ -107,7 +106,7 @@ class StreamedRows:
             DataError: the rows, or the tokenizer, cannot be used, or are not those that the index was made of.
         """
         self._tokenizer = TextTokenizer(tokenizer_folder)
-        self._own_folder = None if folder is not None else Path(tempfile.mkdtemp(prefix="penstock-index-"))
+        self._own_folder = None if folder is not None else make_folder()
         folder = folder or self._own_folder
         assert folder is not None, "one of the two"
         self._stretches: list[_Stretch] = []
@@ -234,7 +233,7 @@ class StreamedRows:
         for stretch in self._stretches:
             stretch.indexing.file.close()
         if self._own_folder is not None:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
+            remove_folder(self._own_folder)
 
     def _find(self, row: int) -> tuple[_Stretch, int]:
         if not 0 <= row < self.num_rows:

@@ -19,7 +19,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -27,6 +26,7 @@ import msgspec
 
 from penstock.backends.processes.frames import READ_BYTES, FrameReader, LoadFailed, Ready, frame
 from penstock.backends.processes.process_facts import await_exit, how_it_ended
+from penstock.backends.processes.temp_folders import make_folder, remove_folder
 from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.processes.user_environment import user_environment
 from penstock.backends.processes.user_output import passed_outputs
@@ -81,10 +81,9 @@ class FunctionProcess(Generic[SaidT]):
         self.socket.setblocking(False)
         self._outputs = () if is_silent else passed_outputs(name or module)
         environment = user_environment(variables)
-        self._tmp: tempfile.TemporaryDirectory[str] | None = None
-        if has_own_tmp:
-            self._tmp = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
-            environment["TMPDIR"] = self._tmp.name
+        self._tmp = make_folder() if has_own_tmp else None
+        if self._tmp is not None:
+            environment["TMPDIR"] = str(self._tmp)
         streams = [output.descriptor for output in self._outputs] or [subprocess.DEVNULL] * 2
         with theirs, self._their_end():
             self._process = subprocess.Popen(
@@ -161,7 +160,7 @@ class FunctionProcess(Generic[SaidT]):
         """Kill it with all that it started; returns in words how it ended. Again has no further effect."""
         how = self._ended()
         if self._tmp is not None:
-            self._tmp.cleanup()
+            remove_folder(self._tmp)
         return self.fault or how
 
     def _ended(self) -> str:

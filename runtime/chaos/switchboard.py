@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import socket
-import tempfile
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.processes.temp_folders import make_folder, remove_folder
 from penstock.runtime.chaos.faults import ChaosKind
 from penstock.runtime.chaos.proxy import ByteProxies, FrameProxy, LinkTable
 from penstock.runtime.hosts.processes.control import Address
@@ -37,7 +35,7 @@ class Switchboard:
         self.table = LinkTable(seed)
         self._bytes = ByteProxies(self.table, pid_of)
         self._frames: dict[str, FrameProxy] = {}
-        self._folder = Path(tempfile.mkdtemp(prefix="pc-"))  # with mode 0700; a socket's path may have 107 bytes
+        self._folder = make_folder()  # its name is short: a socket's path may have 107 bytes
         self.path = self._folder / "s"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(str(self.path))
@@ -57,7 +55,7 @@ class Switchboard:
         self._bytes.close()
         for proxy in self._frames.values():
             proxy.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_folder(self._folder)
 
     def begin(self, kind: ChaosKind, sender: str, receiver: str, amount: float) -> None:
         """A fault of a link comes."""

@@ -3,21 +3,24 @@ publishes to a log of weights, and the stages of samples, steps and versions to 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.messages.commands import Send
 from penstock.runtime.observability.subjects import KEY_OF, subject_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
+    from penstock.messages.samples import SampleKey
     from penstock.messages.wire import Header
     from penstock.runtime.observability.recording import Recording
     from penstock.runtime.observability.stages import StageRecorder
     from penstock.runtime.observability.trackers import EventLog
     from penstock.runtime.observability.weights_log import WeightsLog
+
+_UNASKED: Final[Collection[object]] = ()
 
 
 class EventObserver:
@@ -48,7 +51,11 @@ class EventObserver:
         self._name = name
         self._epoch = epoch
         self._now_s = now_s
-        self._is_traced = stages is not None
+        self._kept = None if stages is None else stages.kept
+        self._of_samples = {
+            kind: (key_of, _UNASKED if stages is None else stages.others_after(kind)) for kind, key_of in KEY_OF.items()
+        }
+        """How to tell which sample an event is about, and what else its commands may be about."""
         self._on_event = {} if stages is None else stages.on_event
         self._on_sent = {} if stages is None else stages.on_sent
         self._on_command = {} if stages is None else stages.on_command
@@ -58,17 +65,27 @@ class EventObserver:
     def handled(self, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
         """Log the event, and record the stages that it ends or that its commands begin or end."""
         kind = type(event)
-        key_of = KEY_OF.get(kind)  # looked up here, as most events are about a sample, and a call costs as much as this
-        about = key_of(event) if key_of is not None else subject_text(event)
+        of_sample = self._of_samples.get(kind)  # here, as most events are about one, and a call costs as much as this
+        key: SampleKey | None = None
+        others = _UNASKED
+        about: str | SampleKey
+        if of_sample is None:
+            about = subject_text(event)
+        else:
+            key_of, others = of_sample
+            about = key = key_of(event)
         self._append(self._now_s(), self._name, self._epoch, kind.__name__, about)
         if self._recording is not None:
             self._recording.add(event, header, commands)
         if self._weights is not None:
             self._weights.saw(event)
-        if not self._is_traced:
+        if self._kept is None:
             return
-        if (act := self._on_event.get(kind)) is not None:
-            act(event)
+        if key is None or self._kept[key.group_id]:
+            if (act := self._on_event.get(kind)) is not None:
+                act(event)
+        elif not others:
+            return
         for command in commands:
             if type(command) is Send:
                 if (tell := self._on_sent.get(type(command.event))) is not None:

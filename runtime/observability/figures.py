@@ -42,7 +42,10 @@ ANSWERS: Final = "evaluation/answers"
 """Of evaluations, as the Buffer's process counts them."""
 RUNNING: Final = "engine/running"
 """Requests that an engine decodes now."""
-COUNTED: Final = ("prompt_source/", "weight_publisher/", "filter/hook_", "filter/samples_failed")
+COUNTED: Final = (
+    *("prompt_source/", "weight_publisher/", "filter/hook_", "filter/samples_failed"),
+    "engine/weights_passed_on_bytes",
+)
 """Counters of these stand in ``metrics.jsonl`` as they were at each step."""
 CURSORS: Final = "data/"
 """So do these: prompts that were taken from each source of a mixture, whichever incarnation took them."""
@@ -209,8 +212,9 @@ class RunFigures:
 
     @property
     def counted(self) -> dict[str, float]:
-        """What PromptSource, WeightPublisher and the hook of the Filter count, over all their incarnations, and how far
-        each source of prompts has been gone through, by the name of the metric."""
+        """What PromptSource, WeightPublisher and the hook of the Filter count, and what engines passed on, over all of
+        them and all their incarnations, and how far each source of prompts has been gone through, by the name of the
+        metric."""
         return {name: total.total for name, total in self._counted.items()} | self._cursors
 
     @property

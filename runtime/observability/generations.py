@@ -10,7 +10,8 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.messages.local import TurnTaken
 from penstock.messages.samples import Cancelled
@@ -33,34 +34,27 @@ KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 
 
-class Open(Generic[KeyT, ValueT]):
+class Open(dict[KeyT, ValueT]):
     """What has begun and not ended; the oldest goes when there are too many."""
 
-    __slots__ = ("_entries",)
-
-    def __init__(self) -> None:
-        self._entries: dict[KeyT, ValueT] = {}
+    __slots__ = ()
 
     def begin(self, key: KeyT, value: ValueT) -> None:
-        self._entries.pop(key, None)
-        if len(self._entries) >= MAX_OPEN:
-            del self._entries[next(iter(self._entries))]
-        self._entries[key] = value
-
-    def end(self, key: KeyT) -> ValueT | None:
-        return self._entries.pop(key, None)
-
-    def get(self, key: KeyT) -> ValueT | None:
-        return self._entries.get(key)
+        """It is the newest from here on, also where it had begun before."""
+        self.pop(key, None)
+        if len(self) >= MAX_OPEN:
+            del self[next(iter(self))]
+        self[key] = value
 
 
 class _Generation:
     """A generation that runs, or was interrupted."""
 
-    __slots__ = ("at_ns", "num_calls", "num_turns", "span_id", "tool_ns")
+    __slots__ = ("at_ns", "num_calls", "num_turns", "span_id", "tool_ns", "trace_id")
 
-    def __init__(self, at_ns: int, span_id: bytes) -> None:
+    def __init__(self, at_ns: int, trace_id: bytes, span_id: bytes) -> None:
         self.at_ns = at_ns
+        self.trace_id = trace_id
         self.span_id = span_id
         self.num_turns = self.num_calls = self.tool_ns = 0
 
@@ -79,61 +73,64 @@ class _Generation:
 
 
 class GenerationStages:
-    """Records what an EngineWorker sees of a sample."""
+    """Records what an EngineWorker sees of a sample.
 
-    def __init__(self, recorder: SpanRecorder, ids: TraceIds, now_ns: Callable[[], int]) -> None:
+    What is heard about a sample comes here where its group is kept, and not otherwise."""
+
+    def __init__(
+        self, recorder: SpanRecorder, ids: TraceIds, now_ns: Callable[[], int], arrived: Open[SampleKey | int, int]
+    ) -> None:
+        """``arrived``: takes the samples that wait for their generation, with since when."""
         self._now_ns = now_ns
         self._record = recorder.record
         self._new_id = recorder.new_id
         self._has_news = recorder.has_news
         self._ids = ids
-        self._keeps = ids.keeps
-        self._arrived: Open[SampleKey, int] = Open()
+        self._kept = ids.kept
+        self._arrived = arrived
         self._generating: Open[SampleKey, _Generation] = Open()
         self._interrupted: Open[SampleKey, _Generation] = Open()
         """Generations that were interrupted, while their samples are at this engine."""
 
     def sample_arrived(self, event: SampleIssued) -> None:
-        if self._keeps(event.key.group_id):
-            self._arrived.begin(event.key, self._now_ns())
+        self._arrived.begin(event.key, self._now_ns())
 
     def begins(self, command: Generate) -> None:
         key, attempt = command.key, command.attempt
-        if not self._keeps(key.group_id):
+        if not self._kept[key.group_id]:
             return
         trace_id, now_ns = self._ids.trace_of(key), self._now_ns()
-        arrived_ns = self._arrived.end(key)
+        arrived_ns = self._arrived.pop(key, None)
         if arrived_ns is not None:
             parent_id = attempt_span_id(trace_id, attempt)
             self._record(trace_id, parent_id, "queue", arrived_ns, now_ns, (("attempt", attempt),))
-        self._generating.begin(key, _Generation(now_ns, self._new_id()))
+        self._generating.begin(key, _Generation(now_ns, trace_id, self._new_id()))
 
     def ended(self, event: GenerationEnded) -> None:
         key = event.key
-        begun = self._generating.end(key) if self._keeps(key.group_id) else None
+        begun = self._generating.pop(key, None)
         if begun is None:
             return
         now_ns = self._now_ns()
-        self._interrupted.end(key)
+        self._interrupted.pop(key, None)
         if isinstance(event.outcome, Cancelled) and event.outcome.cause == "interrupted":
             self._interrupted.begin(key, begun)
             self._arrived.begin(key, now_ns)
-        trace_id = self._ids.trace_of(key)
         attributes: Attributes = (
             ("attempt", event.attempt),
-            ("outcome", _outcome(event.outcome)),
+            ("outcome", _outcome(type(event.outcome))),
             ("num_tokens", event.part.num_tokens),
             ("versions", _versions(event.part.spans)),
             *begun.told(),
         )
-        parent_id = attempt_span_id(trace_id, event.attempt)
-        self._record(trace_id, parent_id, "generate", begun.at_ns, now_ns, attributes, span_id=begun.span_id)
+        parent_id = attempt_span_id(begun.trace_id, event.attempt)
+        self._record(begun.trace_id, parent_id, "generate", begun.at_ns, now_ns, attributes, span_id=begun.span_id)
         if begun.num_turns:
             self._has_news.set()
 
     def episode_moved(self, event: EpisodeMoved) -> None:
         step, key = event.step, event.key
-        if step is None or not self._keeps(key.group_id):
+        if step is None:
             return
         trace_id = self._ids.trace_of(key)
         during = self._generating.get(key)
@@ -148,13 +145,14 @@ class GenerationStages:
         self._has_news.set()
 
 
-def _outcome(outcome: Outcome) -> str:
-    return str(outcome.__struct_config__.tag)
+@cache
+def _outcome(kind: type[Outcome]) -> str:
+    return str(kind.__struct_config__.tag)
 
 
 def _versions(spans: tuple[VersionSpan, ...]) -> str:
     """Version spans as ``3:120 4:12``: 120 tokens of version 3, then 12 of version 4."""
-    return " ".join(f"{span.version}:{span.num_tokens}" for span in spans)
+    return " ".join([f"{span.version}:{span.num_tokens}" for span in spans])
 
 
 def _turn(step: TurnTaken) -> tuple[str, Attributes]:

@@ -24,6 +24,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 
 from penstock.messages.errors import UserFault
+from penstock.runtime.observability.group_spans import unpacked
 from penstock.runtime.observability.otlp_json import SCOPE_NAME, all_attributes
 from penstock.runtime.observability.spans import decoded_span
 
@@ -128,7 +129,7 @@ class SpanCollector:
             self._wake.clear()
             while self._queue:
                 spans = self._queue.popleft()
-                told = [readable_span(decoded_span(span), self._resource) for span in spans]
+                told = [readable_span(each, self._resource) for span in spans for each in unpacked(decoded_span(span))]
                 if self._exporter.export(told) is SpanExportResult.SUCCESS:
                     self.num_exported += len(spans)
                 else:

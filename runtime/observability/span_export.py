@@ -93,10 +93,12 @@ class SpanExporterThread:
 
     def _run(self) -> None:
         has_news = self._recorder.has_news
-        while not self._stop.wait(min(NEWS_INTERVAL_S, self._interval_s)):
-            has_news.wait(self._interval_s)
+        while not self._stop.is_set():
+            is_asked = has_news.wait(self._interval_s)
             has_news.clear()
             self._drain()
+            if is_asked:
+                self._stop.wait(min(NEWS_INTERVAL_S, self._interval_s))
         self._drain()
 
     def _drain(self) -> None:

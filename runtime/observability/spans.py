@@ -10,6 +10,7 @@ Invariants:
 * The id of the root span of a trace is a function of the trace id, so anyone can name it as parent before, or
   without, having seen it.
 * Every other span id is unique: a counter that starts at a random point of the lower half of 64 bits in each process.
+  What :mod:`.group_spans` records of several samples at once takes one of these, from which theirs follow.
 * The list is bounded. What does not fit is dropped and counted, never waited for.
 """
 
@@ -80,6 +81,17 @@ def trace_id_of(run_salt: bytes, group_id: int, index: int) -> bytes:
     return _id((first + index * _SPREAD) & _RING, (second + group_id * _SPREAD) & _RING)
 
 
+def sample_trace_id(first_trace_id: bytes, index: int) -> bytes:
+    """The trace of the sample with this index in the group of whose sample 0 the trace is given, 16 bytes."""
+    first, second = _halves(first_trace_id)
+    return _id((first + index * _SPREAD) & _RING, second)
+
+
+def next_span_id(span_id: bytes, index: int) -> bytes:
+    """Of spans that are recorded together, the id of that of the sample with this index, 8 bytes."""
+    return _span_id((int.from_bytes(span_id, "big") + index * _SPREAD) & _RING)
+
+
 def step_trace_id(run_salt: bytes, version: int) -> bytes:
     """The trace of the step that makes ``version``, 16 bytes."""
     return _derive(run_salt, b"step/%d" % version)
@@ -114,7 +126,13 @@ def is_traced(run_salt: bytes, group_id: int, fraction: float) -> bool:
     ``fraction`` of all. As it is a multiple of the golden ratio, groups that follow each other are spread evenly: of
     any hundred of them about ``fraction`` are kept.
     """
-    return (_halves(run_salt)[1] + group_id * _SPREAD) & _RING < round(fraction * (_RING + 1))
+    return traced_among(run_salt, range(group_id, group_id + 1), fraction)[0]
+
+
+def traced_among(run_salt: bytes, groups: range, fraction: float) -> list[bool]:
+    """:func:`is_traced` of each of these groups."""
+    half, limit = _halves(run_salt)[1], round(fraction * (_RING + 1))
+    return [(half + group_id * _SPREAD) & _RING < limit for group_id in groups]
 
 
 class SpanRecorder:

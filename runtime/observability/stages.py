@@ -4,8 +4,9 @@ Invariants:
 
 * Stages follow from what one actor hears and returns; actors tell each other nothing for them. A stage begins and ends
   when the actor has handled what begins and ends it.
-* What is about a group that is left out costs a call and a comparison: the clock is read, and anything kept, for the
-  others alone.
+* An event about a sample of a group that is left out costs a look-up. Its commands are looked at in PromptSource, and
+  in an engine that has others: see ``others_after``. The clock is read and anything kept for the other groups alone.
+* What is the same for all samples of a group is recorded once: :mod:`.group_spans`.
 * Everything kept between events is bounded. The oldest entry goes first, and its span is then missing, not wrong.
 
 The stages of a sample, each in the sample's own trace, and who records them:
@@ -38,7 +39,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.messages.commands import (
     ApplyWeights,
@@ -64,29 +65,38 @@ from penstock.messages.local import (
     BatchTrained,
     CheckpointWritten,
     EpisodeMoved,
+    GenerationAdvanced,
     GenerationEnded,
     PromptsFetched,
+    SampleJudged,
     WeightsPublished,
     WeightsStagedLocally,
     WeightsSwapped,
 )
 from penstock.messages.samples import is_evaluation
 from penstock.messages.training import BatchReady
-from penstock.messages.weights import VersionAnnounced, WeightsExported
+from penstock.messages.weights import VersionAnnounced, WeightsExported, WeightsStaged
 from penstock.runtime.observability.generations import GenerationStages, Open
-from penstock.runtime.observability.spans import SPAN_ID_BYTES, attempt_span_id, root_span_id
+from penstock.runtime.observability.group_spans import record_together
+from penstock.runtime.observability.spans import SPAN_ID_BYTES, attempt_span_id, root_span_id, sample_trace_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from penstock.messages.base import Command, Event
     from penstock.messages.samples import SampleKey
     from penstock.runtime.observability.spans import Attributes, SpanRecorder
     from penstock.runtime.observability.trace_ids import TraceIds
 
+_ANYTHING: Final[Collection[object]] = (True,)
+_NOTHING: Final[Collection[object]] = ()
+
 
 class StageRecorder:
-    """Records the stages that one actor sees the beginning and the end of."""
+    """Records the stages that one actor sees the beginning and the end of.
+
+    What ``on_event`` has for an event about a sample (:data:`.subjects.KEY_OF`) is for groups that are ``kept``.
+    """
 
     def __init__(self, recorder: SpanRecorder, ids: TraceIds, now_ns: Callable[[], int] = time.time_ns) -> None:
         """
@@ -96,7 +106,9 @@ class StageRecorder:
             now_ns: Unix time in nanoseconds.
         """
         self._now_ns = now_ns
-        self._keeps = ids.keeps
+        self.kept: Final = ids.kept
+        """Whether a group is traced, by its id."""
+        self._recorder = recorder
         self._record = recorder.record
         self._record_root = recorder.record_root
         self._ids = ids
@@ -106,16 +118,19 @@ class StageRecorder:
         """Number of the newest evaluation, and when it was first heard of."""
         self._fetched: Open[int, int] = Open()
         """When the rows of groups came."""
-        self._arrived: Open[SampleKey, int] = Open()
+        self._issuing: tuple[int | None, int | None, Attributes] = (None, None, ())
+        """The group that was issued last, and what was found of its waits."""
+        self._arrived: Open[SampleKey | int, int] = Open()
+        """Samples that came to an engine, the Scorer or the Filter, and weights that an engine was told of."""
         self._buffered: Open[int, int] = Open()
         self._operated: list[tuple[str, int, Attributes]] = []
         """What an operator has changed since a batch was offered."""
         self._offered = -1
         """Version of the newest batch."""
         self._working: Open[tuple[str, int], int] = Open()
-        self._training: Open[int, tuple[int, int, list[SampleKey]]] = Open()
-        """When a step began, with how many samples, and those of them that are traced."""
-        engine = GenerationStages(recorder, ids, now_ns)
+        self._training: Open[int, tuple[int, int, dict[int, list[int]]]] = Open()
+        """When a step began, with how many samples, and the groups that are traced with the indices of theirs."""
+        engine = GenerationStages(recorder, ids, now_ns, self._arrived)
         # What the observer of the shell looks up and calls itself, as each event would pay for a call on the way.
         self.on_event = self._of_events(engine)
         self.on_command = self._of_commands(engine)
@@ -137,6 +152,7 @@ class StageRecorder:
             CheckpointWritten: self._checkpoint_written,
             WeightsPublished: self._weights_published,
             WeightsExported: self._weights_exported,
+            WeightsStaged: self._weights_named,
             WeightsStagedLocally: self._weights_fetched,
             WeightsSwapped: self._weights_swapped,
         }
@@ -151,6 +167,19 @@ class StageRecorder:
             FetchWeights: self._fetch_begins,
             ApplyWeights: self._swap_begins,
         }
+
+    def others_after(self, kind: type[Event]) -> Collection[object]:
+        """Of an event about a sample of a group that is left out: while this is empty, no command that follows on it
+        begins or ends a stage of another group.
+
+        Scorer and Filter send on samples of the same group alone. An engine also submits samples that have come to it,
+        and swaps to weights that it was told of. PromptSource may issue any.
+        """
+        if kind in (SampleGenerated, SampleJudged, SampleScored, ScoringFailed):
+            return _NOTHING
+        if kind in (SampleIssued, GenerationAdvanced, GenerationEnded, EpisodeMoved):
+            return self._arrived
+        return _ANYTHING
 
     def _of_sent(self) -> dict[type[Event], Callable[[Any, str], None]]:
         return {
@@ -178,7 +207,7 @@ class StageRecorder:
 
     def _rows_fetched(self, event: PromptsFetched) -> None:
         for prompt in event.prompts:
-            if self._keeps(prompt.group_id):
+            if self.kept[prompt.group_id]:
                 self._fetched.begin(prompt.group_id, self._now_ns())
 
     def _granted_ns(self, group_id: int) -> int | None:
@@ -188,9 +217,16 @@ class StageRecorder:
         place = bisect_right(self._granted, group_id, key=lambda grant: grant[0])
         return self._granted[place][1] if place < len(self._granted) else None
 
+    def _waited(self, group_id: int) -> tuple[int | None, Attributes]:
+        """When this group was granted, and how long its row was waited for, where both are known."""
+        since_ns, fetched_ns = self._granted_ns(group_id), self._fetched.get(group_id)
+        if since_ns is None or fetched_ns is None:
+            return since_ns, ()
+        return since_ns, (("row_wait_s", max(0, fetched_ns - since_ns) / 1e9),)
+
     def _sample_issued(self, sent: SampleIssued, to: str) -> None:
         key = sent.key
-        if not self._keeps(key.group_id):
+        if not self.kept[key.group_id]:
             return
         trace_id, now_ns = self._ids.trace_of(key), self._now_ns()
         attributes: Attributes = (
@@ -207,49 +243,48 @@ class StageRecorder:
             parent_id = root_span_id(trace_id)
             self._record(trace_id, parent_id, "issue", now_ns, now_ns, attributes, (before,), span_id=span_id)
             return
-        since_ns = self._granted_ns(key.group_id)
-        fetched_ns = self._fetched.get(key.group_id)
-        if since_ns is not None and fetched_ns is not None:
-            attributes = (*attributes, ("row_wait_s", max(0, fetched_ns - since_ns) / 1e9))
-        self._record_root(trace_id, "issue", now_ns if since_ns is None else since_ns, now_ns, attributes)
+        if key.group_id != self._issuing[0]:  # its samples follow each other
+            self._issuing = key.group_id, *self._waited(key.group_id)
+        _, since_ns, row_wait = self._issuing
+        since_ns = now_ns if since_ns is None else since_ns
+        self._record_root(trace_id, "issue", since_ns, now_ns, (*attributes, *row_wait))
 
     # --- Scorer and Filter ------------------------------------------------------------------------------------
 
     def _sample_arrived(self, event: SampleGenerated | SampleScored) -> None:
-        key = event.sample.key
-        if self._keeps(key.group_id):
-            self._arrived.begin(key, self._now_ns())
+        self._arrived.begin(event.sample.key, self._now_ns())
 
     def _failure_arrived(self, event: ScoringFailed) -> None:
-        if self._keeps(event.key.group_id):
-            self._arrived.begin(event.key, self._now_ns())
+        self._arrived.begin(event.key, self._now_ns())
 
     def _sample_scored(self, sent: SampleScored, _to: str) -> None:
         sample = sent.sample
-        if self._keeps(sample.key.group_id):
+        if self.kept[sample.key.group_id]:
             reward = sample.reward
             attributes = () if reward is None or not isfinite(reward) else (("reward", reward),)  # as JSON has it
             self._leaves("score", sample.key, attributes)
 
     def _scoring_failed(self, sent: ScoringFailed, _to: str) -> None:
-        if self._keeps(sent.key.group_id):
+        if self.kept[sent.key.group_id]:
             self._leaves("score", sent.key, (("failure", sent.reason),))
 
     def _group_admitted(self, sent: GroupAdmitted, _to: str) -> None:
-        if self._keeps(sent.group.group_id):
-            for sample in sent.group.samples:
-                self._leaves("filter", sample.key, (("kept", True),))
+        if self.kept[sent.group.group_id]:
+            keys = [sample.key for sample in sent.group.samples]
+            arrived = [(key.index, at_ns) for key in keys if (at_ns := self._arrived.pop(key, None)) is not None]
+            first = self._ids.first_trace(sent.group.group_id)
+            record_together(self._recorder, first, "filter", arrived, self._now_ns(), (("kept", True),))
             for end in sent.group.ended:
                 self._leaves("filter", end.key, (("kept", False), ("cause", end.cause)))
 
     def _group_rejected(self, sent: GroupRejected, _to: str) -> None:
-        if self._keeps(sent.group_id):
+        if self.kept[sent.group_id]:
             for end in sent.ended:
                 self._leaves("filter", end.key, (("kept", False), ("cause", sent.cause)))
 
     def _leaves(self, name: str, key: SampleKey, attributes: Attributes) -> None:
         """The stage of a sample that had come here is over."""
-        arrived_ns = self._arrived.end(key)
+        arrived_ns = self._arrived.pop(key, None)
         if arrived_ns is not None:
             trace_id = self._ids.trace_of(key)
             self._record(trace_id, trace_id[:SPAN_ID_BYTES], name, arrived_ns, self._now_ns(), attributes)
@@ -258,7 +293,7 @@ class StageRecorder:
 
     def _group_buffered(self, event: GroupAdmitted) -> None:
         group_id = event.group.group_id
-        if self._keeps(group_id) and not is_evaluation(group_id):
+        if self.kept[group_id] and not is_evaluation(group_id):
             self._buffered.begin(group_id, self._now_ns())
 
     def _recorded(self, command: Record) -> None:
@@ -282,34 +317,38 @@ class StageRecorder:
                 self._record(link[0], link[1], name, began_ns, now_ns, attributes)
         attributes = (("version", sent.version), ("max_staleness", sent.max_staleness))
         for group in sent.groups:
-            since_ns = self._buffered.end(group.group_id)
+            since_ns = self._buffered.pop(group.group_id, None)
             if since_ns is None:  # left out, or offered before
                 continue
-            for sample in group.samples:
-                trace_id = self._ids.trace_of(sample.key)
-                self._record(trace_id, trace_id[:SPAN_ID_BYTES], "buffer_wait", since_ns, now_ns, attributes, (link,))
+            starts_ns = [(sample.key.index, since_ns) for sample in group.samples]
+            first = self._ids.first_trace(group.group_id)
+            record_together(self._recorder, first, "buffer_wait", starts_ns, now_ns, attributes, (link,))
 
     # --- Learner ----------------------------------------------------------------------------------------------
 
     def _training_begins(self, command: Train) -> None:
         num_samples = sum(len(group.samples) for group in command.groups)
-        kept = [group for group in command.groups if self._keeps(group.group_id)]
-        keys = [sample.key for group in kept for sample in group.samples]
-        self._training.begin(command.version, (self._now_ns(), num_samples, keys))
+        kept = {
+            group.group_id: [sample.key.index for sample in group.samples]
+            for group in command.groups
+            if self.kept[group.group_id]
+        }
+        self._training.begin(command.version, (self._now_ns(), num_samples, kept))
 
     def _batch_trained(self, event: BatchTrained) -> None:
-        begun = self._training.end(event.version)
+        begun = self._training.pop(event.version, None)
         if begun is None:
             return
-        (began_ns, num_samples, keys), now_ns = begun, self._now_ns()
+        (began_ns, num_samples, kept), now_ns = begun, self._now_ns()
         link = self._ids.step_link(event.version)
         links = [self._ids.version_link(event.version)]
         told = (("version", event.version),)
-        for key in keys:
-            trace_id = self._ids.trace_of(key)
-            root = (trace_id, trace_id[:SPAN_ID_BYTES])
-            self._record(*root, "train", began_ns, now_ns, told, (link,))
-            links.append(root)
+        for group_id, indices in kept.items():
+            first = self._ids.first_trace(group_id)
+            starts_ns = [(index, began_ns) for index in indices]
+            record_together(self._recorder, first, "train", starts_ns, now_ns, told, (link,))
+            traces = [sample_trace_id(first, index) for index in indices]
+            links += [(trace_id, trace_id[:SPAN_ID_BYTES]) for trace_id in traces]
         attributes = (
             ("version", event.version),
             ("num_samples", num_samples),
@@ -338,12 +377,15 @@ class StageRecorder:
         self._working.begin(("version", event.manifest.version), self._now_ns())
 
     def _version_announced(self, sent: VersionAnnounced, _to: str) -> None:
-        exported_ns = self._working.end(("version", sent.version))
+        exported_ns = self._working.pop(("version", sent.version), None)
         if exported_ns is not None:  # it is told to several, and repeated
             attributes = (("version", sent.version), ("num_engines", len(sent.serving)))
             link = self._ids.step_link(sent.version)
             version = self._ids.version(sent.version)
             self._record_root(version, "version", exported_ns, self._now_ns(), attributes, (link,))
+
+    def _weights_named(self, event: WeightsStaged) -> None:
+        self._arrived.begin(event.manifest.publish, self._now_ns())
 
     def _fetch_begins(self, command: FetchWeights) -> None:
         self._working.begin(("fetch_weights", command.manifest.version), self._now_ns())
@@ -357,9 +399,11 @@ class StageRecorder:
 
     def _weights_swapped(self, event: WeightsSwapped) -> None:
         self._worked("apply_weights", event.version, self._ids.version(event.version))
+        for publish in [one for one in self._arrived if isinstance(one, int) and one <= event.publish]:
+            del self._arrived[publish]
 
     def _worked(self, name: str, version: int, trace_id: bytes, attributes: Attributes = ()) -> None:
-        began_ns = self._working.end((name, version))
+        began_ns = self._working.pop((name, version), None)
         if began_ns is not None:
             told = (("version", version), *attributes)
             self._record(trace_id, root_span_id(trace_id), name, began_ns, self._now_ns(), told)

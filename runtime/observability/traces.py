@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.messages.errors import UserFault
+from penstock.runtime.observability.group_spans import unpacked
 from penstock.runtime.observability.otlp_json import OTLP_START, TracesData, all_attributes, otlp_line
 from penstock.runtime.observability.removed import SPANS, removed_text
 from penstock.runtime.observability.segments import Line, files_in, whole_lines
@@ -228,8 +229,11 @@ def write_otlp(run_folder: Path, path: Path) -> int:
 
 def _decoded(line: Line) -> SpanLine | TracesData:
     try:
-        return (_otlp_decoder if line.data.startswith(OTLP_START) else _decoder).decode(line.data)
-    except msgspec.DecodeError as error:
+        if line.data.startswith(OTLP_START):
+            return _otlp_decoder.decode(line.data)
+        data = _decoder.decode(line.data)
+        return msgspec.structs.replace(data, spans=[each for span in data.spans for each in unpacked(span)])
+    except ValueError as error:  # msgspec's too
         raise UserFault(f"{line.file}, line {line.number}: {error}") from error
 
 
@@ -250,8 +254,9 @@ def _spans_in(
 
 
 def _written(trace_id: str) -> tuple[bytes, bytes]:
-    """A trace's id as it stands in lines of tuples, and in those of OTLP."""
-    return b64encode(bytes.fromhex(trace_id)), trace_id.encode()
+    """A trace's id as it stands in lines of OTLP; and of lines of tuples what the ids of all samples of its group have
+    in common, six bytes of the second half that are whole characters: a record may be of several samples."""
+    return b64encode(bytes.fromhex(trace_id))[12:20], trace_id.encode()
 
 
 def _rows(line: SpanLine, trace_ids: Collection[str] | None) -> Iterator[SpanRow]:

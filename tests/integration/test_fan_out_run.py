@@ -13,6 +13,7 @@ from live_run import LiveRun
 
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.runtime.observability.trackers import read_steps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +45,10 @@ def test_a_run_goes_on_when_a_source_is_killed_or_stopped(word: signal.Signals, 
         summary = run.finish()
         logs = [path.read_text() for path in (run.folder / "logs").glob("engine-*.log")]
         report = audit_ledger(run.folder / LEDGER_FILE)
+        passed_on = [step.metrics["engine/weights_passed_on_bytes"] or 0.0 for step in read_steps(run.folder)]
     assert summary.version == 12
     assert report.is_clean
     came = [(int(found[1]), int(found[2])) for text in logs for found in CAME.finditer(text)]
     assert sum(from_engines > 0 for _, from_engines in came) >= 3
+    assert passed_on == sorted(passed_on)
+    assert passed_on[-1] > 0

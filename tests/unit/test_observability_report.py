@@ -305,6 +305,18 @@ def test_what_prompt_source_counts_stands_beside_each_step_and_goes_on_when_a_ru
     assert [row.metrics["prompt_source/salvaged_tokens"] for row in read_steps(tmp_path)] == [100.0, 130.0, 137.0]
 
 
+def test_what_engines_pass_on_stands_beside_each_step_over_all_of_them_and_their_incarnations(tmp_path: Path) -> None:
+    recorder = RunRecorder(tmp_path, FACTS)
+    told = [("engine/0", 1, 100.0), ("engine/1", 1, 40.0), ("engine/0", 2, 30.0), ("engine/1", 1, 50.0)]
+    for version, (name, epoch, num_bytes) in enumerate(told, start=1):
+        metrics = (Metric("engine/weights_passed_on_bytes", num_bytes), Metric("engine/running", 3))
+        recorder.actor(ActorReported(name=name, epoch=epoch, state="generating", metrics=metrics), float(version))
+        recorder.step(step(version), float(version))
+    rows = [row.metrics for row in read_steps(tmp_path)]
+    assert [metrics["engine/weights_passed_on_bytes"] for metrics in rows] == [100.0, 140.0, 170.0, 180.0]
+    assert all("engine/running" not in metrics for metrics in rows)
+
+
 def test_a_version_that_is_trained_again_counts_once() -> None:
     figures = RunFigures(progress_tokens=64)
     for version in (1, 2, 3, 2, 3, 4):

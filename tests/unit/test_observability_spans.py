@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
 from penstock.messages.errors import UserFault
+from penstock.runtime.observability.group_spans import record_together
 from penstock.runtime.observability.span_collector import SpanCollector, otlp_exporter
 from penstock.runtime.observability.span_export import SpanExporterThread, SpanSink
 from penstock.runtime.observability.span_file import SpanFile, actor_attributes
@@ -27,6 +28,7 @@ from penstock.runtime.observability.spans import (
     is_traced,
     new_salt,
     root_span_id,
+    sample_trace_id,
     step_trace_id,
     trace_id_of,
     version_trace_id,
@@ -284,8 +286,9 @@ def test_a_collector_gets_the_spans_that_the_file_gets(
     )
     root = recorder.record_root(SALT, "issue", 5, 9, (("group_id", 7),))
     recorder.record(SALT, root, "queue", 6, 8)
+    record_together(recorder, SALT, "filter", [(0, 9), (1, 9)], 10, (("kept", True),))
     assert exporter.close(10)
-    assert (exporter.num_exported, exporter.num_collected, exporter.num_not_collected) == (2, 2, 0)
+    assert (exporter.num_exported, exporter.num_collected, exporter.num_not_collected) == (3, 3, 0)
     spans = [
         span
         for request in requests
@@ -296,7 +299,10 @@ def test_a_collector_gets_the_spans_that_the_file_gets(
     assert [(span.name, span.trace_id, span.parent_span_id) for span in spans] == [
         ("issue", SALT, b""),
         ("queue", SALT, root_span_id(SALT)),
+        ("filter", SALT, root_span_id(SALT)),
+        ("filter", second := sample_trace_id(SALT, 1), root_span_id(second)),
     ]
+    assert [[a.key for a in span.attributes] for span in spans[2:]] == [["kept"], ["kept"]]
     assert [(a.key, a.value.int_value) for a in spans[0].attributes] == [("group_id", 7)]
 
 

@@ -19,9 +19,9 @@ from penstock.messages.commands import (
     SaveCheckpoint,
     Score,
     Send,
-    StartTimer,
     Train,
 )
+from penstock.messages.errors import UserFault
 from penstock.messages.flow import (
     DemandGranted,
     GrantSpan,
@@ -64,8 +64,9 @@ from penstock.messages.samples import (
     VersionSpan,
 )
 from penstock.messages.training import BatchReady, UpdateMode
-from penstock.messages.weights import ServingEngine, VersionAnnounced, WeightManifest, WeightsExported
+from penstock.messages.weights import ServingEngine, VersionAnnounced, WeightManifest, WeightsExported, WeightsStaged
 from penstock.runtime.observability.event_observer import EventObserver
+from penstock.runtime.observability.group_spans import SAMPLES, record_together, unpacked
 from penstock.runtime.observability.span_export import SpanExporterThread
 from penstock.runtime.observability.span_file import SpanFile, actor_attributes
 from penstock.runtime.observability.spans import (
@@ -80,7 +81,15 @@ from penstock.runtime.observability.spans import (
 from penstock.runtime.observability.stages import StageRecorder
 from penstock.runtime.observability.subjects import version_subject
 from penstock.runtime.observability.trace_ids import TraceIds
-from penstock.runtime.observability.traces import open_traces, read_spans, read_step, read_trace, span_file
+from penstock.runtime.observability.traces import (
+    each_span,
+    open_traces,
+    read_spans,
+    read_step,
+    read_trace,
+    span_file,
+    write_otlp,
+)
 from penstock.runtime.observability.trackers import EventLog, event_file, read_events_about, read_run_events
 
 if TYPE_CHECKING:
@@ -149,7 +158,7 @@ class Actor:
     @property
     def spans(self) -> list[SpanTuple]:
         """Everything recorded so far."""
-        self._taken.extend(map(decoded_span, self.recorder.take(1000)))
+        self._taken.extend(each for span in self.recorder.take(1000) for each in unpacked(decoded_span(span)))
         return self._taken
 
     def hear(self, event: Event, *commands: AnyCommand, at: int = 0) -> None:
@@ -245,13 +254,70 @@ def test_a_group_that_is_left_out_is_decided_on_once_an_actor_and_reads_no_clock
     generated = SampleGenerated(sample=sample(), group_size=8, prompt=PROMPT)
     scored = Send("filter", SampleScored(sample=sample(), group_size=8, prompt=PROMPT))
     judged = SampleJudged(key=KEY, attempt=0, reward=None)
-    timer = StartTimer("t", 1.0)
     log = ["handled", "append"]
     first = calls_of(lambda: observer.handled(generated, None, []))
-    assert first == [*log, "_sample_arrived", "__missing__", "is_traced"]
-    assert calls_of(lambda: observer.handled(generated, None, [])) == [*log, "_sample_arrived"]
-    assert calls_of(lambda: observer.handled(judged, None, [scored])) == [*log, "_sample_scored"]
-    assert calls_of(lambda: observer.handled(judged, None, [timer])) == log
+    assert first[:4] == [*log, "__missing__", "traced_among"]
+    assert calls_of(lambda: observer.handled(generated, None, [])) == log
+    assert calls_of(lambda: observer.handled(judged, None, [scored])) == log
+
+
+def test_what_an_engine_begins_after_an_event_of_another_group_is_recorded() -> None:
+    engine = Actor("engine/0", fraction=0.3)
+    kept = next(group_id for group_id in range(100) if is_traced(SALT, group_id, 0.3))
+    left_out = next(group_id for group_id in range(100) if not is_traced(SALT, group_id, 0.3))
+    begins = Generate(
+        key=SampleKey(kept, 0), attempt=0, purpose=Purpose.TRAIN, prompt=PROMPT, seed=1, deadline_version=6
+    )
+    ended = GenerationEnded(key=SampleKey(left_out, 0), attempt=0, outcome=Completed(), part=part((4, 3)))
+    engine.hear(issued(begins.key), at=10)
+    engine.hear(ended, begins, at=20)
+    assert engine.times("queue") == [(11, 21)]
+    engine.hear(WeightsStaged(manifest=MANIFEST), FetchWeights(manifest=MANIFEST), at=30)
+    engine.hear(WeightsStagedLocally(version=5, publish=5, digest="d"), at=40)
+    engine.hear(ended, ApplyWeights(MANIFEST, UpdateMode.DRAIN), at=50)
+    engine.hear(WeightsSwapped(version=5, publish=5, digest="d"), at=60)
+    assert engine.times("apply_weights") == [(51, 61)]
+    look_at = [Send("scorer", SampleGenerated(sample=sample(SampleKey(left_out, 0)), group_size=8, prompt=PROMPT))]
+    assert calls_of(lambda: engine.observer.handled(ended, None, [*look_at, begins]))[-1] == "append"
+
+
+# --- what is recorded of several samples at once ----------------------------------------------------------------
+
+
+def test_one_record_of_several_samples_is_a_span_of_each_for_every_reader(tmp_path: Path) -> None:
+    salt = open_traces(tmp_path)
+    recorder, link = SpanRecorder(), (bytes(range(16, 32)), bytes(range(8)))
+    first = trace_id_of(salt, 7, 0)
+    record_together(recorder, first, "filter", [(1, 50), (2, 40), (11, 40)], 60, (("kept", True),), (link,))
+    record_together(recorder, first, "filter", [], 60, ())
+    other = recorder.record(trace_id_of(salt, 8, 2), root_span_id(trace_id_of(salt, 8, 2)), "filter", 1, 2)
+    assert recorder.num_pending == 2
+    write(tmp_path, "filter", recorder)
+    ids = {other.hex()}
+    for index, start_ns in ((1, 50), (2, 40), (11, 40)):
+        trace_id = trace_id_of(salt, 7, index)
+        (row,) = read_spans(tmp_path, trace_id)
+        assert (row.actor, row.name, row.start_ns, row.end_ns) == ("filter", "filter", start_ns, 60)
+        assert (row.trace_id, row.parent_id) == (trace_id.hex(), root_span_id(trace_id).hex())
+        assert row.attributes == {"kept": True}
+        assert row.links == ((link[0].hex(), link[1].hex()),)
+        ids.add(row.span_id)
+    assert len(ids) == 4
+    assert read_spans(tmp_path, first) == [], "the group's sample 0 is none of them"
+    assert len(list(each_span(tmp_path))) == 4
+    write_otlp(tmp_path, tmp_path / "spans.jsonl")
+    written = (tmp_path / "spans.jsonl").read_text()
+    assert SAMPLES not in written
+    assert written.count('"spanId"') == 4 + 3, "three have a link"
+
+
+def test_a_record_that_names_no_samples_is_damage_and_told_with_its_line(tmp_path: Path) -> None:
+    open_traces(tmp_path)
+    recorder = SpanRecorder()
+    recorder.record(bytes(16), bytes(8), "filter", 1, 2, ((SAMPLES, "1 two"),))
+    write(tmp_path, "filter", recorder)
+    with pytest.raises(UserFault, match=r"filter-1\.jsonl, line 1: "):
+        list(each_span(tmp_path))
 
 
 # --- stages of a sample -----------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from data_cases import make_tokenizer
 
-from penstock.runtime.hosts.processes.temp_folders import (
+from penstock.backends.processes.temp_folders import (
     OWNER_LOCK,
     TEMP_PREFIX,
     join_folder,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 MAKER = """
 import signal, sys
 from pathlib import Path
-from penstock.runtime.hosts.processes.temp_folders import join_folder, make_folder
+from penstock.backends.processes.temp_folders import join_folder, make_folder
 path = Path(sys.argv[2])
 if sys.argv[1] == "make":
     path = make_folder(path)
@@ -37,12 +38,37 @@ print(path, flush=True)
 signal.pause()
 """
 
+PARTS = {
+    "Megatron's ranks": """
+from penstock.backends.learners.worker_group.rank_set import RankSet
+part = RankSet()
+part.launch(range(0), Path)
+""",
+    "rows that are read from their file": """
+from penstock.backends.data.options import DataOptions
+from penstock.backends.data.streamed import StreamedRows
+part = StreamedRows(DataOptions(path=sys.argv[1], label_key=None), Path(sys.argv[2]), max_context=64)
+""",
+    "links that chaos disturbs": """
+from penstock.runtime.chaos.switchboard import Switchboard
+part = Switchboard(seed=0, pid_of=lambda name: None)
+""",
+    "a tracker of a user's": """
+import msgspec
+from penstock.backends.processes.function_process import FunctionProcess
+part = FunctionProcess("this", said=msgspec.msgpack.Decoder(list), is_silent=True, has_own_tmp=True)
+""",
+}
+"""Whoever has a temporary folder for as long as it is there."""
+
 
 class User:
     """A process that makes a folder, or joins one."""
 
-    def __init__(self, how: str, path: Path) -> None:
-        self.process = subprocess.Popen([sys.executable, "-c", MAKER, how, str(path)], stdout=subprocess.PIPE)
+    def __init__(self, script: str, *arguments: str, tmp: Path | None = None) -> None:
+        environment = os.environ if tmp is None else {**os.environ, "TMPDIR": str(tmp)}
+        command = [sys.executable, "-c", script, *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
         assert self.process.stdout is not None
         self.folder = Path(self.process.stdout.readline().decode().strip())
 
@@ -58,7 +84,7 @@ def user() -> Generator[Callable[[str, Path], User]]:
     made: list[User] = []
 
     def begin(how: str, path: Path) -> User:
-        made.append(User(how, path))
+        made.append(User(MAKER, how, str(path)))
         return made[-1]
 
     yield begin
@@ -75,6 +101,29 @@ def test_what_a_killed_run_left_is_removed_and_what_a_living_one_uses_is_not(
     assert sweep_folders(tmp_path) == [dead.folder]
     assert not dead.folder.exists()
     assert (living.folder / "session" / "object").read_text() == "large"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_folder_of_a_part_whose_process_was_killed_goes_when_the_next_one_is_made(
+    part: str, tmp_path: Path
+) -> None:
+    tmp, tokenizer = tmp_path / "tmp", tmp_path / "tokenizer"
+    tmp.mkdir()
+    tokenizer.mkdir()
+    make_tokenizer(tokenizer)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    script = f"import signal, sys\nfrom pathlib import Path\n{PARTS[part]}\nprint(flush=True)\nsignal.pause()"
+    user = User(script, str(tmp_path / "rows.jsonl"), str(tokenizer), tmp=tmp)
+    try:
+        (folder,) = tmp.glob(f"{TEMP_PREFIX}*")
+        assert sweep_folders(tmp) == []
+    finally:
+        user.kill()
+    assert (folder / OWNER_LOCK).exists()
+    assert list(tmp.glob("*")) == [folder]
+    made = make_folder(tmp)
+    assert list(tmp.glob("*")) == [made]
+    remove_folder(made)
 
 
 def test_a_folder_is_used_until_the_last_who_joined_it_is_gone(

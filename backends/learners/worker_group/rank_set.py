@@ -15,12 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
-import tempfile
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import zmq
@@ -28,9 +25,11 @@ import zmq
 from penstock.backends.learners.worker_group.channel import Channel, ChannelClosedError, Parcel
 from penstock.backends.learners.worker_group.rank_process import RankProcess
 from penstock.backends.learners.worker_group.words import RankCame, RankFailed, decode_rank_word
+from penstock.backends.processes.temp_folders import make_folder, remove_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from penstock.backends.learners.worker_group.words import RankWord
 
@@ -56,7 +55,7 @@ class RankSet:
 
     def launch(self, numbers: range, log_path: Callable[[int], Path]) -> None:
         """Start those with these numbers."""
-        self._folder = Path(tempfile.mkdtemp(prefix="penstock-worker group-"))
+        self._folder = make_folder()
         path = self._folder / "line"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(path))
@@ -144,7 +143,7 @@ class RankSet:
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_folder(self._folder)
             self._folder = None
 
     def _read_line(self, rank: RankProcess, channel: Channel) -> None:

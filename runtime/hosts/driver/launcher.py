@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import zmq
 
+from penstock.backends.processes.temp_folders import remove_folder
 from penstock.backends.weights.segments import sweep
 from penstock.runtime.hosts.processes.descendants import be_subreaper, children_of, is_stopped, kill_descendants
 from penstock.runtime.hosts.processes.job import (
@@ -43,7 +44,6 @@ from penstock.runtime.hosts.processes.job import (
 )
 from penstock.runtime.hosts.processes.ports import OutcomeKind
 from penstock.runtime.hosts.processes.signals import Signals
-from penstock.runtime.hosts.processes.temp_folders import remove_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

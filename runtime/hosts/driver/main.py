@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.processes.temp_folders import join_folder, remove_folder
 from penstock.messages.errors import DISK_FULL_STORY, DivergedError, UserFault, is_disk_full
 from penstock.runtime.hosts.processes.descendants import be_subreaper, end_with_parent, kill_descendants
 from penstock.runtime.hosts.processes.job import (
@@ -30,7 +31,6 @@ from penstock.runtime.hosts.processes.job import (
     read_job,
 )
 from penstock.runtime.hosts.processes.ports import OutcomeKind
-from penstock.runtime.hosts.processes.temp_folders import join_folder, remove_folder
 from penstock.runtime.observability.live import LiveView
 from penstock.runtime.safe_text import log_to_stderr
 

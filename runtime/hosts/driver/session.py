@@ -21,6 +21,7 @@ import msgspec
 from penstock.backends.engines.options import engines_kept
 from penstock.backends.processes.curve import make_keys
 from penstock.backends.processes.http_server import is_loopback
+from penstock.backends.processes.temp_folders import remove_folder
 from penstock.messages.names import LEARNER, SUPERVISOR, is_engine
 from penstock.messages.training import Activity, RunFinished
 from penstock.runtime.hosts.driver.open_host import open_host
@@ -33,7 +34,6 @@ from penstock.runtime.hosts.processes.operator_door import OperatorDoor
 from penstock.runtime.hosts.processes.ports import FIRST_EPOCH, Outcome, OutcomeKind, SupervisorSettings
 from penstock.runtime.hosts.processes.signals import Signals
 from penstock.runtime.hosts.processes.supervisor import SUPERVISOR_EPOCH, Supervisor
-from penstock.runtime.hosts.processes.temp_folders import remove_folder
 from penstock.runtime.observability.disk_budget import DiskKeeper
 from penstock.runtime.observability.facts import facts_of, steps_to_train
 from penstock.runtime.observability.metrics import RunMetrics

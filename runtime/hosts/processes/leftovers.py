@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import Final
 
+from penstock.backends.processes.temp_folders import TEMP_PREFIX
 from penstock.backends.weights.segments import sweep
 from penstock.runtime.hosts.processes.descendants import environment_of, facts_of, is_running, kill
 from penstock.runtime.hosts.processes.job import RUN_FOLDER_VARIABLE, RUN_ID_VARIABLE
-from penstock.runtime.hosts.processes.temp_folders import TEMP_PREFIX
 
 END_TIMEOUT_S: Final = 10.0
 PAUSE_S: Final = 0.01

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from penstock.backends.processes.temp_folders import TEMP_PREFIX, make_folder, remove_folder
 from penstock.messages.errors import UserFault, first_line
 from penstock.messages.names import LEARNER, engine_index, is_engine
 from penstock.runtime.hosts.processes import descendants as processes
 from penstock.runtime.hosts.processes.boot import Boot, EndKind, ProcessEnd
 from penstock.runtime.hosts.processes.ports import EndedProcess
 from penstock.runtime.hosts.processes.prepare_process import PreparationProcess
-from penstock.runtime.hosts.processes.temp_folders import TEMP_PREFIX, make_folder, remove_folder, sweep_folders
 from penstock.runtime.hosts.processes.wakeup import Wakeup
 from penstock.runtime.hosts.ray.groups import PlacementGroups, gpus_of_nodes
 
@@ -80,12 +80,10 @@ def prepare_environment(ray_address: str | None) -> None:
 
 
 def make_temp_folder() -> Path:
-    """A folder that only this user may enter, for Ray's session, whose path in it is short enough for its sockets. What
-    runs that were killed have left beside it is removed."""
+    """A folder that only this user may enter, for Ray's session, whose path in it is short enough for its sockets."""
     base = tempfile.gettempdir()
     if len(base) + len(f"/{TEMP_PREFIX}12345678") + len(SESSIONS) > MAX_TEMP_PATH:
         base = "/tmp"
-    sweep_folders(Path(base))
     return make_folder(Path(base))
 
 

@@ -1,4 +1,4 @@
-"""The temporary folders of runs, and the removal of those whose run was killed.
+"""The temporary folders of runs and of their parts, and the removal of those whose makers were killed.
 
 Invariants:
 
@@ -31,8 +31,11 @@ _held: Final[dict[Path, int]] = {}
 _log: Final = logging.getLogger(__name__)
 
 
-def make_folder(base: Path) -> Path:
-    """A new one in ``base``, that only this user may enter and that this process holds."""
+def make_folder(base: Path | None = None) -> Path:
+    """A new one in ``base`` (None: where temporary files belong), that only this user may enter and that this process
+    holds. What processes that were killed have left beside it is removed."""
+    base = base or Path(tempfile.gettempdir())
+    sweep_folders(base)
     folder = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX, dir=base))
     early = folder / f".{OWNER_LOCK}"
     descriptor = os.open(early, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -86,7 +89,7 @@ def sweep_folders(base: Path) -> list[Path]:
         else:
             _clear(folder)
             swept.append(folder)
-            _log.info("%s: removed, as the run that made it was killed", folder)
+            _log.info("%s: removed, as who made it was killed", folder)
         finally:
             os.close(descriptor)
     return swept

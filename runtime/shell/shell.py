@@ -94,6 +94,8 @@ class ShellSettings(msgspec.Struct, frozen=True, kw_only=True):
     resend_after_s: float = 5.0
     overdue_after_s: float = NEVER
     """A wait that lasts so long is reported to the supervisor."""
+    keeps_encoded: bool = False
+    """The host sends bytes: data events are encoded once and kept so until they are settled."""
     validate: bool = False
     """Assert the actor's invariants after every event."""
 
@@ -117,7 +119,7 @@ class Shell:
     ) -> None:
         self.machine = machine
         self.settings = settings
-        self.delivery = Delivery(resend_after_s=settings.resend_after_s)
+        self.delivery = Delivery(resend_after_s=settings.resend_after_s, keeps_encoded=settings.keeps_encoded)
         self.membership = Membership()
         self.num_fenced = 0
         self.num_gaps = 0
@@ -379,7 +381,7 @@ class Shell:
             event = msgspec.structs.replace(event, lost=self.membership.lost_members())
         outgoing = Outgoing(to, event, next(self._ids), cause)
         if event.delivery is not Kind.LOSSY:
-            self.delivery.sent(outgoing, self._host.now_s())
+            outgoing = self.delivery.sent(outgoing, self._host.now_s())
         pack = self._packs.get(to)
         if pack is None:
             self._packs[to] = [outgoing]

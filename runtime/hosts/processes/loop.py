@@ -194,20 +194,11 @@ class ActorLoop:
         is_accounted = has_lane(boot.name)
         self._accounted = cast("Accounted", self._machine) if is_accounted else None
         self._activities = ActivityClock(clock.now_s()) if is_accounted else None
-        self.shell = Shell(
-            self._machine,
-            self,
-            settings=ShellSettings(
-                name=boot.name,
-                epoch=boot.epoch,
-                heartbeat_s=boot.heartbeat_s,
-                resend_after_s=boot.resend_after_s,
-                overdue_after_s=boot.overdue_after_s,
-                validate=boot.validate,
-            ),
-            hears=wiring.hears(boot.name),
-            observer=observer,
-        )
+        settings = ShellSettings(
+            name=boot.name, epoch=boot.epoch, heartbeat_s=boot.heartbeat_s, resend_after_s=boot.resend_after_s,
+            overdue_after_s=boot.overdue_after_s, keeps_encoded=True, validate=boot.validate,
+        )  # fmt: skip
+        self.shell = Shell(self._machine, self, settings=settings, hears=wiring.hears(boot.name), observer=observer)
         for source in (self._answers, self._notice):
             links.poller.register(source.fileno(), zmq.POLLIN)
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from functools import cache, reduce
-from operator import attrgetter, or_
+from operator import or_
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -180,7 +180,7 @@ class Delivery:
         if group_id in self.settled:
             self.num_late += 1
             return False
-        if isinstance(event, GenerationClosed):
+        if type(event) is GenerationClosed:
             return True  # PromptSource compares attempts itself: a later failure is news, not a duplicate
         accepted = self._accepted.setdefault(group_id, {})
         if index not in accepted:
@@ -215,14 +215,21 @@ class Delivery:
         return sum(len(group) for group in self._data.values())
 
 
-_SAMPLE_ATTEMPT: Final = attrgetter("sample.key.group_id", "sample.key.index", "sample.attempt")
-_OWN_ATTEMPT: Final = attrgetter("key.group_id", "key.index", "attempt")
+def _of_sample(event: SampleGenerated | SampleScored) -> tuple[int, int, int]:
+    sample = event.sample
+    return sample.key.group_id, sample.key.index, sample.attempt
+
+
+def _of_end(event: ScoringFailed | SampleFailed | GenerationClosed) -> tuple[int, int, int]:
+    return event.key.group_id, event.key.index, event.attempt
+
+
 _ABOUT: Final[dict[type[Event], Callable[[Any], tuple[int, int, int]]]] = {
-    SampleGenerated: _SAMPLE_ATTEMPT,
-    SampleScored: _SAMPLE_ATTEMPT,
-    ScoringFailed: _OWN_ATTEMPT,
-    SampleFailed: _OWN_ATTEMPT,
-    GenerationClosed: _OWN_ATTEMPT,
+    SampleGenerated: _of_sample,
+    SampleScored: _of_sample,
+    ScoringFailed: _of_end,
+    SampleFailed: _of_end,
+    GenerationClosed: _of_end,
     GroupAdmitted: lambda event: (event.group.group_id, -1, 0),
     GroupRejected: lambda event: (event.group_id, -1, 0),
 }

@@ -22,8 +22,7 @@ Pure: time comes in as an argument, what is to be sent goes out as a list.
 from __future__ import annotations
 
 import math
-from functools import cache, reduce
-from operator import or_
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -246,7 +245,8 @@ def data_key(event: Event) -> tuple[int, int, int]:
 
 @cache
 def _decoder() -> InboxDecoder[Event]:
-    return InboxDecoder(reduce(or_, _ABOUT))
+    samples, groups = SampleGenerated | SampleScored, GroupAdmitted | GroupRejected
+    return InboxDecoder(samples | groups | SampleFailed | ScoringFailed | GenerationClosed)
 
 
 def _leases_of(event: Event) -> Iterator[HeldLease]:

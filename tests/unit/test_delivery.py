@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_wire import EVENTS, example_event
 
+from penstock.messages.base import Delivery as Kind
 from penstock.messages.flow import (
     DemandGranted,
     GenerationClosed,
@@ -301,6 +303,17 @@ def test_leases_name_every_sample_that_is_kept(keeps_encoded: bool) -> None:
         HeldLease(SampleKey(2, 1), 0, LeaseStage.PASSED_ON, 3),
         HeldLease(SampleKey(3, 0), 0, LeaseStage.PASSED_ON, 0),
     ]
+
+
+@pytest.mark.parametrize(
+    "event", [event for event in EVENTS if event.delivery is Kind.DATA], ids=lambda event: event.__name__
+)
+def test_leases_are_the_same_from_bytes(event: type[Event]) -> None:
+    plain, encoded = Sender(), Sender(keeps_encoded=True)
+    for sender in (plain, encoded):
+        sender.send("scorer", example_event(event))
+        assert sender.delivery.num_kept == 1
+    assert list(encoded.delivery.leases()) == list(plain.delivery.leases())
 
 
 # --- together ---------------------------------------------------------------------------------------------------------

@@ -102,11 +102,11 @@ def encode_event(event: Event) -> bytes:
 
 def encode_pack(envelopes: list[Envelope]) -> bytes:
     """One frame of these envelopes, in order."""
-    return _encoder.encode((FORMAT, [(envelope.header, _body_of(envelope.event)) for envelope in envelopes]))
-
-
-def _body_of(event: Event) -> Event | msgspec.Raw:
-    return msgspec.Raw(event.body) if type(event) is EncodedEvent else event
+    items = [
+        (envelope.header, msgspec.Raw(event.body) if type(event := envelope.event) is EncodedEvent else event)
+        for envelope in envelopes
+    ]
+    return _encoder.encode((FORMAT, items))
 
 
 class InboxDecoder(Generic[EventT]):

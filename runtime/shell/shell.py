@@ -283,7 +283,7 @@ class Shell:
             packs, self._packs = self._packs, {}
             for to, outgoing in packs.items():
                 if self._is_reachable(to):
-                    self._host.transmit(to, [self._envelope(item) for item in _newest(outgoing)])
+                    self._host.transmit(to, self._envelopes(to, _newest(outgoing)))
                 else:
                     lossy = [item for item in outgoing if item.event.delivery is Kind.LOSSY]
                     self._unreached.setdefault(to, []).extend(lossy)
@@ -398,11 +398,13 @@ class Shell:
         for item in outgoing:
             self._packs.setdefault(item.to, []).append(item)
 
-    def _envelope(self, item: Outgoing) -> Envelope:
-        sequence = self._links[item.to] = self._links.get(item.to, 0) + 1
-        settings = self.settings
-        header = Header(settings.name, settings.epoch, sequence, item.message_id, item.cause)
-        return Envelope(header, item.event)
+    def _envelopes(self, to: str, outgoing: list[Outgoing]) -> list[Envelope]:
+        name, epoch, num_sent = self.settings.name, self.settings.epoch, self._links.get(to, 0)
+        self._links[to] = num_sent + len(outgoing)
+        return [
+            Envelope(Header(name, epoch, sequence, item.message_id, item.cause), item.event)
+            for sequence, item in enumerate(outgoing, num_sent + 1)
+        ]
 
 
 def _is_for_backend(command: AnyCommand) -> TypeGuard[BackendCommand]:

@@ -124,8 +124,9 @@ class Prompt(Value, frozen=True, kw_only=True, omit_defaults=True):
     that made them, so their ages are known."""
 
     def __post_init__(self) -> None:
-        _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
-        _check_multiple(self.teacher_tokens, TOKEN_BYTES, "teacher_tokens")
+        if len(self.tokens) % TOKEN_BYTES or len(self.teacher_tokens) % TOKEN_BYTES:
+            _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
+            _check_multiple(self.teacher_tokens, TOKEN_BYTES, "teacher_tokens")
 
     @property
     def num_tokens(self) -> int:
@@ -212,9 +213,12 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Which tokens each was drawn from, and its log-prob is taken over; None: not recorded."""
 
     def __post_init__(self) -> None:
-        _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
-        _check_multiple(self.context_tokens, TOKEN_BYTES, "context_tokens")
-        n = self.num_tokens
+        n = len(self.tokens) // TOKEN_BYTES
+        if (
+            len(self.tokens) % TOKEN_BYTES or self.context_tokens
+        ):  # calls cost as much as the checks, and every process that reads a part makes them
+            _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
+            _check_multiple(self.context_tokens, TOKEN_BYTES, "context_tokens")
         if len(self.logprobs) != n * LOGPROB_BYTES:
             raise ArrayLengthError(
                 f"logprobs: expected {n * LOGPROB_BYTES} bytes for {n} tokens, got {len(self.logprobs)}"
@@ -329,12 +333,23 @@ class Sample(Value, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def oldest_version(self) -> int | None:
         """The lowest version that made one of its tokens; None when it has no tokens."""
-        return min(self.versions, default=None)
+        bounds = self.version_bounds
+        return None if bounds is None else bounds[0]
 
     @property
     def newest_version(self) -> int | None:
         """The highest version that made one of its tokens, which finished it; None when it has no tokens."""
-        return max(self.versions, default=None)
+        bounds = self.version_bounds
+        return None if bounds is None else bounds[1]
+
+    @property
+    def version_bounds(self) -> tuple[int, int] | None:
+        """The lowest and the highest version that made one of its tokens; None when it has no tokens."""
+        if len(self.parts) == 1 and len(self.parts[0].spans) == 1:  # asked of every sample, and most are so
+            span = self.parts[0].spans[0]
+            return (span.version, span.version) if span.num_tokens else None
+        versions = self.versions
+        return (min(versions), max(versions)) if versions else None
 
     @property
     def versions(self) -> set[int]:

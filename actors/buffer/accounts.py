@@ -201,8 +201,9 @@ class Accounts:
 
     def _count(self, state: TerminalState, cause: str, num_tokens: int, num_given: int) -> None:
         counts = self._ended.setdefault((state, cause), [0, 0, 0])
-        for place, number in enumerate((1, num_tokens, num_given)):
-            counts[place] += number
+        counts[0] += 1
+        counts[1] += num_tokens
+        counts[2] += num_given
 
 
 def made_tokens(entry: GroupRecorded) -> int:

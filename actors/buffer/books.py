@@ -323,15 +323,15 @@ def recorded(group: Group, deadline_version: int, kept_cause: str = "") -> Group
 
 def note_of(sample: Sample) -> SampleNote:
     """What the ledger keeps of a sample for good."""
-    versions = sample.versions
+    oldest, newest = sample.version_bounds or (None, None)
     return SampleNote(
         sample.key.index,
         sample.attempt,
         sample.engine,
         str(type(sample.outcome).__struct_config__.tag),  # as it is called on the wire
         sample.num_tokens,
-        min(versions, default=None),
-        max(versions, default=None),
+        oldest,
+        newest,
         sample.reward,
         sample.num_given_tokens,
         sample.counts,

@@ -70,7 +70,7 @@ from penstock.messages.local import (
 from penstock.messages.membership import EngineLeaving, EngineNoticed
 from penstock.messages.names import BUFFER, LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR, WEIGHT_PUBLISHER
 from penstock.messages.parts import cut
-from penstock.messages.samples import Cancelled, InfraError, Part
+from penstock.messages.samples import Cancelled, Completed, InfraError, Part, PolicyError, Truncated
 from penstock.messages.training import Activity, DeviceTurned, DeviceYielded, Holder, NoticeGiven, UpdateMode
 from penstock.messages.weights import (
     EngineOpening,
@@ -316,17 +316,17 @@ class EngineWorker:
                 self.requests.interrupt(request, request.response())
             return
         match event.outcome:
+            case Completed() | Truncated() | PolicyError():
+                self.requests.end(request)
+                parts = event.parts or (event.part,)
+                self._send(SCORER, request.generated(parts, event.outcome, self.settings.name))
+                self._send(PROMPT_SOURCE, closed(event, self.settings.name))
             case Cancelled():  # interrupted: it goes on from here under the new weights
                 self.requests.interrupt(request, event.part)
                 if event.part.num_tokens > request.num_tokens:  # what PromptSource lacks it could never join later
                     self._report(request, request.num_tokens, cut(event.part, request.num_tokens))
             case InfraError():
                 self.requests.fail(request, event.part.num_tokens)
-                self._send(PROMPT_SOURCE, closed(event, self.settings.name))
-            case _:
-                self.requests.end(request)
-                parts = event.parts or (event.part,)
-                self._send(SCORER, request.generated(parts, event.outcome, self.settings.name))
                 self._send(PROMPT_SOURCE, closed(event, self.settings.name))
 
     def _abort(self, request: Request | None) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.actors.prompt_source.leases import LeaseState
 from penstock.actors.prompt_source.order import evaluation_seed, sample_seed
-from penstock.actors.prompt_source.queues import KINDS, PURPOSES, Queues
+from penstock.actors.prompt_source.queues import KINDS, Queues
 from penstock.messages.commands import Send
 from penstock.messages.flow import SampleFailed, SampleIssued
 from penstock.messages.names import SCORER
@@ -116,9 +116,14 @@ class Issuing:
         """Send queued samples to engines, in the order of their turns, as long as there is room."""
         num_waiting, has_room = self._queues.num_waiting, self._table.router.has_room
         for is_recorded in KINDS:
+            queues = self._queues.of_kind(is_recorded=is_recorded)
             stuck: set[Purpose] = set()
             while (num := num_waiting(is_recorded=is_recorded)) and has_room(num, is_recorded=is_recorded):
-                heads = {each: head for each in PURPOSES if (head := self._head(each, is_recorded)) is not None}
+                heads = {
+                    each: head
+                    for each, queue in queues.items()
+                    if queue.num_waiting and (head := self._head(queue)) is not None
+                }
                 if not heads:
                     break
                 state = (self._table.num_evaluating, self._table.has_training)
@@ -131,11 +136,10 @@ class Issuing:
                 ):
                     stuck.add(purpose)
                     continue
-                self._send(self._queues.of(purpose, is_recorded=is_recorded), *heads[purpose], view)
+                self._send(queues[purpose], *heads[purpose], view)
 
-    def _head(self, purpose: Purpose, is_recorded: bool) -> tuple[LeasedGroup, Lease] | None:
+    def _head(self, queue: SampleQueue) -> tuple[LeasedGroup, Lease] | None:
         """The first that waits."""
-        queue = self._queues.of(purpose, is_recorded=is_recorded)
         while (key := queue.head(self._table.router.num_engines)) is not None:
             if (found := self._waiting(queue, key)) is not None:
                 return found

@@ -64,7 +64,15 @@ from penstock.messages.membership import (
     LineRestored,
 )
 from penstock.messages.names import BUFFER, FILTER, PROMPT_SOURCE, SCORER, is_engine
-from penstock.messages.samples import Cancelled, InfraError, SampleKey, evaluation_place
+from penstock.messages.samples import (
+    Cancelled,
+    Completed,
+    InfraError,
+    PolicyError,
+    SampleKey,
+    Truncated,
+    evaluation_place,
+)
 from penstock.messages.weights import EngineReady, VersionAnnounced
 
 if TYPE_CHECKING:
@@ -141,6 +149,11 @@ class PromptSource:
     def handle(self, event: PromptSourceEvent) -> list[AnyCommand]:
         """Take one event; see :class:`penstock.actors.machine.Machine`."""
         match event:
+            case GenerationProgressed():
+                self._on_progress(event)
+                return self.issuing.taken()  # the most frequent event; no place, queue or census is another after it
+            case GenerationClosed():
+                self._on_closed(event)
             case DemandGranted():
                 self._on_settled(event.settled)
                 self._out.extend(self._prompts.demanded(event))
@@ -160,11 +173,6 @@ class PromptSource:
                 if self._prompts.drawing is not None:
                     self._prompts.drawing.drawn(event.rows)
                     self._out.extend(self._prompts.drawing.commands())
-            case GenerationProgressed():
-                self._on_progress(event)
-                return self.issuing.taken()  # the most frequent event; no place, queue or census is another after it
-            case GenerationClosed():
-                self._on_closed(event)
             case RefillAsked():
                 self._refills = event.missing
                 self._open_refills()
@@ -266,14 +274,14 @@ class PromptSource:
         lease.catch_up(event.attempt)
         lease.sweep = self.issuing.sweep
         match event.outcome:
+            case Completed() | Truncated() | PolicyError():
+                lease.forget_response()
+                self.table.move(lease, LeaseState.LEFT)
             case InfraError(detail=detail):
                 self._out.extend(self._failures.hear(f"sample {lease.key} on {event.engine}", detail))
                 self.issuing.failed(group, lease, detail, event.num_tokens)
             case Cancelled():
                 self.issuing.handed_back(lease, event.num_tokens)
-            case _:
-                lease.forget_response()
-                self.table.move(lease, LeaseState.LEFT)
 
     # --- membership and census --------------------------------------------------------------------------------
 

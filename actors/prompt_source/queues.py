@@ -25,15 +25,12 @@ from typing import TYPE_CHECKING, Final
 from penstock.messages.samples import Purpose, SampleKey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from penstock.actors.prompt_source.routing import EngineView
 
 KINDS: Final = (False, True)
 """Kinds of engine: whether they know the rows and answer from them."""
-PURPOSES: Final = tuple(Purpose)
-
-
 MOST_BEGUN: Final = 2
 """Groups an engine that are begun while the rest of an older one waits for its own: at an equal pace it is one."""
 
@@ -122,26 +119,28 @@ class Queues:
         self._max_evaluating = max_evaluating
         self._num_guaranteed = max(1, max_evaluating // 4)
         self._queues = {
-            (kind, purpose): SampleQueue(is_affine=is_affine, is_held=is_held) for kind in KINDS for purpose in PURPOSES
-        }
-        self._of_kind = {
-            kind: (self._queues[kind, Purpose.TRAIN], self._queues[kind, Purpose.EVALUATE]) for kind in KINDS
+            kind: {purpose: SampleQueue(is_affine=is_affine, is_held=is_held) for purpose in Purpose} for kind in KINDS
         }
 
     def of(self, purpose: Purpose, *, is_recorded: bool) -> SampleQueue:
         """One of the queues."""
-        return self._queues[is_recorded, purpose]
+        return self._queues[is_recorded][purpose]
+
+    def of_kind(self, *, is_recorded: bool) -> Mapping[Purpose, SampleQueue]:
+        """Those for engines of this kind."""
+        return self._queues[is_recorded]
 
     def num_waiting(self, *, is_recorded: bool) -> int:
         """Samples in the queues for engines of this kind."""
-        train, evaluate = self._of_kind[is_recorded]
+        train, evaluate = self._queues[is_recorded].values()
         return train.num_waiting + evaluate.num_waiting
 
     def forget(self, group_ids: Iterable[int]) -> None:
         """These groups are settled."""
         for group_id in group_ids:
-            for queue in self._queues.values():
-                queue.forget(group_id)
+            for queues in self._queues.values():
+                for queue in queues.values():
+                    queue.forget(group_id)
 
     def turn(
         self, waiting: Collection[Purpose], stuck: Collection[Purpose], *, num_evaluating: int, has_training: bool

@@ -272,7 +272,8 @@ class Router:
 
     def _clear(self, heap: _Heap) -> None:
         """Drop what is out of date."""
-        heap[:] = [entry for entry in heap if self._is_valid(entry)]
+        engines = self.engines
+        heap[:] = [each for each in heap if (view := engines.get(each[1])) is not None and view.entry == each[2]]
         heapq.heapify(heap)
 
     def _is_serving(self, view: EngineView) -> bool:
@@ -281,19 +282,16 @@ class Router:
     def _entry(self, view: EngineView) -> tuple[float, str, int]:
         return view.share, view.name, view.entry
 
-    def _is_valid(self, entry: tuple[float, str, int]) -> bool:
-        view = self.engines.get(entry[1])
-        return view is not None and view.entry == entry[2]
-
     def _top(self, heap: _Heap, avoids: str = "") -> EngineView | None:
         """The first of the heap that is not avoided. Drops what is out of date on the way."""
         avoided: tuple[float, str, int] | None = None
         found: EngineView | None = None
         while heap:
             entry = heap[0]
-            if self._is_valid(entry):
+            view = self.engines.get(entry[1])
+            if view is not None and view.entry == entry[2]:
                 if entry[1] != avoids:
-                    found = self.engines[entry[1]]
+                    found = view
                     break
                 avoided = entry
             heapq.heappop(heap)

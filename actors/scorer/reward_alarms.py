@@ -70,7 +70,10 @@ class RewardAlarms:
         if seen is None:
             seen = self._open[key.group_id] = _Seen(0, reward, reward)
         seen.num += 1
-        seen.lowest, seen.highest = min(seen.lowest, reward), max(seen.highest, reward)
+        if reward < seen.lowest:
+            seen.lowest = reward
+        elif reward > seen.highest:
+            seen.highest = reward
         if seen.num >= size:
             del self._open[key.group_id]
             texts += self._closed(seen, size)
@@ -109,10 +112,10 @@ class RewardAlarms:
             self._num_failed -= self._failures[0]
         self._failures.append(is_failure)
         self._num_failed += is_failure
-        limit = self._settings.failed_share
-        if self._share < limit / 2:
+        limit, share = self._settings.failed_share, self._share
+        if share < limit / 2:
             self._says_failing = False
-        if len(self._failures) < window or self._share < limit or self._says_failing:
+        if share < limit or len(self._failures) < window or self._says_failing:
             return []
         self._says_failing = True
         return [

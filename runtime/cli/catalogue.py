@@ -14,7 +14,7 @@ from types import ModuleType, UnionType
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 from penstock import messages
-from penstock.messages import base, books, inboxes, local, option_keys
+from penstock.messages import base, books, inboxes, local, option_keys, wire
 from penstock.messages.base import Delivery, Event
 from penstock.runtime.scenario.keys import field_docs
 
@@ -44,7 +44,7 @@ ARROW = "→"
 
 def events_catalogue() -> str:
     """The page as Markdown."""
-    events = [found for module in _modules() if module is not local for found in _structs(module, Event)]
+    events = [found for module in _modules() if module not in (local, wire) for found in _structs(module, Event)]
     values = [found for module in _modules() if module not in (base, books) for found in _structs(module, base.Value)]
     values.append(base.Metric)
     enums = [found for module in _modules() if module is not option_keys for found in _enums(module)]

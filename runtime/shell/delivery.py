@@ -9,6 +9,8 @@ Invariants:
 * Of the control events of one sender and topic only a later one is handed on. The newest of each topic is kept per
   receiver, and repeated when the receiver was replaced and, with back-off, on the timer.
 * Nothing is kept for a group below the settled floor.
+* Where bytes are sent, a data event is encoded once, when it is first said, and kept so: its many objects go while they
+  are still in a cache, and what is said again is the same byte by byte.
 
 Pure: time comes in as an argument, what is to be sent goes out as a list.
 
@@ -20,7 +22,7 @@ Pure: time comes in as an argument, what is to be sent goes out as a list.
 from __future__ import annotations
 
 import math
-from operator import attrgetter
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -42,6 +44,7 @@ from penstock.messages.flow import (
     SettledState,
 )
 from penstock.messages.membership import HeldLease, LeaseStage
+from penstock.messages.wire import EncodedEvent, InboxDecoder, encode_event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,8 +72,14 @@ class _Kept(msgspec.Struct, gc=False):
 class Delivery:
     """The delivery state of one actor incarnation."""
 
-    def __init__(self, *, resend_after_s: float) -> None:
+    def __init__(self, *, resend_after_s: float, keeps_encoded: bool = False) -> None:
+        """
+        Args:
+            resend_after_s: what is not settled after so long is said again.
+            keeps_encoded: data events are kept as bytes, which the host sends.
+        """
         self._resend_after_s = resend_after_s
+        self._keeps_encoded = keeps_encoded
         self._data: dict[int, dict[tuple[str, str, int], _Kept]] = {}
         """By group id, then by receiver, class and index in the group."""
         self._control: dict[tuple[str, str], _Kept] = {}
@@ -88,25 +97,33 @@ class Delivery:
 
     # --- sending ----------------------------------------------------------------------------------------------
 
-    def sent(self, outgoing: Outgoing, now_s: float) -> None:
-        """Note what is sent, so that it can be repeated."""
+    def sent(self, outgoing: Outgoing, now_s: float) -> Outgoing:
+        """Note what is sent, so that it can be repeated.
+
+        Returns:
+            What is to be sent: the same, or a data event encoded.
+        """
         event = outgoing.event
         delivery = event.delivery
         if delivery is Kind.LOSSY:
-            return
+            return outgoing
         due_s = now_s + self._resend_after_s
-        kept = _Kept(outgoing, due_s, self._resend_after_s)
         if delivery is Kind.DATA:
             group_id, index, _ = data_key(event)
             if group_id in self.settled:
-                return
+                return outgoing
+            if self._keeps_encoded:
+                body = EncodedEvent(body=encode_event(event))
+                outgoing = Outgoing(outgoing.to, body, outgoing.message_id, outgoing.cause)
+            kept = _Kept(outgoing, due_s, self._resend_after_s)
             self._data.setdefault(group_id, {})[outgoing.to, type(event).__name__, index] = kept
         else:
-            self._control[outgoing.to, event.topic()] = kept
+            self._control[outgoing.to, event.topic()] = _Kept(outgoing, due_s, self._resend_after_s)
             if isinstance(event, _TELL_SETTLED):
                 self.settle(event.settled)
         if due_s < self.next_due_s:
             self.next_due_s = due_s
+        return outgoing
 
     def returned(self, name: str, now_s: float) -> list[Outgoing]:
         """What a peer that was replaced, or could not be reached for a while, has to hear again."""
@@ -162,7 +179,7 @@ class Delivery:
         if group_id in self.settled:
             self.num_late += 1
             return False
-        if isinstance(event, GenerationClosed):
+        if type(event) is GenerationClosed:
             return True  # PromptSource compares attempts itself: a later failure is news, not a duplicate
         accepted = self._accepted.setdefault(group_id, {})
         if index not in accepted:
@@ -197,14 +214,21 @@ class Delivery:
         return sum(len(group) for group in self._data.values())
 
 
-_SAMPLE_ATTEMPT: Final = attrgetter("sample.key.group_id", "sample.key.index", "sample.attempt")
-_OWN_ATTEMPT: Final = attrgetter("key.group_id", "key.index", "attempt")
+def _of_sample(event: SampleGenerated | SampleScored) -> tuple[int, int, int]:
+    sample = event.sample
+    return sample.key.group_id, sample.key.index, sample.attempt
+
+
+def _of_end(event: ScoringFailed | SampleFailed | GenerationClosed) -> tuple[int, int, int]:
+    return event.key.group_id, event.key.index, event.attempt
+
+
 _ABOUT: Final[dict[type[Event], Callable[[Any], tuple[int, int, int]]]] = {
-    SampleGenerated: _SAMPLE_ATTEMPT,
-    SampleScored: _SAMPLE_ATTEMPT,
-    ScoringFailed: _OWN_ATTEMPT,
-    SampleFailed: _OWN_ATTEMPT,
-    GenerationClosed: _OWN_ATTEMPT,
+    SampleGenerated: _of_sample,
+    SampleScored: _of_sample,
+    ScoringFailed: _of_end,
+    SampleFailed: _of_end,
+    GenerationClosed: _of_end,
     GroupAdmitted: lambda event: (event.group.group_id, -1, 0),
     GroupRejected: lambda event: (event.group_id, -1, 0),
 }
@@ -219,8 +243,16 @@ def data_key(event: Event) -> tuple[int, int, int]:
     return about(event)
 
 
+@cache
+def _decoder() -> InboxDecoder[Event]:
+    samples, groups = SampleGenerated | SampleScored, GroupAdmitted | GroupRejected
+    return InboxDecoder(samples | groups | SampleFailed | ScoringFailed | GenerationClosed)
+
+
 def _leases_of(event: Event) -> Iterator[HeldLease]:
     match event:
+        case EncodedEvent():  # read only when there is a census: to keep leases beside it would cost every sample
+            yield from _leases_of(_decoder().decode_event(event.body))
         case SampleGenerated() | SampleScored():
             sample = event.sample
             yield HeldLease(sample.key, sample.attempt, LeaseStage.PASSED_ON, sample.num_tokens)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_wire import EVENTS, example_event
 
+from penstock.messages.base import Delivery as Kind
 from penstock.messages.flow import (
     DemandGranted,
     GenerationClosed,
@@ -35,6 +37,7 @@ from penstock.messages.samples import (
     VersionSpan,
 )
 from penstock.messages.weights import VersionAnnounced
+from penstock.messages.wire import EncodedEvent, encode_event
 from penstock.runtime.shell.delivery import MAX_BACKOFF, Delivery, Outgoing
 
 if TYPE_CHECKING:
@@ -78,15 +81,13 @@ def settled(sequence: int, floor: int, above: tuple[int, ...] = ()) -> SamplesSe
 class Sender:
     """A delivery with a counter of messages."""
 
-    def __init__(self) -> None:
-        self.delivery = Delivery(resend_after_s=RESEND_S)
+    def __init__(self, *, keeps_encoded: bool = False) -> None:
+        self.delivery = Delivery(resend_after_s=RESEND_S, keeps_encoded=keeps_encoded)
         self.message_id = 0
 
     def send(self, to: str, event: Event, now_s: float = 0.0) -> Outgoing:
         self.message_id += 1
-        outgoing = Outgoing(to, event, self.message_id)
-        self.delivery.sent(outgoing, now_s)
-        return outgoing
+        return self.delivery.sent(Outgoing(to, event, self.message_id), now_s)
 
 
 # --- keeping ----------------------------------------------------------------------------------------------------------
@@ -171,6 +172,42 @@ def test_whoever_tells_a_settlement_knows_it(event: Event) -> None:
     assert 1 not in sender.delivery.settled
 
 
+# --- as bytes ---------------------------------------------------------------------------------------------------------
+
+
+def test_data_that_is_kept_as_bytes_is_said_again_byte_by_byte_to_a_peer_that_was_replaced() -> None:
+    sender, event = Sender(keeps_encoded=True), generated(0)
+    outgoing = sender.send("scorer", event)
+    assert outgoing == Outgoing("scorer", EncodedEvent(body=encode_event(event)), 1)
+    assert sender.delivery.returned("scorer", 3.0) == [outgoing]
+    assert sender.delivery.overdue(8.0) == [outgoing]
+
+
+def test_only_data_that_is_kept_becomes_bytes() -> None:
+    sender, event = Sender(keeps_encoded=True), announced(1)
+    assert sender.send("buffer", event).event is event
+    sender.delivery.settle(SettledState(1, 1, ()))
+    assert sender.send("scorer", generated(0)).event == generated(0)
+    assert sender.delivery.num_kept == 0
+
+
+def test_bytes_take_less_than_the_events_and_go_with_their_settlement() -> None:
+    num_groups, left, taken = 500, 0, list[int]()
+    for keeps_encoded in (False, True):
+        sender = Sender(keeps_encoded=keeps_encoded)
+        tracemalloc.start()
+        try:
+            for group_id in range(num_groups):
+                sender.send("scorer", generated(group_id))
+            taken.append(tracemalloc.get_traced_memory()[0])
+            sender.delivery.settle(SettledState(1, num_groups, ()))
+            left = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+    assert taken[1] < 0.8 * taken[0]
+    assert left < 0.1 * taken[1]
+
+
 # --- accepting --------------------------------------------------------------------------------------------------------
 
 
@@ -249,8 +286,9 @@ def test_control_events_are_handed_on_in_order_only() -> None:
 # --- the census -------------------------------------------------------------------------------------------------------
 
 
-def test_leases_name_every_sample_that_is_kept() -> None:
-    sender = Sender()
+@pytest.mark.parametrize("keeps_encoded", [False, True])
+def test_leases_name_every_sample_that_is_kept(keeps_encoded: bool) -> None:
+    sender = Sender(keeps_encoded=keeps_encoded)
     sender.send("scorer", generated(0, 1, attempt=2))
     sender.send("filter", failed(1, 0))
     ends = (SampleEnd(key=SampleKey(2, 1), state=TerminalState.FAILED, cause="", num_tokens=3),)
@@ -265,6 +303,17 @@ def test_leases_name_every_sample_that_is_kept() -> None:
         HeldLease(SampleKey(2, 1), 0, LeaseStage.PASSED_ON, 3),
         HeldLease(SampleKey(3, 0), 0, LeaseStage.PASSED_ON, 0),
     ]
+
+
+@pytest.mark.parametrize(
+    "event", [event for event in EVENTS if event.delivery is Kind.DATA], ids=lambda event: event.__name__
+)
+def test_leases_are_the_same_from_bytes(event: type[Event]) -> None:
+    plain, encoded = Sender(), Sender(keeps_encoded=True)
+    for sender in (plain, encoded):
+        sender.send("scorer", example_event(event))
+        assert sender.delivery.num_kept == 1
+    assert list(encoded.delivery.leases()) == list(plain.delivery.leases())
 
 
 # --- together ---------------------------------------------------------------------------------------------------------

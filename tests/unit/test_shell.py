@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from penstock.messages.base import Metric
@@ -26,7 +27,7 @@ from penstock.messages.samples import Completed, Part, Prompt, Sample, SampleKey
 from penstock.messages.training import NoticeGiven, StopAsked
 from penstock.messages.waits import OverdueWait, Wait, WaitsReported
 from penstock.messages.weights import VersionAnnounced, WeightManifest
-from penstock.messages.wire import Envelope, Header
+from penstock.messages.wire import Envelope, Header, InboxDecoder, encode_event, encode_pack
 from penstock.runtime.shell.shell import IDLE_S, Shell, ShellSettings
 from penstock.runtime.shell.watchdog import NEVER
 
@@ -114,6 +115,7 @@ class Bench:
         name: str = "weight_publisher",
         hears: frozenset[type[Event]] = PEERS,
         overdue_after_s: float = NEVER,
+        keeps_encoded: bool = False,
     ) -> None:
         self.machine, self.host = Scripted(), Journal()
         settings = ShellSettings(
@@ -122,6 +124,7 @@ class Bench:
             heartbeat_s=1.0,
             resend_after_s=5.0,
             overdue_after_s=overdue_after_s,
+            keeps_encoded=keeps_encoded,
             validate=True,
         )
         self.shell = Shell(self.machine, self.host, settings=settings, hears=hears)
@@ -277,6 +280,21 @@ def test_peer_that_returned_hears_again_what_is_not_settled_once_it_is_reachable
     bench.shell.on_returned("scorer", 1)
     bench.shell.end_turn()
     assert bench.host.sent("scorer") == [generated(0), announced(3)]
+
+
+def test_peer_that_was_replaced_hears_the_same_bytes_again_under_a_new_place_in_the_line() -> None:
+    bench = Bench(keeps_encoded=True)
+    bench.machine.answers[Started] = [Send("scorer", generated(0))]
+    bench.start()
+    bench.shell.on_returned("scorer", 1)
+    bench.shell.end_turn()
+    first, again = (encode_pack(pack) for name, pack in bench.host.packs if name == "scorer")
+    decoder = InboxDecoder[SampleGenerated](SampleGenerated)
+    ((header, event),), _ = decoder.decode(first)
+    ((header_again, event_again),), _ = decoder.decode(again)
+    assert event == event_again == generated(0)
+    assert msgspec.structs.replace(header, link_sequence=header.link_sequence + 1) == header_again
+    assert first[len(first) - len(encode_event(event)) :] == again[len(again) - len(encode_event(event)) :]
 
 
 def test_what_is_said_once_waits_until_the_peer_can_be_reached(bench: Bench) -> None:

@@ -36,6 +36,7 @@ from penstock.messages.top_logprobs import TopLogprobs
 from penstock.messages.training import Balance, StopAsked
 from penstock.messages.weights import WeightManifest
 from penstock.messages.wire import (
+    EncodedEvent,
     Envelope,
     Header,
     InboxDecoder,
@@ -255,6 +256,15 @@ def test_text_that_is_no_unicode_and_deep_nesting_are_errors_of_the_wire() -> No
     assert [type(error) for error in errors] == [TruncatedFrameError]
     with pytest.raises(WireError):
         decoder.decode(b"\x92\x01" + b"\x91" * 100_000)
+
+
+@pytest.mark.parametrize(
+    "event", [event for event in EVENTS if event.delivery is Delivery.DATA], ids=lambda event: event.__name__
+)
+def test_an_event_that_is_encoded_already_travels_as_itself(event: type[Event]) -> None:
+    value = example_event(event)
+    encoded = EncodedEvent(body=encode_event(value))
+    assert encode_pack([Envelope(HEADER, encoded)]) == encode_pack([Envelope(HEADER, value)])
 
 
 @given(st.binary(max_size=200))

@@ -23,7 +23,7 @@ import logging
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast, final
 
 import msgspec
 import zmq
@@ -75,7 +75,7 @@ MAX_FRAMES_A_TURN: Final = 64
 DIRECTORY_TIMEOUT_S: Final = 60.0
 LINES_CHECK_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 1.5
-_ORDERS: Final = (DirectoryChanged, EndAsked)
+_ORDERS: Final = frozenset((DirectoryChanged, EndAsked))
 """That only the supervisor gives."""
 
 _log: Final = logging.getLogger(__name__)
@@ -108,6 +108,7 @@ class Accounted(Protocol):
         ...
 
 
+@final
 class _Failure(msgspec.Struct, frozen=True):
     """A backend's thread cannot go on."""
 
@@ -194,20 +195,11 @@ class ActorLoop:
         is_accounted = has_lane(boot.name)
         self._accounted = cast("Accounted", self._machine) if is_accounted else None
         self._activities = ActivityClock(clock.now_s()) if is_accounted else None
-        self.shell = Shell(
-            self._machine,
-            self,
-            settings=ShellSettings(
-                name=boot.name,
-                epoch=boot.epoch,
-                heartbeat_s=boot.heartbeat_s,
-                resend_after_s=boot.resend_after_s,
-                overdue_after_s=boot.overdue_after_s,
-                validate=boot.validate,
-            ),
-            hears=wiring.hears(boot.name),
-            observer=observer,
-        )
+        settings = ShellSettings(
+            name=boot.name, epoch=boot.epoch, heartbeat_s=boot.heartbeat_s, resend_after_s=boot.resend_after_s,
+            overdue_after_s=boot.overdue_after_s, keeps_encoded=True, validate=boot.validate,
+        )  # fmt: skip
+        self.shell = Shell(self._machine, self, settings=settings, hears=wiring.hears(boot.name), observer=observer)
         for source in (self._answers, self._notice):
             links.poller.register(source.fileno(), zmq.POLLIN)
 
@@ -287,17 +279,20 @@ class ActorLoop:
     def _on_event(self, header: Header, event: Event) -> None:
         if header.sender not in self._senders:
             self._note_malformed(StrangerError(f"{header.sender[:80]!r} is no actor of this run"))
-        elif isinstance(event, _ORDERS):
-            if header.sender != SUPERVISOR:
-                self._note_malformed(StrangerError(f"{header.sender} gives an order of the supervisor"))
-            elif isinstance(event, EndAsked):
-                self._end = self._end or EndKind.ASKED
-            else:
-                self._on_directory(event)
+        elif type(event) in _ORDERS:
+            self._on_order(header, event)
         elif self._has_directory:
             self.shell.on_frame(header, event)
         else:
             self._held.append((header, event))
+
+    def _on_order(self, header: Header, event: Event) -> None:
+        if header.sender != SUPERVISOR:
+            self._note_malformed(StrangerError(f"{header.sender} gives an order of the supervisor"))
+        elif isinstance(event, EndAsked):
+            self._end = self._end or EndKind.ASKED
+        elif isinstance(event, DirectoryChanged):
+            self._on_directory(event)
 
     def _on_directory(self, change: DirectoryChanged) -> None:
         if not change.is_whole and not self._has_directory:
@@ -328,7 +323,7 @@ class ActorLoop:
 
     def _take_answers(self) -> None:
         for answer in self._answers.take():
-            if isinstance(answer, _Failure):
+            if type(answer) is _Failure:
                 raise answer.error
             self.shell.on_local(answer)
 

@@ -225,6 +225,7 @@ class VirtualHost:
             heartbeat_s=self.settings.heartbeat_s,
             resend_after_s=self.settings.resend_after_s,
             overdue_after_s=self.settings.overdue_after_s,
+            keeps_encoded=self.settings.link.through_codec,
             validate=self.settings.validate,
         )
         observer = _Observer(self, self._digest, self._event_watchers)

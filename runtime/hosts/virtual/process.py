@@ -14,7 +14,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.backends.ledger.protocol import StaleEpochError
 from penstock.messages.commands import Record
@@ -43,6 +43,10 @@ class Status(Enum):
     RUNNING = auto()
     STOPPED = auto()
     DEAD = auto()
+
+
+_RUNNING: Final = Status.RUNNING
+"""See :data:`penstock.messages.base.LOSSY`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,8 +95,9 @@ class Surroundings(Protocol):
         """The process has ended."""
         ...
 
-    def turned(self, process: Process) -> None:
-        """A turn of the process is done."""
+    @property
+    def turn_listeners(self) -> Sequence[Callable[[Process], None]]:
+        """Who hears that a turn of a process is done."""
         ...
 
 
@@ -130,6 +135,7 @@ class Process:
         self._host = host
         self._clock = host.clock
         self._links = host.links
+        self._turn_listeners = host.turn_listeners
         self._backlog: list[tuple[Callable[[Any, Any], None], object]] = []
         self._answers: deque[LocalEvent] = deque()
         self._timer_s = math.inf
@@ -155,7 +161,8 @@ class Process:
 
     def transmit(self, to: str, envelopes: list[Envelope]) -> None:
         """See :class:`penstock.runtime.shell.shell.Host`."""
-        self._live_on()
+        if self.effects_to_live is not None:
+            self._live_on()
         peer = self.peers.get(to)
         if peer is not None:
             self._links.send(self.name, to, peer, envelopes, deliver)
@@ -164,7 +171,8 @@ class Process:
 
     def execute(self, command: BackendCommand) -> None:
         """See :class:`penstock.runtime.shell.shell.Host`."""
-        self._live_on()
+        if self.effects_to_live is not None:
+            self._live_on()
         if self.backend is None:
             raise RuntimeError(f"{self.name} has no backend to carry out {type(command).__name__}")
         self.backend.execute(command)
@@ -241,7 +249,7 @@ class Process:
 
     def is_up(self, act: Callable[[Any, Any], None], what: object) -> bool:
         """Whether it can do this now; a busy or stopped process does it later, a dead one never."""
-        if self.status is not Status.RUNNING:
+        if self.status is not _RUNNING:
             return self._is_awake(act, what)
         if self._clock.now_s >= self._busy_until_s or self._is_draining:
             return True
@@ -288,7 +296,8 @@ class Process:
         except _KilledError:
             self.kill()
             return
-        self._host.turned(self)
+        for turned in self._turn_listeners:
+            turned(self)
         due_s = shell.next_timer_s()
         if due_s < self._timer_s:
             self._timer_s = due_s

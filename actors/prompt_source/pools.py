@@ -70,6 +70,10 @@ class EnginePools:
         router = self._recorded if name in self._recorded_names else self._generating  # as _of, twice for each sample
         router.load(name, change)
 
+    def load_at(self, name: str) -> int:
+        """Samples that are at this engine, whether it is there or not."""
+        return self._of(name).load_at(name)
+
     def progressed(self, name: str, sweep: int) -> None:
         """Something has come of what this engine does."""
         self._of(name).progressed(name, sweep)

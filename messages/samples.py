@@ -212,9 +212,10 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Which tokens each was drawn from, and its log-prob is taken over; None: not recorded."""
 
     def __post_init__(self) -> None:
-        _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
-        _check_multiple(self.context_tokens, TOKEN_BYTES, "context_tokens")
-        n = self.num_tokens
+        n, rest = divmod(len(self.tokens), TOKEN_BYTES)
+        if rest or self.context_tokens:
+            _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
+            _check_multiple(self.context_tokens, TOKEN_BYTES, "context_tokens")
         if len(self.logprobs) != n * LOGPROB_BYTES:
             raise ArrayLengthError(
                 f"logprobs: expected {n * LOGPROB_BYTES} bytes for {n} tokens, got {len(self.logprobs)}"

@@ -248,7 +248,8 @@ class Process:
     # --- turns ------------------------------------------------------------------------------------------------
 
     def is_up(self, act: Callable[[Any, Any], None], what: object) -> bool:
-        """Whether it can do this now; a busy or stopped process does it later, a dead one never."""
+        """Whether it can do this now; a busy or stopped process does it later, a dead one never. Of one that runs, and
+        whose turns take no time, it need not be asked."""
         if self.status is not _RUNNING:
             return self._is_awake(act, what)
         if self._clock.now_s >= self._busy_until_s or self._is_draining:
@@ -321,8 +322,8 @@ class Process:
 
 def deliver(process: Process, what: list[Envelope] | bytes) -> None:
     """A pack arrives."""
-    if not process.is_up(deliver, what):
-        return
+    if (process.status is not _RUNNING or process.turn_s) and not process.is_up(deliver, what):
+        return  # spelt out, here and below, as it is asked of all that happens
     pack = what if isinstance(what, list) else process.decode(what)
     on_frame = process.shell.on_frame
     for envelope in pack:
@@ -344,9 +345,10 @@ def drain(process: Process, _: None) -> None:
 
 def call(process: Process, callback: Callable[[], None]) -> None:
     """A callback of the backend falls due."""
-    if process.is_up(call, callback):
-        callback()
-        process.finish_if_answered()
+    if (process.status is not _RUNNING or process.turn_s) and not process.is_up(call, callback):
+        return
+    callback()
+    process.finish_if_answered()
 
 
 def fire(process: Process, due_s: float) -> None:

@@ -340,6 +340,8 @@ class Sample(Value, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def versions(self) -> set[int]:
         """Those that made its tokens."""
+        if len(self.parts) == 1:
+            return {span.version for span in self.parts[0].spans if span.num_tokens}
         return {span.version for part in self.parts for span in part.spans if span.num_tokens}
 
     @property

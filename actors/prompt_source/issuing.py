@@ -136,6 +136,8 @@ class Issuing:
     def _head(self, purpose: Purpose, is_recorded: bool) -> tuple[LeasedGroup, Lease] | None:
         """The first that waits."""
         queue = self._queues.of(purpose, is_recorded=is_recorded)
+        if not queue.num_waiting:
+            return None
         while (key := queue.head(self._table.router.num_engines)) is not None:
             if (found := self._waiting(queue, key)) is not None:
                 return found

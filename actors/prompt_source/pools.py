@@ -47,7 +47,7 @@ class EnginePools:
 
     def has_room(self, num_waiting: int, *, is_recorded: bool) -> bool:
         """Whether any engine of this kind takes one of so many samples."""
-        return self._kind(is_recorded).has_room(num_waiting)
+        return (self._recorded if is_recorded else self._generating).has_room(num_waiting)
 
     def join(self, name: str, epoch: int, load: int) -> None:
         """A new incarnation."""

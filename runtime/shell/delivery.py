@@ -181,6 +181,8 @@ class Delivery:
 
     def settle(self, state: SettledState) -> None:
         """Forget everything about groups that are settled."""
+        if state.sequence <= self.settled.sequence:
+            return  # said to each of many engines, it is news once
         for group_id in self.settled.newly(state, self._data, self._accepted):
             self._data.pop(group_id, None)
             self._accepted.pop(group_id, None)

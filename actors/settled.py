@@ -49,10 +49,19 @@ class KnownSettled:
             return []
         num_below = self._floor - floor + self._evaluation_floor - evaluation_floor
         if num_below + len(self._above) >= len(groups) + len(others):  # a first state may pass millions
-            return dict.fromkeys(group_id for held in (groups, others) for group_id in held if group_id in self)
+            return self._settled_among(groups, others)
         evaluated = map(evaluation_group_id, range(evaluation_floor, self._evaluation_floor))
         news = (*range(floor, self._floor), *evaluated, *(self._above - above))
         return [group_id for group_id in news if group_id in groups or group_id in others]
+
+    def _settled_among(self, *collections: Collection[int]) -> Collection[int]:
+        floor, evaluation_floor, above = self._floor, self._evaluation_floor, self._above
+        return {  # as __contains__ has it
+            group_id: None
+            for held in collections
+            for group_id in held
+            if group_id in above or (group_id < floor if group_id >= 0 else ~group_id < evaluation_floor)
+        }
 
 
 class _LastExceptions:

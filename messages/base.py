@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -38,6 +38,13 @@ class Delivery(StrEnum):
     """Progress and reports: worth having, never waited for."""
     LOCAL = "local"
     """Never leaves its process: results of backends, timers, membership as the runtime sees it."""
+
+
+DATA: Final = Delivery.DATA
+CONTROL: Final = Delivery.CONTROL
+LOSSY: Final = Delivery.LOSSY
+"""What is compared several times for each event has a name of its own, here and beside other enums: to look a member up
+in its class goes through a hook, which takes as long as a call (Python 3.11)."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False, omit_defaults=True):

@@ -35,10 +35,11 @@ def spans_between(spans: Iterable[VersionSpan], begin: int, end: int) -> tuple[V
     found: list[VersionSpan] = []
     start = 0
     for span in spans:
-        length = min(start + span.num_tokens, end) - max(start, begin)
+        stop = start + span.num_tokens
+        length = (stop if stop < end else end) - (start if start > begin else begin)
         if length > 0:
             found.append(VersionSpan(span.version, length))
-        start += span.num_tokens
+        start = stop
     return tuple(found)
 
 

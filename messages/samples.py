@@ -213,9 +213,9 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Which tokens each was drawn from, and its log-prob is taken over; None: not recorded."""
 
     def __post_init__(self) -> None:
-        n = len(self.tokens) // TOKEN_BYTES
-        if (
-            len(self.tokens) % TOKEN_BYTES or self.context_tokens
+        n, rest = divmod(len(self.tokens), TOKEN_BYTES)
+        if rest or self.context_tokens:  # calls cost as much as the checks, which whoever reads a part makes
+            rest or self.context_tokens
         ):  # calls cost as much as the checks, and every process that reads a part makes them
             _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
             _check_multiple(self.context_tokens, TOKEN_BYTES, "context_tokens")
@@ -354,6 +354,8 @@ class Sample(Value, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def versions(self) -> set[int]:
         """Those that made its tokens."""
+        if len(self.parts) == 1:
+            return {span.version for span in self.parts[0].spans if span.num_tokens}
         return {span.version for part in self.parts for span in part.spans if span.num_tokens}
 
     @property

@@ -49,6 +49,11 @@ class FixedModel:
         """It plays no episodes."""
         return 0.0
 
+    @property
+    def shows(self) -> tuple[Activity, float, float]:
+        """Activity, occupancy and outside at once."""
+        return self.activity, self.occupancy, 0.0
+
     def leases(self) -> tuple[HeldLease, ...]:
         """None: the Scorer holds every sample that a question is about."""
         return ()

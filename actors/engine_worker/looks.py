@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.actors.engine_worker.phases import HOLDING_NOTHING, Phase
 from penstock.actors.waits import several
@@ -14,26 +14,33 @@ if TYPE_CHECKING:
     from penstock.actors.engine_worker.requests import RequestTable
     from penstock.actors.engine_worker.weights import Weights
 
+_STARTING: Final = Phase.STARTING
+_SPOILT: Final = Phase.SPOILT
+_APPLYING: Final = Phase.APPLYING
+_ASLEEP: Final = Phase.ASLEEP
+_WAITING_FOR_DEMAND: Final = Activity.WAITING_FOR_DEMAND
+"""See :data:`penstock.messages.base.LOSSY`."""
+
 
 def engine_activity(
     phase: Phase, requests: RequestTable, weights: Weights, num_generating: int, *, is_our_turn: bool
 ) -> Activity:
     """What the engine's time is spent on; ``num_generating`` of its running requests wait for nothing else."""
-    if phase is Phase.STARTING:
+    if phase is _STARTING:
         return Activity.STARTING
     if phase in HOLDING_NOTHING and not is_our_turn:
         return Activity.ASLEEP
-    if phase is Phase.SPOILT:
+    if phase is _SPOILT:
         return Activity.WAITING_FOR_WEIGHTS
     if num_generating:
         return Activity.WORKING
-    if phase is Phase.APPLYING:
+    if phase is _APPLYING:
         return Activity.APPLYING_WEIGHTS
     if requests.num_running:
         return Activity.WAITING_FOR_TOOLS
-    if requests.num_waiting or weights.version < 0 or phase is Phase.ASLEEP:
+    if requests.num_waiting or weights.version < 0 or phase is _ASLEEP:
         return Activity.WAITING_FOR_WEIGHTS
-    return Activity.WAITING_FOR_DEMAND
+    return _WAITING_FOR_DEMAND
 
 
 def engine_waits(phase: Phase, requests: RequestTable, weights: Weights, *, is_our_turn: bool) -> list[Wait]:

@@ -36,7 +36,7 @@ How it comes from state to state stands in ``phases.py``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never, final
+from typing import TYPE_CHECKING, Final, assert_never, final
 
 from penstock.actors.engine_worker.looks import engine_activity, engine_waits
 from penstock.actors.engine_worker.phases import BUSY, ENGINE, HOLDING_NOTHING, REQUEST, Phase
@@ -88,6 +88,11 @@ if TYPE_CHECKING:
     from penstock.messages.membership import HeldLease
     from penstock.messages.waits import Wait
 
+_SERVING: Final = Phase.SERVING
+_SPOILT: Final = Phase.SPOILT
+_WORKING: Final = Activity.WORKING
+"""See :data:`penstock.messages.base.LOSSY`."""
+
 
 @final
 class EngineWorker:
@@ -121,8 +126,6 @@ class EngineWorker:
     def activity(self) -> Activity:
         """What the engine's time is spent on."""
         num_generating = self.requests.num_running - self.num_outside
-        if num_generating and self.phase is Phase.SERVING and not self.settings.takes_turns:
-            return Activity.WORKING  # as below, for what is asked after nearly every event
         return engine_activity(self.phase, self.requests, self.weights, num_generating, is_our_turn=self._is_our_turn)
 
     @property
@@ -137,6 +140,14 @@ class EngineWorker:
     def outside(self) -> float:
         """Requests whose episodes wait for tools, environments and agents ÷ slots."""
         return self.num_outside / self.num_slots if self._num_outside and self.num_slots else 0.0
+
+    @property
+    def shows(self) -> tuple[Activity, float, float]:
+        """Activity, occupancy and outside at once, as whoever follows them asks after nearly every event."""
+        num_running = self.requests.num_running
+        if num_running and self.phase is _SERVING and not self._num_outside and not self.settings.takes_turns:
+            return _WORKING, num_running / self.num_slots, 0.0
+        return self.activity, self.occupancy, self.outside
 
     @property
     def num_outside(self) -> int:
@@ -165,6 +176,9 @@ class EngineWorker:
         """Take one event; see :class:`penstock.actors.machine.Machine`."""
         self._steps.cause = type(event)
         match event:
+            case SamplesSettled():  # with many engines the most frequent
+                for request in self.requests.settle(event.settled):
+                    self._abort(request)
             case SampleIssued():
                 self._on_issued(event)
             case GenerationAdvanced():
@@ -175,9 +189,6 @@ class EngineWorker:
                 self._num_outside = event.num_outside
             case SampleRevoked():
                 self._on_revoked(event)
-            case SamplesSettled():
-                for request in self.requests.settle(event.settled):
-                    self._abort(request)
             case WeightsStaged():
                 self._out += self.weights.ask(event.manifest)
             case WeightsStagedLocally():
@@ -202,12 +213,15 @@ class EngineWorker:
                 pass
             case _:
                 assert_never(event)
-        self._take_turn()
+        if self._turned is not None:
+            self._take_turn(self._turned)
         if self._is_leaving:
             self._leave()
         else:
-            self._begin_swap()
-            self._submit()
+            if (commit := self.weights.due) is not None:
+                self._begin_swap(commit)
+            if self.phase is _SERVING and self.requests.num_waiting:
+                self._submit()
         out, self._out = self._out, []
         return out
 
@@ -239,9 +253,9 @@ class EngineWorker:
         turned = self._turned
         return not self.settings.takes_turns or (turned is not None and turned.holder is Holder.ENGINES)
 
-    def _take_turn(self) -> None:
+    def _take_turn(self, turned: DeviceTurned) -> None:
         """Open in a turn of the engines; in the learner's yield when nothing runs."""
-        if self._turned is None or not self.settings.takes_turns:
+        if not self.settings.takes_turns:
             return
         name, epoch = self.settings.name, self.settings.epoch
         if self._is_our_turn:
@@ -252,11 +266,11 @@ class EngineWorker:
         elif self.phase in (Phase.CLOSED, Phase.ASLEEP):
             if not self._has_yielded:
                 self._has_yielded = True
-                self._send(LEARNER, DeviceYielded(engine=name, engine_epoch=epoch, turn=self._turned.turn))
+                self._send(LEARNER, DeviceYielded(engine=name, engine_epoch=epoch, turn=turned.turn))
         elif self.phase not in BUSY and not self.requests.num_running:
             self._turn(Phase.SLEEPING)
             self._out.append(SleepEngine())
-        elif self.phase in (Phase.SERVING, Phase.DRAINING) and self._turned.interrupts:
+        elif self.phase in (Phase.SERVING, Phase.DRAINING) and turned.interrupts:
             self._interrupt()
         elif self.phase in (Phase.SERVING, Phase.DRAINING):
             self._interrupt_evaluation()
@@ -284,9 +298,9 @@ class EngineWorker:
             self.requests.fail(request, request.num_tokens)  # a PromptSource that was replaced asks what became of it
 
     def _submit(self) -> None:
-        """Give waiting requests to the engine while it serves and has slots."""
+        """Give waiting requests to the engine, which serves, while it has slots."""
         num_places = self.num_slots - self.requests.num_running
-        if self.phase is not Phase.SERVING or not self._is_our_turn or num_places <= 0 or not self.requests.num_waiting:
+        if num_places <= 0 or not self._is_our_turn:
             return
         self._out.extend(request.generate() for request in self.requests.take(num_places, self.weights.version))
 
@@ -299,7 +313,7 @@ class EngineWorker:
 
     def _on_advanced(self, event: GenerationAdvanced) -> None:
         request = self.requests.current(event.key, event.attempt)
-        if request is None or self.phase is Phase.SPOILT:
+        if request is None or self.phase is _SPOILT:
             return
         self._report(request, event.from_token, event.chunk)
 
@@ -310,7 +324,7 @@ class EngineWorker:
         request = self.requests.current(event.key, event.attempt)
         if request is None:
             return
-        if self.phase is Phase.SPOILT:
+        if self.phase is _SPOILT:
             if request.is_running:  # as far as PromptSource was told, all of it is older than the wrong weights
                 self.num_spoilt_tokens += max(0, event.part.num_tokens - request.num_tokens)
                 self.requests.interrupt(request, request.response())
@@ -335,10 +349,9 @@ class EngineWorker:
 
     # --- weights ----------------------------------------------------------------------------------------------
 
-    def _begin_swap(self) -> None:
+    def _begin_swap(self, commit: WeightsCommitted) -> None:
         """Go on with a commit whose weights are staged: drain or interrupt if need be, then apply."""
-        commit = self.weights.due
-        if commit is None or not self._is_our_turn:
+        if not self._is_our_turn:
             return
         if self.weights.would_go_back:
             self._out.append(self.weights.drop())

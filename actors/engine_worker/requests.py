@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from penstock.messages.flow import SettledState
     from penstock.messages.local import GenerationEnded
     from penstock.messages.samples import ModelOutcome, SampleKey
+
+_WAITING: Final = RequestState.WAITING
+_RUNNING: Final = RequestState.RUNNING
+"""See :data:`penstock.messages.base.LOSSY`."""
 
 
 class Request(msgspec.Struct):
@@ -50,7 +54,7 @@ class Request(msgspec.Struct):
 
     @property
     def is_running(self) -> bool:
-        return self.state is RequestState.RUNNING
+        return self.state is _RUNNING
 
     def generate(self) -> Generate:
         """What the engine is asked for."""
@@ -150,7 +154,7 @@ class RequestTable:
         num_tokens = 0 if prefix is None else prefix.num_tokens
         self._requests[key] = Request(issued, prefix, num_tokens, [] if prefix is None else [prefix])
         self._waiting[key] = None
-        self._steps.take(None, RequestState.WAITING)
+        self._steps.take(None, _WAITING)
         self._keys.setdefault(key.group_id, {})[key] = None
 
     def take(self, num_places: int, version: int) -> list[Request]:
@@ -161,7 +165,7 @@ class RequestTable:
             del self._waiting[key]
             self._run(key)
             request = self._requests[key]
-            self._turn(request, RequestState.RUNNING)
+            self._turn(request, _RUNNING)
             taken.append(request)
         return taken
 

@@ -139,6 +139,11 @@ class Learner:
         """It plays no episodes."""
         return 0.0
 
+    @property
+    def shows(self) -> tuple[Activity, float, float]:
+        """Activity, occupancy and outside at once."""
+        return self.activity, self.occupancy, 0.0
+
     def leases(self) -> tuple[()]:
         """Samples in a batch are settled; the Learner holds none."""
         return ()

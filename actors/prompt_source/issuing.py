@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.actors.prompt_source.leases import LeaseState
+from penstock.actors.prompt_source.leases import ISSUED, QUEUED, LeaseState
 from penstock.actors.prompt_source.order import evaluation_seed, sample_seed
 from penstock.actors.prompt_source.queues import KINDS, Queues
 from penstock.messages.commands import Send
@@ -84,7 +84,7 @@ class Issuing:
             self.num_lost_tokens += num_known - lease.num_tokens
         self.num_salvaged_tokens += lease.num_tokens
         lease.running_since = None
-        self._table.move(lease, LeaseState.QUEUED)
+        self._table.move(lease, QUEUED)
         self._queue_of(self._table.groups[lease.key.group_id]).appendleft(
             lease.key
         )  # its group is older than what has never been issued
@@ -140,6 +140,8 @@ class Issuing:
 
     def _head(self, queue: SampleQueue) -> tuple[LeasedGroup, Lease] | None:
         """The first that waits."""
+        if not queue.num_waiting:
+            return None
         while (key := queue.head(self._table.router.num_engines)) is not None:
             if (found := self._waiting(queue, key)) is not None:
                 return found
@@ -148,7 +150,7 @@ class Issuing:
     def _waiting(self, queue: SampleQueue, key: SampleKey) -> tuple[LeasedGroup, Lease] | None:
         """This sample; what was settled, issued or queued twice leaves the queue."""
         group, lease = self._table.groups.get(key.group_id), self._table.lease(key)
-        if group is None or lease is None or group.prompt is None or lease.state is not LeaseState.QUEUED:
+        if group is None or lease is None or group.prompt is None or lease.state is not QUEUED:
             queue.remove(key)
             return None
         return group, lease
@@ -171,7 +173,7 @@ class Issuing:
         lease.round, lease.sweep = self._census.round, self.sweep
         lease.num_seen = lease.num_at_issue = lease.num_tokens
         lease.running_since = None
-        self._table.move(lease, LeaseState.ISSUED, view.name)
+        self._table.move(lease, ISSUED, view.name)
         issued = SampleIssued(
             key=key,
             attempt=lease.attempt,

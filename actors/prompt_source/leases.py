@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -39,6 +39,12 @@ class LeaseState(Enum):
     ISSUED = "issued"
     LEFT = "left"
     FAILED = "failed"
+
+
+QUEUED: Final = LeaseState.QUEUED
+ISSUED: Final = LeaseState.ISSUED
+"""See :data:`penstock.messages.base.LOSSY`."""
+_TRAIN: Final = Purpose.TRAIN
 
 
 class Lease(msgspec.Struct):
@@ -132,7 +138,7 @@ class LeasedGroup(msgspec.Struct):
 
     @property
     def purpose(self) -> Purpose:
-        return Purpose.TRAIN if self.place is None else Purpose.EVALUATE
+        return _TRAIN if self.place is None else Purpose.EVALUATE
 
     def num_retries(self, usual: int) -> int:
         """Attempts of each of its samples that may fail, before the last one: what its row says, else the usual."""
@@ -174,14 +180,14 @@ class LeaseTable:
 
     def move(self, lease: Lease, state: LeaseState, engine: str = "") -> None:
         """The only way in which a lease changes its state."""
-        num_before = lease.state is LeaseState.ISSUED
-        if lease.state is LeaseState.ISSUED:
+        was_issued, is_issued = lease.state is ISSUED, state is ISSUED
+        if was_issued:
             self.router.load(lease.engine, -1)
         lease.state, lease.engine = state, engine
-        if state is LeaseState.ISSUED:
+        if is_issued:
             self.router.load(engine, 1)
         if is_evaluation(lease.key.group_id):
-            self.num_evaluating += (state is LeaseState.ISSUED) - num_before
+            self.num_evaluating += is_issued - was_issued
 
     def forget(self, group_ids: Iterable[int]) -> None:
         """These groups are settled."""
@@ -189,12 +195,12 @@ class LeaseTable:
             group = self.groups.pop(group_id)
             self._num_evaluation_groups -= group.place is not None
             for lease in group.leases.values():
-                if lease.state is LeaseState.ISSUED:
+                if lease.state is ISSUED:
                     self.move(lease, LeaseState.LEFT)
 
     def join_engine(self, name: str, epoch: int) -> None:
         """A new incarnation of an engine. What was on the old one stays in its load until a census moves it."""
-        self.router.join(name, epoch, sum(1 for _, lease in self.all_leases() if lease.engine == name))
+        self.router.join(name, epoch, self.router.load_at(name))
 
     def lose_engine(self, name: str) -> None:
         """An engine is gone. Its leases stay ISSUED until a census has said what became of them."""
@@ -253,8 +259,9 @@ class LeaseTable:
                 is_issued = lease.state is LeaseState.ISSUED
                 assert is_issued == bool(lease.engine), lease
                 num_evaluating += is_evaluated and is_issued
-                if lease.engine in loads:
-                    loads[lease.engine] += 1
+                if lease.engine:
+                    loads[lease.engine] = loads.get(lease.engine, 0) + 1
         assert num_groups == self._num_evaluation_groups
         assert num_evaluating == self.num_evaluating
+        assert all(self.router.load_at(name) == load for name, load in loads.items()), loads
         self.router.validate(loads)

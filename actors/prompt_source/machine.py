@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final, assert_never, final
 from penstock.actors.first_failures import FirstFailures
 from penstock.actors.prompt_source.census import Census, Inheritance
 from penstock.actors.prompt_source.issuing import Issuing
-from penstock.actors.prompt_source.leases import Lease, LeasedGroup, LeaseState, LeaseTable
+from penstock.actors.prompt_source.leases import ISSUED, QUEUED, Lease, LeasedGroup, LeaseState, LeaseTable
 from penstock.actors.prompt_source.leaving import LEAVING_TIMER, Leaving
 from penstock.actors.prompt_source.policies import POLICIES
 from penstock.actors.prompt_source.pools import EnginePools
@@ -269,7 +269,7 @@ class PromptSource:
         self.table.router.progressed(event.engine, self.issuing.sweep)
         if group is None or lease is None or event.attempt < lease.attempt:
             return
-        if lease.state not in (LeaseState.ISSUED, LeaseState.QUEUED):
+        if lease.state is not ISSUED and lease.state is not QUEUED:
             return
         lease.catch_up(event.attempt)
         lease.sweep = self.issuing.sweep

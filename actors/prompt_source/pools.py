@@ -47,7 +47,7 @@ class EnginePools:
 
     def has_room(self, num_waiting: int, *, is_recorded: bool) -> bool:
         """Whether any engine of this kind takes one of so many samples."""
-        return self._kind(is_recorded).has_room(num_waiting)
+        return (self._recorded if is_recorded else self._generating).has_room(num_waiting)
 
     def join(self, name: str, epoch: int, load: int) -> None:
         """A new incarnation."""
@@ -69,6 +69,10 @@ class EnginePools:
         """It has so many samples more, or fewer."""
         router = self._recorded if name in self._recorded_names else self._generating  # as _of, twice for each sample
         router.load(name, change)
+
+    def load_at(self, name: str) -> int:
+        """Samples that are at this engine, whether it is there or not."""
+        return self._of(name).load_at(name)
 
     def progressed(self, name: str, sweep: int) -> None:
         """Something has come of what this engine does."""

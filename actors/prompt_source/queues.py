@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 KINDS: Final = (False, True)
 """Kinds of engine: whether they know the rows and answer from them."""
+_TRAIN: Final = Purpose.TRAIN
+_EVALUATE: Final = Purpose.EVALUATE
+"""See :data:`penstock.messages.base.LOSSY`."""
 MOST_BEGUN: Final = 2
 """Groups an engine that are begun while the rest of an older one waits for its own: at an equal pace it is one."""
 
@@ -153,16 +156,16 @@ class Queues:
             num_evaluating: samples of an evaluation that are at engines.
             has_training: whether any group of training is out.
         """
-        may_evaluate = Purpose.EVALUATE in waiting and Purpose.EVALUATE not in stuck
+        may_evaluate = _EVALUATE in waiting and _EVALUATE not in stuck
         if may_evaluate and num_evaluating < self._num_guaranteed:
-            return Purpose.EVALUATE
-        if Purpose.TRAIN in waiting:
-            return None if Purpose.TRAIN in stuck else Purpose.TRAIN
+            return _EVALUATE
+        if _TRAIN in waiting:
+            return None if _TRAIN in stuck else _TRAIN
         if may_evaluate and (num_evaluating < self._max_evaluating or not has_training):
-            return Purpose.EVALUATE
+            return _EVALUATE
         return None
 
     def suits(self, view: EngineView, purpose: Purpose, *, num_evaluating: int, has_training: bool) -> bool:
         """Whether a sample of this purpose may be sent to this engine, which has room."""
-        is_guaranteed = purpose is Purpose.TRAIN or num_evaluating < self._num_guaranteed
+        is_guaranteed = purpose is _TRAIN or num_evaluating < self._num_guaranteed
         return is_guaranteed or view.has_free_slot or not has_training

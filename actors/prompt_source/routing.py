@@ -108,6 +108,10 @@ class Router:
         """Only those that serve ``_newest``."""
         self._newest = -1
         """The highest version that a sample has needed."""
+        self._absent: dict[str, int] = {}
+        """Loads of engines that are not there: of those that were lost, until it is known what became of it."""
+        self._num_serving = 0
+        """Engines that serve some version."""
         self._num_entries = 0
         self._told: dict[str, ServingEngine] = {}
         """What was said last of who serves what: word on an incarnation may come before the word that it is there."""
@@ -136,10 +140,12 @@ class Router:
     def join(self, name: str, epoch: int, load: int) -> None:
         """A new incarnation; what its predecessor had stays in its load until it is known what became of it."""
         self.lose(name)
-        is_newcomer = any(view.version >= 0 for view in self.engines.values())
+        self._absent.pop(name, None)
+        is_newcomer = self._num_serving > 0
         told = self._told.get(name)
         version = -1 if told is None or told.epoch != epoch else told.version
         self.engines[name] = EngineView(name, epoch, load=load, version=version, is_newcomer=is_newcomer)
+        self._num_serving += version >= 0
 
     def ready(self, name: str, epoch: int, num_slots: int, sweep: int) -> None:
         """This incarnation takes requests."""
@@ -163,6 +169,8 @@ class Router:
         """It is gone, and its entries with it."""
         view = self.engines.pop(name, None)
         if view is not None:
+            self._absent[name] = view.load
+            self._num_serving -= view.version >= 0
             self._discount(view)
 
     def _discount(self, view: EngineView) -> None:
@@ -174,9 +182,16 @@ class Router:
     def load(self, name: str, change: int) -> None:
         """It has so many samples more, or fewer."""
         view = self.engines.get(name)
-        if view is not None:
-            view.load += change
-            self._note(view)
+        if view is None:
+            self._absent[name] = self._absent.get(name, 0) + change
+            return
+        view.load += change
+        self._note(view)
+
+    def load_at(self, name: str) -> int:
+        """Samples that are at this engine, whether it is there or not."""
+        view = self.engines.get(name)
+        return self._absent.get(name, 0) if view is None else view.load
 
     def progressed(self, name: str, sweep: int) -> None:
         """Something has come of what this engine does."""
@@ -190,6 +205,7 @@ class Router:
         for engine in self._told.values():
             view = self.engines.get(engine.engine)
             if view is not None and view.epoch == engine.epoch and view.version != engine.version:
+                self._num_serving += (engine.version >= 0) - (view.version >= 0)
                 view.version = engine.version
                 self._note(view)
 
@@ -257,10 +273,11 @@ class Router:
 
     def _note(self, view: EngineView) -> None:
         """Its load, room or version is another."""
-        self._num_entries = view.entry = self._num_entries + 1
-        if not view.has_room:
+        self._num_entries = number = view.entry = self._num_entries + 1
+        load = view.load
+        if load >= view.capacity or (view.is_newcomer and view.version < 0):  # as has_room, twice for each sample
             return
-        entry = self._entry(view)
+        entry = ((load + 1) / view.num_slots, view.name, number)
         heapq.heappush(self._by_load, entry)
         if view.version >= self._newest:
             heapq.heappush(self._serving, entry)
@@ -305,6 +322,8 @@ class Router:
         staying = [view for view in self.engines.values() if not view.is_leaving]
         assert self._num_slots == sum(view.num_slots for view in staying)
         assert self._num_ready == sum(bool(view.num_slots) for view in staying)
+        assert self._num_serving == sum(view.version >= 0 for view in self.engines.values())
+        assert not self._absent.keys() & self.engines.keys()
         with_room = [view for view in self.engines.values() if view.has_room]
         current = {(view.name, view.entry) for view in self.engines.values()}
         for heap, views in (

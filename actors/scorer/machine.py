@@ -105,6 +105,11 @@ class Scorer:
         """0: a worker that waits for a judge or a service has a call."""
         return 0.0
 
+    @property
+    def shows(self) -> tuple[Activity, float, float]:
+        """Activity, occupancy and outside at once."""
+        return self.activity, self.occupancy, 0.0
+
     def leases(self) -> tuple[HeldLease, ...]:
         """The samples being scored."""
         return tuple(

@@ -17,6 +17,7 @@ class Workload:
     def __init__(self, workers: tuple[int, ...]) -> None:
         """``workers``: of each function, how many calls it takes at once; a sample is a call of each."""
         self._workers = workers
+        self._num_workers = max(1, sum(workers))
         self.calls: set[SampleKey | int] = set()
         """Samples, and ids of groups that are scored whole."""
         self.has_started = False
@@ -31,8 +32,8 @@ class Workload:
     @property
     def occupancy(self) -> float:
         """Workers that have a call ÷ all workers."""
-        busy = sum(min(number, len(self.calls)) for number in self._workers)
-        return busy / max(1, sum(self._workers))
+        num_calls = len(self.calls)
+        return sum([min(number, num_calls) for number in self._workers]) / self._num_workers
 
     def forget(self, settled: KnownSettled) -> None:
         """These groups are settled: nobody waits for what is still computed about them."""

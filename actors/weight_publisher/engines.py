@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 ROUNDING: Final = 1e-9
 """0.55 · 20 is a little more than 11 in floating point."""
+_UNREADY: Final = (Phase.STARTING, Phase.QUARANTINED)
+_QUARANTINED: Final = Phase.QUARANTINED
+"""See :data:`penstock.messages.base.LOSSY`."""
 
 
 class EngineState(msgspec.Struct):
@@ -51,7 +54,7 @@ class EngineState(msgspec.Struct):
     def is_ready(self) -> bool:
         """Whether it counts among those that serve, or will. A newcomer counts once it serves, so that nobody waits for
         it."""
-        return self.phase not in (Phase.STARTING, Phase.QUARANTINED) and not self.is_new
+        return self.phase not in _UNREADY and not (self.is_newcomer and self.version < 0)
 
     @property
     def is_new(self) -> bool:
@@ -87,7 +90,7 @@ class EngineTable:
     def live(self, name: str, epoch: int) -> EngineState | None:
         """This incarnation, if it is there and not given up."""
         engine = self.by_name.get(name)
-        if engine is None or engine.epoch != epoch or engine.phase is Phase.QUARANTINED:
+        if engine is None or engine.epoch != epoch or engine.phase is _QUARANTINED:
             return None
         return engine
 
@@ -135,7 +138,8 @@ class EngineTable:
         return -1
 
     def _count(self, engine: EngineState, sign: int) -> None:
-        self.num_moving += sign * engine.is_moving
+        if engine.target is not None:
+            self.num_moving += sign
         if engine.is_ready:
             self._num_ready += sign
             if engine.version >= 0:

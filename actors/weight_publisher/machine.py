@@ -28,7 +28,7 @@ How an engine comes from phase to phase stands in ``phases.py``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never, final
+from typing import TYPE_CHECKING, Final, assert_never, final
 
 import msgspec
 
@@ -65,6 +65,12 @@ if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import WeightPublisherEvent
     from penstock.messages.waits import Wait
+
+_IDLE: Final = Phase.IDLE
+_STAGED: Final = Phase.STAGED
+"""See :data:`penstock.messages.base.LOSSY`."""
+_TAKES_NEXT: Final = (_IDLE, _STAGED)
+"""Something may follow at once for an engine that has come here."""
 
 
 @final
@@ -159,7 +165,7 @@ class WeightPublisher:
 
     def _turn(self, engine: EngineState, phase: Phase, target: WeightsExported | None = None) -> None:
         self.engines.turn(engine, phase, target)
-        if phase in (Phase.IDLE, Phase.STAGED):
+        if phase in _TAKES_NEXT:
             self._touched[engine.name] = None
 
     def _touch_all(self) -> None:
@@ -331,13 +337,13 @@ class WeightPublisher:
         engines = [self.engines.by_name[name] for name in touched if name in self.engines.by_name]
         staged: set[str] = set()
         for engine in engines:
-            if engine.phase is Phase.IDLE and (export := self._next_for(engine)) is not None:
+            if engine.phase is _IDLE and (export := self._next_for(engine)) is not None:
                 self._turn(engine, Phase.STAGING, export)
                 staged.add(engine.name)
         for engine in engines:
             if engine.name in staged and engine.target is not None:
                 self._stage(engine, engine.target.manifest)
-            if engine.phase is Phase.STAGED and engine.target is not None:
+            if engine.phase is _STAGED and engine.target is not None:
                 self._commit(engine, engine.target)
         self._fan_out.end_turn()
 

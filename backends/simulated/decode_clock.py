@@ -30,7 +30,8 @@ class DecodeClock:
         self.num_running = 0
         self.context_tokens = 0.0
         """That the running requests hold together: prompts and what was made."""
-        self._model = model
+        self._prefill_token_s = model.prefill_token_s
+        self._token_s, self._load_s, self._context_s = model.token_s, model.token_load_s, model.context_token_s
         self._speed = speed
         self._counted_s = now_s
         self._held_s = 0.0
@@ -40,7 +41,7 @@ class DecodeClock:
         """A request that holds so many tokens runs from now on; so many of them have to be computed first."""
         self.num_running += 1
         self.context_tokens += context_tokens
-        self._held_s += self._model.prefill_token_s * prefill_tokens / self._speed
+        self._held_s += self._prefill_token_s * prefill_tokens / self._speed
 
     def leave(self, context_tokens: float) -> None:
         """One that was admitted with so many, plus what the count has gained since, runs no more."""
@@ -52,16 +53,18 @@ class DecodeClock:
         elapsed_s, self._counted_s = now_s - self._counted_s, now_s
         if is_paused or not self.num_running:
             return
-        held_s = min(elapsed_s, self._held_s)
-        self._held_s -= held_s
-        gained = self._tokens_in(elapsed_s - held_s)
+        if self._held_s:
+            held_s = min(elapsed_s, self._held_s)
+            self._held_s -= held_s
+            elapsed_s -= held_s
+        gained = self._tokens_in(elapsed_s)
         self.count += gained
         self.context_tokens += gained * self.num_running
 
     def when(self, count: float) -> float:
         """The moment at which the count will be there, if nothing changes."""
         tokens, step_s = max(0.0, count - self.count), self.step_s
-        growth_s = self._model.context_token_s * self.num_running / self._speed
+        growth_s = self._context_s * self.num_running / self._speed
         return self._counted_s + self._held_s + tokens * step_s + growth_s * tokens * tokens / 2
 
     def count_at(self, context_tokens: float) -> float:
@@ -72,14 +75,13 @@ class DecodeClock:
     @property
     def step_s(self) -> float:
         """Of the next token of every running request."""
-        model = self._model
-        load_s = (self.num_running - 1) * model.token_load_s + self.context_tokens * model.context_token_s
-        return (model.token_s + load_s) / self._speed
+        load_s = (self.num_running - 1) * self._load_s + self.context_tokens * self._context_s
+        return (self._token_s + load_s) / self._speed
 
     def _tokens_in(self, seconds: float) -> float:
         step_s = self.step_s
-        growth_s = self._model.context_token_s * self.num_running / self._speed
-        if not growth_s:
+        if not self._context_s:
             return seconds / step_s
+        growth_s = self._context_s * self.num_running / self._speed
         # The root of growth_s·x²/2 + step_s·x = seconds, written so that nothing cancels.
         return 2 * seconds / (step_s + math.sqrt(step_s * step_s + 2 * growth_s * seconds))

@@ -76,13 +76,15 @@ class SimulatedRequest:
 
     def make(self, num_tokens: int) -> None:
         """There are ``num_tokens`` now; what is new was made by the version that the request runs under."""
-        add_span(self.spans, VersionSpan(self.version, num_tokens - self.made))
-        self.made = num_tokens
+        if num_tokens > self.made:
+            add_span(self.spans, VersionSpan(self.version, num_tokens - self.made))
+            self.made = num_tokens
 
     def part_from(self, first: int) -> Part:
         """The tokens from ``first`` to what there is."""
         tokens, logprobs = _arrays(first, self.made)
-        return Part(tokens=tokens, logprobs=logprobs, spans=spans_between(self.spans, first, self.made))
+        spans = spans_between(self.spans, first, self.made) if first else tuple(self.spans)
+        return Part(tokens=tokens, logprobs=logprobs, spans=spans)
 
 
 @lru_cache(maxsize=4096)

@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from penstock.actors.settled import KnownSettled
-from penstock.messages.base import Delivery as Kind
-from penstock.messages.base import Event
+from penstock.messages.base import CONTROL, DATA, LOSSY, Event
 from penstock.messages.evaluation import EvaluationDue
 from penstock.messages.flow import (
     DemandGranted,
@@ -105,10 +104,10 @@ class Delivery:
         """
         event = outgoing.event
         delivery = event.delivery
-        if delivery is Kind.LOSSY:
+        if delivery is LOSSY:
             return outgoing
         due_s = now_s + self._resend_after_s
-        if delivery is Kind.DATA:
+        if delivery is DATA:
             group_id, index, _ = data_key(event)
             if group_id in self.settled:
                 return outgoing
@@ -163,9 +162,10 @@ class Delivery:
 
     def accepts(self, event: Event, sender: str, epoch: int, message_id: int) -> bool:
         """Whether the actor is to hear this event: it is neither old nor a duplicate nor settled."""
-        if event.delivery is Kind.DATA:
+        delivery = event.delivery
+        if delivery is DATA:
             return self._accepts_data(event)
-        if event.delivery is Kind.CONTROL:
+        if delivery is CONTROL:
             key = (sender, event.topic())
             if self._heard.get(key, (-1, -1)) >= (epoch, message_id):
                 return False
@@ -198,6 +198,8 @@ class Delivery:
 
     def settle(self, state: SettledState) -> None:
         """Forget everything about groups that are settled."""
+        if state.sequence <= self.settled.sequence:
+            return  # said to each of many engines, it is news once
         for group_id in self.settled.newly(state, self._data, self._accepted):
             self._data.pop(group_id, None)
             self._accepted.pop(group_id, None)

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 
 import msgspec
 
-from penstock.messages.base import Delivery as Kind
-from penstock.messages.base import Event, Metric
+from penstock.messages.base import CONTROL, LOSSY, Event, Metric
 from penstock.messages.commands import FailRun, Record, ReplaceActor, Send, StartTimer, StopTimer
 from penstock.messages.local import Started, TimerFired
 from penstock.messages.membership import ActorEpoch, EngineLeaving, LeasesAsked, LeasesHeld, LineRestored
@@ -122,6 +121,7 @@ class Shell:
         self.membership = Membership()
         self.num_fenced = 0
         self.num_gaps = 0
+        self._validates = settings.validate
         self._host = host
         self._hears = hears
         self._observer = observer
@@ -130,7 +130,8 @@ class Shell:
         self._records: list[LedgerEntry] = []
         self._packs: dict[str, list[Outgoing]] = {}
         self._links: dict[str, int] = {}
-        self._received: dict[tuple[str, int], int] = {}
+        self._received: dict[str, int] = {}
+        """By sender, the last number of what came on the link from its present incarnation."""
         self._reachable: dict[str, int] = {}
         self._unreached: dict[str, list[Outgoing]] = {}
         """Lossy events to a peer whose first frame came before the word on where it is. What is kept until settled, and
@@ -154,18 +155,19 @@ class Shell:
 
     def on_frame(self, header: Header, event: Event) -> None:
         """One decoded event of a peer."""
-        membership = self.membership
-        if membership.epoch_of(header.sender) != header.epoch:
-            if not membership.admits(header.sender, header.epoch):
+        membership, sender, epoch = self.membership, header.sender, header.epoch
+        if membership.epoch_of(sender) != epoch:
+            if not membership.admits(sender, epoch):
                 self.num_fenced += 1
                 return
-            self._note_member(header.sender, header.epoch)
-        self._note_link(header)
+            self._note_member(sender, epoch)
+        received, sequence = self._received.get(sender, 0), header.link_sequence
+        if sequence > received:  # else it was overtaken, or is a double
+            self.num_gaps += sequence > received + 1
+            self._received[sender] = sequence
         if type(event) is LeasesAsked:
             self._answer_census(event, header)
-        elif event.delivery is Kind.LOSSY or self.delivery.accepts(
-            event, header.sender, header.epoch, header.message_id
-        ):
+        elif event.delivery is LOSSY or self.delivery.accepts(event, sender, epoch, header.message_id):
             self._handle(event, header)
 
     def on_local(self, event: Event) -> None:
@@ -245,7 +247,7 @@ class Shell:
         """
         if header is not None:
             self.membership.returned(header.sender, header.epoch)
-            if event.delivery is not Kind.LOSSY:
+            if event.delivery is not LOSSY:
                 self.delivery.accepts(event, header.sender, header.epoch, header.message_id)
         self.is_leaving |= self.membership.note(event, own_name=self.settings.name)
         if isinstance(event, TimerFired):
@@ -280,13 +282,7 @@ class Shell:
                     elif type(command) is ReplaceActor or type(command) is FailRun:
                         self._host.ask_supervisor(command)
         if self._packs:
-            packs, self._packs = self._packs, {}
-            for to, outgoing in packs.items():
-                if self._is_reachable(to):
-                    self._host.transmit(to, self._envelopes(to, _newest(outgoing)))
-                else:
-                    lossy = [item for item in outgoing if item.event.delivery is Kind.LOSSY]
-                    self._unreached.setdefault(to, []).extend(lossy)
+            self._transmit()
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -315,12 +311,14 @@ class Shell:
                 observer.failed(event, header, error)
                 raise
             observer.handled(event, header, commands)
-        if self.settings.validate:
+        if self._validates:
             self.machine.validate()
             self.membership.validate()
         if commands:
             self._effects.append((commands, 0 if header is None else header.message_id))
             for command in commands:
+                if type(command) is Send:
+                    continue
                 if type(command) is Record:
                     self._records += command.entries
                 elif type(command) is StartTimer or type(command) is StopTimer:
@@ -341,16 +339,8 @@ class Shell:
     def _note_member(self, name: str, epoch: int) -> None:
         for event in self.membership.returned(name, epoch):
             self._unreached.pop(name, None)
+            self._received.pop(name, None)
             self._handle_if_heard(event)
-
-    def _note_link(self, header: Header) -> None:
-        link = (header.sender, header.epoch)
-        received = self._received.get(link, 0)
-        if header.link_sequence <= received:
-            return  # overtaken, or a double
-        if header.link_sequence > received + 1:
-            self.num_gaps += 1
-        self._received[link] = header.link_sequence
 
     def _answer_census(self, asked: LeasesAsked, header: Header) -> None:
         for member in asked.lost:
@@ -375,7 +365,7 @@ class Shell:
         if type(event) is LeasesAsked:
             event = msgspec.structs.replace(event, lost=self.membership.lost_members())
         outgoing = Outgoing(to, event, next(self._ids), cause)
-        if event.delivery is not Kind.LOSSY:
+        if event.delivery is not LOSSY:
             outgoing = self.delivery.sent(outgoing, self._host.now_s())
         pack = self._packs.get(to)
         if pack is None:
@@ -390,21 +380,29 @@ class Shell:
             report = WaitsReported(name=settings.name, epoch=settings.epoch, at_s=now_s, waits=overdue)
             self._effects.append(([Send(SUPERVISOR, report)], 0))
 
-    def _is_reachable(self, name: str) -> bool:
-        epoch = self.membership.epoch_of(name)
-        return epoch is None or self._reachable.get(name) == epoch or name == SUPERVISOR
-
     def _queue(self, outgoing: list[Outgoing]) -> None:
         for item in outgoing:
             self._packs.setdefault(item.to, []).append(item)
 
-    def _envelopes(self, to: str, outgoing: list[Outgoing]) -> list[Envelope]:
-        name, epoch, num_sent = self.settings.name, self.settings.epoch, self._links.get(to, 0)
-        self._links[to] = num_sent + len(outgoing)
-        return [
-            Envelope(Header(name, epoch, sequence, item.message_id, item.cause), item.event)
-            for sequence, item in enumerate(outgoing, num_sent + 1)
-        ]
+    def _transmit(self) -> None:
+        """What has been said in this turn, one pack for each peer."""
+        packs, self._packs = self._packs, {}
+        settings, links = self.settings, self._links
+        name, own_epoch = settings.name, settings.epoch
+        for to, outgoing in packs.items():
+            epoch = self.membership.epoch_of(to)
+            if epoch is not None and self._reachable.get(to) != epoch and to != SUPERVISOR:
+                lossy = [item for item in outgoing if item.event.delivery is LOSSY]
+                self._unreached.setdefault(to, []).extend(lossy)
+                continue
+            envelopes: list[Envelope] = []
+            sequence = links.get(to, 0)
+            for item in outgoing if len(outgoing) == 1 else _newest(outgoing):
+                sequence += 1
+                header = Header(name, own_epoch, sequence, item.message_id, item.cause)
+                envelopes.append(Envelope(header, item.event))
+            links[to] = sequence
+            self._host.transmit(to, envelopes)
 
 
 def _is_for_backend(command: AnyCommand) -> TypeGuard[BackendCommand]:
@@ -414,15 +412,12 @@ def _is_for_backend(command: AnyCommand) -> TypeGuard[BackendCommand]:
 
 def _newest(outgoing: list[Outgoing]) -> list[Outgoing]:
     """Without the control events that a later one in the same pack replaces."""
-    if len(outgoing) == 1:
-        return outgoing
     last: dict[str, Outgoing] = {}
     num_control = 0
     for item in outgoing:
-        if item.event.delivery is Kind.CONTROL:
+        if item.event.delivery is CONTROL:
             num_control += 1
             last[item.event.topic()] = item
     if num_control == len(last):  # each of its own topic
         return outgoing
-    control = Kind.CONTROL
-    return [item for item in outgoing if item.event.delivery is not control or last[item.event.topic()] is item]
+    return [item for item in outgoing if item.event.delivery is not CONTROL or last[item.event.topic()] is item]

@@ -13,6 +13,7 @@ from penstock.messages.local import GroupJudged, Started, TimerFired
 from penstock.messages.names import FILTER, SCORER
 from penstock.messages.samples import Group, Prompt
 from penstock.messages.training import CheckpointSaved, NoticeGiven
+from penstock.runtime.hosts.virtual.clock import VirtualClock
 from penstock.runtime.hosts.virtual.event_digest import EventDigest
 from penstock.runtime.hosts.virtual.host import HostSettings, VirtualHost
 from penstock.runtime.hosts.virtual.links import LinkModel
@@ -162,6 +163,23 @@ def test_time_passes_only_between_events_and_stands_where_it_was_told_to() -> No
     assert host.clock.now_s == 10.5
     assert diary.ticks() == list(range(1, 12))
     assert [round(at_s) for at_s, _ in diary.heard_of(NoticeGiven)] == list(range(11))
+
+
+def test_what_falls_due_together_happens_in_the_order_in_which_it_was_asked_for() -> None:
+    clock, heard = VirtualClock(), list[tuple[str, float]]()
+
+    def hear(what: str, _: object) -> None:
+        heard.append((what, clock.now_s))
+
+    def ask_again(what: str, at_s: float) -> None:
+        clock.at(at_s, hear, what, None)
+
+    clock.at(5.0, hear, "long before", None)
+    clock.at(4.9995, ask_again, "just before", 5.0)
+    clock.at(0.001, hear, "soon", None)
+    clock.at(5.0, hear, "long before too", None)
+    clock.run(10.0)
+    assert heard == [("soon", 0.001), ("long before", 5.0), ("long before too", 5.0), ("just before", 5.0)]
 
 
 def test_backend_answers_on_the_virtual_clock() -> None:

@@ -128,8 +128,8 @@ MUTANTS = (
     Mutant(
         "the first event of a new incarnation does not change the membership",
         "runtime/shell/shell.py",
-        "            self._note_member(header.sender, header.epoch)\n        self._note_link(header)",
-        "        self._note_link(header)",
+        "            self._note_member(sender, epoch)\n        received, sequence =",
+        "        received, sequence =",
         SHELL,
     ),
     Mutant(

@@ -89,6 +89,30 @@ def test_nothing_queues_at_an_engine_while_others_are_still_to_come() -> None:
     router.validate({"engine/0": 1})
 
 
+def test_an_engine_that_comes_back_has_the_load_that_is_still_known_to_be_at_it() -> None:
+    router = Router(is_affine=True, max_load=1.0)
+    router.join("engine/0", 0, load=router.load_at("engine/0"))
+    router.ready("engine/0", 0, 4, 0)
+    for _ in range(3):
+        router.load("engine/0", 1)
+    router.lose("engine/0")
+    router.load("engine/0", -1)
+    assert router.load_at("engine/0") == 2
+    router.join("engine/0", 1, load=router.load_at("engine/0"))
+    assert router.engines["engine/0"].load == router.load_at("engine/0") == 2
+    router.validate({"engine/0": 2})
+
+
+def test_an_engine_is_a_newcomer_only_while_another_serves() -> None:
+    router = Router(is_affine=True, max_load=1.0)
+    router.join("engine/0", 0, load=0)
+    router.serves([ServingEngine("engine/0", 3, 0)])
+    router.join("engine/1", 0, load=0)
+    router.lose("engine/0")
+    router.join("engine/2", 0, load=0)
+    assert [router.engines[name].is_newcomer for name in ("engine/1", "engine/2")] == [True, False]
+
+
 def test_a_free_slot_takes_the_next_of_the_group_that_was_begun_there() -> None:
     bench = SourceBench(num_samples=3, max_load=1.0).started(num_engines=2, num_slots=2)
     issued = bench.grant(4)

@@ -51,6 +51,11 @@ class Accounted(Protocol):
         """Waiting for tools, environments and agents ÷ capacity, in [0, 1]."""
         ...
 
+    @property
+    def shows(self) -> tuple[Activity, float, float]:
+        """These three."""
+        ...
+
 
 class _Lane:
     """The time of one actor: the clock of its present incarnation, and what all of them came to."""
@@ -110,6 +115,7 @@ class RunAccounts:
         self._on_step = on_step
         self._begins_s = begins_s
         self._lanes: dict[str, _Lane] = {}
+        self._without_lane: set[str] = set()
 
     # --- what happens -----------------------------------------------------------------------------------------
 
@@ -141,20 +147,24 @@ class RunAccounts:
 
     def turned(self, process: Process) -> None:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
-        lane = self._lanes.get(process.name)
+        name = process.name
+        lane = self._lanes.get(name)
         if lane is None:
-            if not has_lane(process.name):
+            if name in self._without_lane:
                 return
-            lane = self._lanes[process.name] = _Lane(process, self._clock.now_s, self._begins_s)
+            if not has_lane(name):
+                self._without_lane.add(name)
+                return
+            lane = self._lanes[name] = _Lane(process, self._clock.now_s, self._begins_s)
         elif lane.process is not process:
             if lane.process.epoch > process.epoch:
                 return  # a zombie's time is nobody's
             self._report(lane)
             lane.begin(process, self._clock.now_s)
-        activity, occupancy, outside = shows = lane.machine.activity, lane.machine.occupancy, lane.machine.outside
+        shows = lane.machine.shows
         if shows != lane.shows:
             lane.shows = shows
-            lane.clock.switch(activity, self._clock.now_s, occupancy, outside)
+            lane.clock.switch(shows[0], self._clock.now_s, shows[1], shows[2])
 
     def lost(self, name: str, cause: str) -> None:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""

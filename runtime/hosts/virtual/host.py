@@ -31,7 +31,7 @@ from penstock.runtime.shell.shell import ShellSettings
 from penstock.runtime.shell.watchdog import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.backends.ledger.protocol import LedgerStore
     from penstock.messages.base import Event
@@ -124,6 +124,8 @@ class VirtualHost:
         self._digest = digest
         self._watchers: list[Watcher] = []
         self._event_watchers: list[Watcher] = []
+        self.turn_listeners: list[Callable[[Process], None]] = []
+        """See :class:`penstock.runtime.hosts.virtual.process.Surroundings`."""
         self._message_ids = itertools.count(1)
         self._scaling = None
         if settings.scaling is not None:
@@ -133,12 +135,14 @@ class VirtualHost:
                 heartbeat_s=settings.heartbeat_s,
                 ask=lambda event: self.say(BUFFER, event),
             )
+            self.turn_listeners.append(self._scaling.turned)
         for name in self.names:
             self.supervisor.start(name)
 
     def watch(self, watcher: Watcher, *, events: bool = True) -> None:
         """From now on this one watches too; without ``events`` it is not told what the actors handle."""
         self._watchers.append(watcher)
+        self.turn_listeners.append(watcher.turned)
         if events:
             self._event_watchers.append(watcher)
 
@@ -208,13 +212,6 @@ class VirtualHost:
     def died(self, process: Process) -> None:
         """See :class:`penstock.runtime.hosts.virtual.process.Surroundings`."""
         self.supervisor.died(process)
-
-    def turned(self, process: Process) -> None:
-        """See :class:`penstock.runtime.hosts.virtual.process.Surroundings`."""
-        if self._scaling is not None:
-            self._scaling.turned(process)
-        for watcher in self._watchers:
-            watcher.turned(process)
 
     # --- inside -----------------------------------------------------------------------------------------------
 

@@ -56,6 +56,8 @@ class Links:
         self._model = model
         self._clock = clock
         self._random = random.Random(seed)
+        self._draw = self._random.random
+        self._spread_s = model.max_delay_s - model.min_delay_s
         self._arrivals: dict[tuple[str, str], float] = {}
         self._faults: dict[tuple[str, str], LinkFaults] = {}
         self._is_plain = not (model.drop or model.duplicate or model.reorder)
@@ -76,7 +78,7 @@ class Links:
         model, clock = self._model, self._clock
         self.num_sent += 1
         what = encode_pack(pack) if model.through_codec else pack
-        delay_s = model.min_delay_s + (model.max_delay_s - model.min_delay_s) * self._random.random()
+        delay_s = model.min_delay_s + self._spread_s * self._draw()
         link = (sender, receiver)
         if not self._is_plain or self._faults:
             self._send_badly(link, process, what, delay_s, deliver)

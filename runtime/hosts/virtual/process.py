@@ -14,7 +14,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.backends.ledger.protocol import StaleEpochError
 from penstock.messages.commands import Record
@@ -43,6 +43,10 @@ class Status(Enum):
     RUNNING = auto()
     STOPPED = auto()
     DEAD = auto()
+
+
+_RUNNING: Final = Status.RUNNING
+"""See :data:`penstock.messages.base.LOSSY`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,8 +95,9 @@ class Surroundings(Protocol):
         """The process has ended."""
         ...
 
-    def turned(self, process: Process) -> None:
-        """A turn of the process is done."""
+    @property
+    def turn_listeners(self) -> Sequence[Callable[[Process], None]]:
+        """Who hears that a turn of a process is done."""
         ...
 
 
@@ -130,6 +135,7 @@ class Process:
         self._host = host
         self._clock = host.clock
         self._links = host.links
+        self._turn_listeners = host.turn_listeners
         self._backlog: list[tuple[Callable[[Any, Any], None], object]] = []
         self._answers: deque[LocalEvent] = deque()
         self._timer_s = math.inf
@@ -155,7 +161,8 @@ class Process:
 
     def transmit(self, to: str, envelopes: list[Envelope]) -> None:
         """See :class:`penstock.runtime.shell.shell.Host`."""
-        self._live_on()
+        if self.effects_to_live is not None:
+            self._live_on()
         peer = self.peers.get(to)
         if peer is not None:
             self._links.send(self.name, to, peer, envelopes, deliver)
@@ -164,7 +171,8 @@ class Process:
 
     def execute(self, command: BackendCommand) -> None:
         """See :class:`penstock.runtime.shell.shell.Host`."""
-        self._live_on()
+        if self.effects_to_live is not None:
+            self._live_on()
         if self.backend is None:
             raise RuntimeError(f"{self.name} has no backend to carry out {type(command).__name__}")
         self.backend.execute(command)
@@ -240,8 +248,9 @@ class Process:
     # --- turns ------------------------------------------------------------------------------------------------
 
     def is_up(self, act: Callable[[Any, Any], None], what: object) -> bool:
-        """Whether it can do this now; a busy or stopped process does it later, a dead one never."""
-        if self.status is not Status.RUNNING:
+        """Whether it can do this now; a busy or stopped process does it later, a dead one never. Of one that runs, and
+        whose turns take no time, it need not be asked."""
+        if self.status is not _RUNNING:
             return self._is_awake(act, what)
         if self._clock.now_s >= self._busy_until_s or self._is_draining:
             return True
@@ -288,7 +297,8 @@ class Process:
         except _KilledError:
             self.kill()
             return
-        self._host.turned(self)
+        for turned in self._turn_listeners:
+            turned(self)
         due_s = shell.next_timer_s()
         if due_s < self._timer_s:
             self._timer_s = due_s
@@ -312,8 +322,8 @@ class Process:
 
 def deliver(process: Process, what: list[Envelope] | bytes) -> None:
     """A pack arrives."""
-    if not process.is_up(deliver, what):
-        return
+    if (process.status is not _RUNNING or process.turn_s) and not process.is_up(deliver, what):
+        return  # spelt out, here and below, as it is asked of all that happens
     pack = what if isinstance(what, list) else process.decode(what)
     on_frame = process.shell.on_frame
     for envelope in pack:
@@ -335,9 +345,10 @@ def drain(process: Process, _: None) -> None:
 
 def call(process: Process, callback: Callable[[], None]) -> None:
     """A callback of the backend falls due."""
-    if process.is_up(call, callback):
-        callback()
-        process.finish_if_answered()
+    if (process.status is not _RUNNING or process.turn_s) and not process.is_up(call, callback):
+        return
+    callback()
+    process.finish_if_answered()
 
 
 def fire(process: Process, due_s: float) -> None:

@@ -83,6 +83,9 @@ class LatencyOptions(Options, frozen=True, kw_only=True):
     """To give device memory up, with ``engines.placement: colocate``."""
     wake_s: Annotated[float, Meta(ge=0)] = 0.5
     """To take it again, before weights are applied."""
+    cores: Annotated[float, Meta(ge=0)] = 0.0
+    """That it wants while it works, those of other actors who work for it among them. It counts with
+    ``runtime.simulated_cores``."""
 
 
 HttpUrl = Annotated[str, Meta(pattern=r"^https?://[^/\s]+$")]

@@ -31,6 +31,7 @@ from penstock.backends.simulated.decode_clock import DecodeClock
 from penstock.backends.simulated.engine_request import SLACK, SimulatedRequest
 from penstock.backends.simulated.learner import TRANSPORT, canary_logprobs
 from penstock.backends.simulated.lengths import num_tokens_of
+from penstock.backends.simulated.shared_cores import tell_work
 from penstock.messages.base import Metric
 from penstock.messages.commands import (
     AbortGeneration,
@@ -86,6 +87,7 @@ class SimulatedEngine:
         self._queued: deque[SimulatedRequest] = deque()
         self._requests: dict[tuple[SampleKey, int], SimulatedRequest] = {}
         self._running: dict[SimulatedRequest, None] = {}
+        self._tell_work = tell_work(timers)
         self._next: list[tuple[float, int, SimulatedRequest]] = []
         self._order = itertools.count()
         self._clock = DecodeClock(options.simulated, speed=options.simulated_speed, now_s=0.0)
@@ -184,6 +186,7 @@ class SimulatedEngine:
         """It runs from now on, after so many tokens have been read."""
         request.version = self._version
         self._running[request] = None
+        self._tell_work(True)
         self._clock.admit(request.context_tokens, num_unread)
         request.start = self._clock.count
         request.admitted = self._clock.count - request.context_tokens
@@ -232,6 +235,7 @@ class SimulatedEngine:
         if request in self._running:
             del self._running[request]
             self._clock.leave(self._clock.count - request.admitted)
+            self._tell_work(self._is_at_work)
 
     def _send_back(self) -> None:
         """Make room where the running requests have grown into the limit."""
@@ -270,6 +274,10 @@ class SimulatedEngine:
         self._emit(
             GenerationEnded(key=request.key, attempt=request.attempt, outcome=outcome, part=request.part_from(0))
         )
+
+    @property
+    def _is_at_work(self) -> bool:
+        return self._paused or bool(self._running)
 
     # --- the shared count -------------------------------------------------------------------------------------
 
@@ -346,6 +354,7 @@ class SimulatedEngine:
             raise RuntimeError(f"{len(self._requests)} requests run at a swap in mode {command.update_mode}")
         self._advance()
         self._paused = True
+        self._tell_work(True)
         wake_s = self._model.wake_s if self._is_asleep else 0.0
         self._is_asleep = False
         apply_s = self._model.apply_weights_s + self._model.apply_byte_s * manifest.size_bytes
@@ -360,6 +369,7 @@ class SimulatedEngine:
     def _swap(self, manifest: WeightManifest) -> None:
         self._advance()
         self._paused = False
+        self._tell_work(self._is_at_work)
         self._version = manifest.version
         self._read.clear()  # keys and values of the old weights are of no use to those that come
         for request in self._running:

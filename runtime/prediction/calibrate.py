@@ -27,6 +27,7 @@ from penstock.backends.rewards.options import SimulatedRewardOptions
 from penstock.messages.errors import UserFault
 from penstock.messages.names import SCORER
 from penstock.runtime.observability.shares import Shares
+from penstock.runtime.prediction.cores_fit import at_own_speed, fit_cores, why_no_cores
 from penstock.runtime.prediction.decode_fit import fit_decode
 from penstock.runtime.prediction.fitting import Error, error_of, fit_line
 from penstock.runtime.prediction.lengths_fit import correlation_of, drift_of, quantiles_of
@@ -36,6 +37,7 @@ from penstock.runtime.prediction.recorded import starts_s
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.runtime.prediction.cores_fit import CoresFit
     from penstock.runtime.prediction.fitting import Line
     from penstock.runtime.prediction.recorded import Recording, SampleSeen, Work
 
@@ -56,7 +58,10 @@ def calibrate(recordings: Sequence[Recording]) -> Models:
     """
     _alike(recordings)
     fits = _Fits(recordings)
+    cores = fits.cores()
     engines, learner, reward = fits.engines(), fits.learner(), fits.reward()
+    if cores is not None:
+        engines, learner = replace(engines, cores=cores.engine), replace(learner, cores=cores.learner)
     samples = fits.samples
     return Models(
         penstock_version=__version__,
@@ -68,6 +73,7 @@ def calibrate(recordings: Sequence[Recording]) -> Models:
         engines=engines,
         learner=learner,
         reward=reward,
+        cores=None if cores is None else cores.num_cores,
         fits=tuple(fits.results),
         unknown=tuple(fits.unknown),
         runs=tuple(map(_source, recordings)),
@@ -120,8 +126,26 @@ class _Fits:
             sample for each in recordings for sample in each.samples if sample.outcome in ("completed", "truncated")
         ]
         self._recordings = recordings
+        """As if everybody had cores enough, once :meth:`cores` has told how quick each moment was."""
         if not self.samples:
             raise UserFault(f"{recordings[0].folder}: no response has come to its end, so there is nothing to fit")
+
+    def cores(self) -> CoresFit | None:
+        """What engines and learner want of the machine that they share; everything else is fitted without it."""
+        if why := why_no_cores(self._recordings):
+            self._unknown(f"engines.cores, learner.cores: {why}; each is modelled to have cores of its own")
+            return None
+        fit = fit_cores(self._recordings)
+        self._recordings = [at_own_speed(recording, fit) for recording in self._recordings]
+        found = {
+            "cores.engine": fit.engine,
+            "cores.other_actors": fit.others,
+            "cores.learner": fit.learner,
+            "cores.machine": float(fit.num_cores),
+            "cores.slowed_share": fit.slowed,
+        }
+        self._add("cores wanted", found, len(self._recordings), Error(typical=None, bias=None, count=0), "")
+        return fit
 
     # --- engines ----------------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ class FitResult(Options, frozen=True, kw_only=True):
 
     what: str
     values: dict[str, float]
-    """By the key in the models; in seconds where the key says nothing else."""
+    """By the key in the models, or what else was found; in seconds where the key says nothing else."""
     count: int
     """Measurements that it was fitted to."""
     error: float | None
@@ -83,6 +83,8 @@ class Models(Options, frozen=True, kw_only=True):
     engines: LatencyOptions
     learner: SimulatedLearnerOptions
     reward: SimulatedRewardOptions
+    cores: float | None = None
+    """Of the machine that engines and learner share; None: each is taken to have its own."""
     fits: tuple[FitResult, ...]
     checks: tuple[Check, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -98,11 +100,13 @@ class Models(Options, frozen=True, kw_only=True):
         """The scenario with these models."""
         replace = msgspec.structs.replace
         workers = min(num_workers(scenario.reward))
+        cores = scenario.runtime.simulated_cores
         return replace(
             scenario,
             engines=replace(scenario.engines, simulated=self.engines),
             learner=replace(scenario.learner, simulated=self.learner),
             reward=replace(scenario.reward, simulated=replace(self.reward, num_workers=workers)),
+            runtime=replace(scenario.runtime, simulated_cores=self.cores if cores is None else cores),
         )
 
     def doubts(self, scenario: Scenario) -> list[str]:

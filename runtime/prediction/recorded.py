@@ -90,6 +90,16 @@ class Work(NamedTuple):
         return self.end_s - self.start_s
 
 
+class CoresUsed(NamedTuple):
+    """What the processes of a run had come to at a step, by role."""
+
+    at_s: float
+    """Seconds since the run's start."""
+    cpu_s: Mapping[str, float]
+    wait_s: Mapping[str, float]
+    """For a core."""
+
+
 class Recording(NamedTuple):
     """One run."""
 
@@ -112,6 +122,8 @@ class Recording(NamedTuple):
     work: dict[str, list[Work]]
     """By the name of the span."""
     activity: Mapping[str, Sequence[ActivityRow]]
+    cores_used: Sequence[CoresUsed] = ()
+    """At each step from the first one on."""
 
 
 def read_recording(folder: Path) -> Recording:
@@ -151,6 +163,7 @@ def read_recording(folder: Path) -> Recording:
         num_scored=sum(sample.reward is not None for sample in samples),
         work=_work(spans),
         activity=activity,
+        cores_used=[CoresUsed(row.at_s, row.cpu_s, row.core_wait_s) for row in steps if row.cpu_s],
     )
 
 

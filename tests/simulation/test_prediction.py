@@ -23,19 +23,27 @@ from penstock.messages.local import (
     WeightsStagedLocally,
     WeightsSwapped,
 )
-from penstock.messages.names import SCORER, is_engine
+from penstock.messages.names import LEARNER, SCORER, Role, is_engine
 from penstock.messages.training import Activity
 from penstock.runtime.cli.app import app
 from penstock.runtime.hosts.virtual.simulate import Simulation
 from penstock.runtime.observability.facts import Start, facts_of
-from penstock.runtime.observability.trackers import ActivityRow
+from penstock.runtime.observability.trackers import ActivityRow, read_activity
 from penstock.runtime.prediction import calibrate as calibration
 from penstock.runtime.prediction.calibrate import calibrate
+from penstock.runtime.prediction.cores_fit import BUSY
 from penstock.runtime.prediction.fitting import Course, fit_line
 from penstock.runtime.prediction.forecast import forecast, play
 from penstock.runtime.prediction.lengths_fit import correlation_of
 from penstock.runtime.prediction.models import Models, read_models, write_models
-from penstock.runtime.prediction.recorded import Generation, Recording, SampleSeen, Work, read_recording
+from penstock.runtime.prediction.recorded import (
+    CoresUsed,
+    Generation,
+    Recording,
+    SampleSeen,
+    Work,
+    read_recording,
+)
 from penstock.runtime.scenario.load import dump_scenario
 from penstock.runtime.scenario.modelled import load_modelled
 
@@ -107,10 +115,11 @@ class Played:
         self._running: dict[SampleKey, float] = {}
         self._open: dict[tuple[str, str, int], tuple[float, float]] = {}
         self._scenario = scenario
-        simulation = Simulation(scenario)
+        simulation = Simulation(scenario, folder / "run")
         self._clock = simulation.host.clock
         simulation.host.watch(self)
         assert simulation.run().completed
+        simulation.abandon()
         worked_s = simulation.accounts.shares_of(SCORER.__eq__).occupied_s
         self._scorer = ActivityRow(actor=SCORER, epoch=0, activity=Activity.WORKING, start_s=0.0, end_s=worked_s)
         self.recording = self._recorded(folder)
@@ -190,8 +199,27 @@ class Played:
             scores_s=[took_s for took_s in self.scores.values() if took_s > 0],
             num_scored=len(self.scores),
             work=self.work,
-            activity={SCORER: [self._scorer]},
+            activity={SCORER: [self._scorer], **self._lanes(folder)},
+            cores_used=self._cores_used(folder),
         )
+
+    def _lanes(self, folder: Path) -> dict[str, list[ActivityRow]]:
+        """Of engines and learner, where they share cores; nothing else is read from them."""
+        shares = self._scenario.runtime.simulated_cores is not None
+        lanes = read_activity(folder / "run") if shares else {}
+        return {name: list(rows) for name, rows in lanes.items() if is_engine(name) or name == LEARNER}
+
+    def _cores_used(self, folder: Path) -> list[CoresUsed]:
+        """What the kernel would say at the two ends: who works has a thread for each core that it wants."""
+        engines, learner, end_s = 0.0, 0.0, 0.0
+        for name, rows in self._lanes(folder).items():
+            busy_s = sum(row.end_s - row.start_s for row in rows if row.activity in BUSY)
+            engines += 0.0 if name == LEARNER else busy_s * self._scenario.engines.simulated.cores
+            learner += busy_s * self._scenario.learner.simulated.cores if name == LEARNER else 0.0
+            end_s = max(end_s, rows[-1].end_s)
+        roles = Role.ENGINE_WORKER.value, Role.LEARNER.value
+        half = dict(zip(roles, (engines / 2, learner / 2), strict=True))
+        return [CoresUsed(0.0, dict.fromkeys(roles, 0.0), {}), CoresUsed(end_s, half, half)] if end_s else []
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +261,48 @@ def test_fitted_models_predict_policies_that_they_have_not_seen(models: Models, 
         assert told["working"].mean == pytest.approx(measured["working"].mean, abs=0.06)
     assert sum(share.mean for share in predicted.engines.values()) == pytest.approx(1.0)
     assert sum(predicted.ages) == pytest.approx(1.0)
+
+
+SHARED = (
+    *TRUTH,
+    "engines.simulated.cores=1.0",
+    "learner.simulated.cores=1.5",
+    "learner.simulated.step_s=3.0",
+    "runtime.simulated_cores=2",
+)
+"""Two engines and a learner on two cores."""
+
+
+def error_elsewhere(models: Models, policy: str) -> tuple[float, float]:
+    """(Predicted − real) ÷ real of the time of a step under another policy; and the busy shares' larger difference."""
+    real = forecast(truth(policy, known=SHARED), range(2))
+    predicted = forecast(models.applied(truth(policy, known=SHAPE)), range(2))
+    pairs = ((real.engines, predicted.engines), (real.learner, predicted.learner))
+    busy = max(abs(told["working"].mean - was["working"].mean) for was, told in pairs)
+    return predicted.step_s.mean / real.step_s.mean - 1, busy
+
+
+@pytest.mark.parametrize("fitted_on", ["sync", "fully_async"])
+def test_engines_and_learner_on_the_same_cores_are_predicted_under_another_overlap(
+    fitted_on: str, tmp_path: Path
+) -> None:
+    elsewhere = "fully_async" if fitted_on == "sync" else "sync"
+    recording = Played(truth(fitted_on, known=SHARED), tmp_path).recording
+    machine = replace(recording.start.facts.machine, num_cpus=2)
+    recording = recording._replace(
+        start=replace(recording.start, facts=replace(recording.start.facts, machine=machine))
+    )
+    found = calibrate([recording])
+    assert (found.engines.cores, found.learner.cores) == pytest.approx((1.0, 1.5), rel=0.02)
+    assert found.cores == 2
+    assert found.learner.step_s == pytest.approx(3.0, rel=0.03), "as it would take alone"
+    error, busy = error_elsewhere(found, elsewhere)
+    assert abs(error) < 0.05
+    assert busy < 0.05
+    untold = calibrate([recording._replace(cores_used=[])])
+    assert any(text.startswith("engines.cores, learner.cores: the CPU time") for text in untold.unknown)
+    assert untold.cores is None
+    assert abs(error_elsewhere(untold, elsewhere)[0]) > 0.1, "sharing decides here"
 
 
 def test_what_the_runs_could_not_say_is_said(models: Models) -> None:

@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from penstock.backends.engines.options import engines_kept
 from penstock.backends.learners.spec import is_modelled
+from penstock.backends.simulated.shared_cores import SharedCores
 from penstock.messages.errors import UserFault
 from penstock.messages.ledger import EnginesRecorded
 from penstock.messages.names import LEARNER, SCORER, is_engine
@@ -268,8 +269,13 @@ def plan_of(scenario: Scenario) -> RunPlan:
 def casting_of(scenario: Scenario) -> Casting:
     """Who plays whom: the machines and the simulated backends of the wiring."""
     plan = plan_of(scenario)
+    num_cores = scenario.runtime.simulated_cores
+    shared = None if num_cores is None else SharedCores(num_cores)
 
     def cast(name: str, epoch: int, timers: Timers, store: LedgerStore | None) -> Player:
+        if shared is not None and (is_engine(name) or name == LEARNER):
+            model = scenario.learner.simulated if name == LEARNER else scenario.engines.simulated
+            timers = shared.timers_of(name, timers, model.cores)
         return Player(
             machine=build_machine(name, plan, epoch=epoch, records=() if store is None else store.entries()),
             hears=hears(name),

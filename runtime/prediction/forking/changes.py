@@ -167,6 +167,9 @@ def _set_models(source: Source, scenario: Scenario) -> None:
         block = source.data.setdefault(name, {})
         if isinstance(block, dict):
             block[key] = msgspec.to_builtins(model)
+    runtime = source.data.setdefault("runtime", {})
+    if scenario.runtime.simulated_cores is not None and isinstance(runtime, dict):
+        runtime["simulated_cores"] = scenario.runtime.simulated_cores
 
 
 def _doubts(before: Scenario, after: Scenario, models: Models | None) -> tuple[str, ...]:

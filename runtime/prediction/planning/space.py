@@ -133,7 +133,8 @@ class Space:
 
     def _with_models(self, overrides: Sequence[str]) -> Scenario:
         scenario = load_modelled(self._file, overrides)[0]
-        return scenario if self._models is None else self._models.applied(scenario)
+        # Every device that is planned with is one of its own, however many shared a machine in the runs.
+        return scenario if self._models is None else replace(self._models, cores=None).applied(scenario)
 
     def assumed(self, candidate: Candidate) -> list[str]:
         """What nothing has measured."""

@@ -81,7 +81,7 @@ class SharedTimers:
 
     def __init__(self, shared: SharedCores, timers: Timers, cores: float) -> None:
         self._shared = shared
-        self._timers = timers
+        self._timers = self.by_the_clock = timers
         self._cores = cores
         self._works = False
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -125,6 +125,11 @@ class SharedTimers:
 def tell_work(timers: Timers) -> Callable[[bool], None]:
     """Whom a backend on this clock tells whether it works: nobody, where it has its cores for itself."""
     return timers.work if isinstance(timers, SharedTimers) else _nobody
+
+
+def by_the_clock(timers: Timers) -> Timers:
+    """The clock of the host, for what goes on elsewhere."""
+    return timers.by_the_clock if isinstance(timers, SharedTimers) else timers
 
 
 def _nobody(is_at_work: bool) -> None:

@@ -29,6 +29,7 @@ from penstock.messages.names import SCORER
 from penstock.runtime.observability.shares import Shares
 from penstock.runtime.prediction.cores_fit import at_own_speed, fit_cores, why_no_cores
 from penstock.runtime.prediction.decode_fit import fit_decode
+from penstock.runtime.prediction.episode_fit import fit_episodes
 from penstock.runtime.prediction.fitting import Error, error_of, fit_line
 from penstock.runtime.prediction.lengths_fit import correlation_of, drift_of, quantiles_of
 from penstock.runtime.prediction.models import FitResult, Models, SourceRun
@@ -37,6 +38,7 @@ from penstock.runtime.prediction.recorded import starts_s
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.backends.engines.options import EpisodeModelOptions
     from penstock.runtime.prediction.cores_fit import CoresFit
     from penstock.runtime.prediction.fitting import Line
     from penstock.runtime.prediction.recorded import Recording, SampleSeen, Work
@@ -166,11 +168,16 @@ class _Fits:
         )
         generations = [each for recording in self._recordings for each in recording.generations]
         failed = sum(each.outcome == "infra_error" for each in generations) / max(1, len(generations))
+        episodes = self._episodes()
         read = [sample.num_read for sample in self.samples if sample.num_read]
+        if episodes is not None:
+            firsts = [each.turns[0].num_context for recording in self._recordings for each in recording.episodes]
+            read = [num_context for num_context in firsts if num_context]
         if not read:
             self._unknown("engines.prompt_tokens: engines did not say how many tokens they read; 64 are modelled")
         return replace(
-            self._lengths(),
+            self._lengths(self.samples if episodes is None else self._turns()),
+            episode=episodes,
             prompt_tokens=max(1, round(statistics.fmean(read))) if read else 64,
             prefill_s=values.get("prefill_s", 0.0),
             prefill_token_s=values.get("prefill_token_s", 0.0),
@@ -194,17 +201,41 @@ class _Fits:
         if any(len(engine_groups(recording.scenario.engines)) > 1 for recording in self._recordings):
             self._unknown("engines.more: engines of several kinds were fitted as if they were one")
 
-    def _lengths(self) -> LatencyOptions:
-        odd = [sample.num_tokens for sample in self.samples if (sample.version or 1) % 2]
-        even = [sample.num_tokens for sample in self.samples if not (sample.version or 1) % 2]
+    def _episodes(self) -> EpisodeModelOptions | None:
+        fit = fit_episodes(self._recordings)
+        if fit is None:
+            if any(recording.scenario.episode.kind != "single" for recording in self._recordings):
+                self._unknown("engines.episode: no episode was traced as a whole; each is modelled as one response")
+            return None
+        model = fit.model
+        mean = sum(number * share for number, share in enumerate(model.turns, start=1))
+        found = {"turns_mean": mean, "tool_s": model.tool_s, "tool_sigma": model.tool_sigma, "end_s": model.end_s}
+        found |= {"reply_tokens": float(model.reply_tokens), "reread_share": model.reread_share}
+        self._add("turns and tools, an episode", found, fit.num_episodes, fit.error, "engines.")
+        return model
+
+    def _turns(self) -> list[SampleSeen]:
+        """As if each were a sample."""
+        return [
+            each.sample._replace(num_tokens=turn.num_tokens)
+            for recording in self._recordings
+            for each in recording.episodes
+            if each.sample is not None
+            for turn in each.turns
+            if turn.is_whole and turn.num_tokens
+        ]
+
+    def _lengths(self, samples: Sequence[SampleSeen]) -> LatencyOptions:
+        odd = [sample.num_tokens for sample in samples if (sample.version or 1) % 2]
+        even = [sample.num_tokens for sample in samples if not (sample.version or 1) % 2]
         of_odd = np.full(len(even), statistics.fmean(odd or even))
         error = error_of(np.array(even, dtype=np.float64), of_odd, np.ones(len(even), dtype=np.bool_))
-        correlation = correlation_of(self.samples)
+        correlation = correlation_of(samples)
         if correlation is None:
             self._unknown(
                 "engines.response_tokens_correlation: no group has samples of different lengths; 0 is modelled"
             )
-        drift = drift_of(self.samples)
+        drift = drift_of(samples)
         if drift is not None and abs(drift) > DRIFT:
             self._unknown(
                 f"lengths changed by {100 * drift:+.0f} % from the first half of the steps to the second; those of all "

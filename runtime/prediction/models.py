@@ -109,8 +109,8 @@ class Models(Options, frozen=True, kw_only=True):
             runtime=replace(scenario.runtime, simulated_cores=self.cores if cores is None else cores),
         )
 
-    def doubts(self, scenario: Scenario) -> list[str]:
-        """In what a scenario leaves what the runs have shown."""
+    def doubts(self, scenario: Scenario, *, has_episodes: bool = False) -> list[str]:
+        """In what a modelled scenario leaves what the runs have shown; ``has_episodes``: the real one has some."""
         longest, slots = scenario.sampling.max_response_tokens, scenario.engines.slots
         cases = (
             (
@@ -123,7 +123,14 @@ class Models(Options, frozen=True, kw_only=True):
                 f"engines.slots is {slots:,}, and at most {self.most_running:,} requests ran side by side: the time of "
                 "a step is extrapolated beyond that",
             ),
-            (scenario.episode.kind != "single", "episode: turns and tools are not modelled, each is one response"),
+            (
+                has_episodes and self.engines.episode is None,
+                "episode: the runs had none, so turns and tools are not modelled, and each is one response",
+            ),
+            (
+                not has_episodes and self.engines.episode is not None,
+                "episode: the runs had episodes, and so they are modelled; each response is taken for one",
+            ),
             (scenario.engines.placement == "colocate", "engines.placement: how long sleep and wake take is not fitted"),
             (scenario.teacher is not None, "teacher: how long it takes is not fitted"),
             (scenario.evaluation.datasets, "evaluation: its responses are modelled as long as those of training"),

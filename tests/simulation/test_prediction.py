@@ -12,18 +12,22 @@ import yaml
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
+from penstock.backends.engines.options import EpisodeModelOptions
+from penstock.backends.simulated.lengths import planned
 from penstock.messages.commands import ApplyWeights, FetchWeights, Generate, PublishWeights, SaveCheckpoint, Train
 from penstock.messages.errors import UserFault
 from penstock.messages.flow import SampleGenerated, SampleScored
 from penstock.messages.local import (
     BatchTrained,
     CheckpointWritten,
+    EpisodeMoved,
     GenerationEnded,
     WeightsPublished,
     WeightsStagedLocally,
     WeightsSwapped,
 )
 from penstock.messages.names import LEARNER, SCORER, Role, is_engine
+from penstock.messages.samples import SampleKey
 from penstock.messages.training import Activity
 from penstock.runtime.cli.app import app
 from penstock.runtime.hosts.virtual.simulate import Simulation
@@ -38,10 +42,13 @@ from penstock.runtime.prediction.lengths_fit import correlation_of
 from penstock.runtime.prediction.models import Models, read_models, write_models
 from penstock.runtime.prediction.recorded import (
     CoresUsed,
+    Episode,
     Generation,
     Recording,
     SampleSeen,
+    Turn,
     Work,
+    generations_of,
     read_recording,
 )
 from penstock.runtime.scenario.load import dump_scenario
@@ -53,7 +60,6 @@ if TYPE_CHECKING:
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
     from penstock.messages.ledger import LedgerEntry
-    from penstock.messages.samples import SampleKey
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
     from penstock.runtime.scenario import Scenario
@@ -110,6 +116,10 @@ class Played:
         self.work: dict[str, list[Work]] = {}
         self.scores: dict[SampleKey, float] = {}
         self.rewards: dict[SampleKey, float] = {}
+        self.moves: dict[SampleKey, list[float]] = {}
+        """When its episode went to its tools and came back, in turns."""
+        self.plans: dict[SampleKey, tuple[int, ...]] = {}
+        """Tokens at the end of each turn."""
         self.versions: dict[int, int] = {}
         """Of groups: whose training they were in."""
         self._running: dict[SampleKey, float] = {}
@@ -128,6 +138,8 @@ class Played:
         now_s, name = self._clock.now_s, process.name
         if isinstance(event, GenerationEnded) and is_engine(name):
             self.generations.append((name, self._running.pop(event.key), now_s, event.key, event))
+        elif isinstance(event, EpisodeMoved):
+            self.moves.setdefault(event.key, []).append(now_s)
         elif isinstance(event, SampleGenerated) and name == SCORER:
             self.scores[event.sample.key] = -now_s
         for done, span in (
@@ -148,6 +160,9 @@ class Played:
         match command:
             case Generate():
                 self._running[command.key] = now_s
+                engines, most_tokens = self._scenario.engines, self._scenario.sampling.max_response_tokens
+                plan = planned(engines.simulated, most_tokens, command, run_seed=self._scenario.run.seed)
+                self.plans[command.key] = plan.ends
             case Train():
                 size = sum(group.num_tokens for group in command.groups)
                 self._open[name, "step", command.version] = now_s, size
@@ -176,6 +191,7 @@ class Played:
         seen: dict[SampleKey, SampleSeen] = {}
         read: set[tuple[str, int]] = set()
         rows: list[Generation] = []
+        episodes: list[Episode] = []
         for engine, start_s, end_s, key, ended in sorted(self.generations, key=lambda each: each[1]):
             is_read = (engine, key.group_id) in read
             read.add((engine, key.group_id))
@@ -185,7 +201,12 @@ class Played:
             seen[key] = sample = SampleSeen(
                 key.group_id, key.index, made, self.rewards.get(key), "trained", version, PROMPT_TOKENS, cached, outcome
             )
-            rows.append(Generation(engine, start_s, end_s, made, True, outcome, sample))
+            if self._scenario.engines.simulated.episode is None:
+                rows.append(Generation(engine, start_s, end_s, made, True, outcome, sample))
+                continue
+            episodes.append(self._episode(engine, start_s, end_s, sample))
+            seen[key] = episodes[-1].sample or sample
+            rows += generations_of(episodes[-1], 0.0)
         return Recording(
             folder=folder,
             start=Start(at="2026-01-01T00:00:00+00:00", facts=facts_of(self._scenario, command="penstock run")),
@@ -200,8 +221,28 @@ class Played:
             num_scored=len(self.scores),
             work=self.work,
             activity={SCORER: [self._scorer], **self._lanes(folder)},
+            episodes=episodes,
             cores_used=self._cores_used(folder),
         )
+
+    def _episode(self, engine: str, start_s: float, end_s: float, sample: SampleSeen) -> Episode:
+        """What the traces tell of it, and the ledger of what was read."""
+        model = self._scenario.engines.simulated.episode
+        assert model is not None
+        key = SampleKey(sample.group_id, sample.number)
+        *moves, last_s = self.moves[key]  # it comes back to end
+        edges = [start_s, *moves]
+        turns: list[Turn] = []
+        read, again, made = 0, 0, 0
+        for place, end in enumerate(self.plans[key]):
+            begin = made + (model.reply_tokens if turns else 0)
+            context = PROMPT_TOKENS + begin
+            turns.append(Turn(edges[2 * place], edges[2 * place + 1], 0, context, end - begin, True))
+            again += round(model.reread_share * (PROMPT_TOKENS + made)) + model.reply_tokens if place else 0
+            read, made = read + context, end
+        assert last_s == end_s
+        unread = again + PROMPT_TOKENS - (sample.num_cached or 0)
+        return Episode(engine, turns, end_s, True, sample._replace(num_read=read, num_cached=read - unread))
 
     def _lanes(self, folder: Path) -> dict[str, list[ActivityRow]]:
         """Of engines and learner, where they share cores; nothing else is read from them."""
@@ -305,6 +346,40 @@ def test_engines_and_learner_on_the_same_cores_are_predicted_under_another_overl
     assert abs(error_elsewhere(untold, elsewhere)[0]) > 0.1, "sharing decides here"
 
 
+TOOLS = (
+    *TRUTH,
+    "engines.simulated.episode.turns=[1, 1, 2]",
+    "engines.simulated.episode.tool_s=0.8",
+    "engines.simulated.episode.tool_sigma=0.5",
+    "engines.simulated.episode.end_s=0.1",
+    "engines.simulated.episode.reply_tokens=12",
+    "engines.simulated.episode.reread_share=0.5",
+)
+"""Up to three turns, which wait for tools for as long as they take."""
+
+
+def test_turns_and_tools_are_fitted_and_predict_another_policy(tmp_path: Path) -> None:
+    found = calibrate([Played(truth("fully_async", known=TOOLS), tmp_path).recording])
+    episode = found.engines.episode
+    assert episode is not None
+    assert episode.turns == pytest.approx((0.25, 0.25, 0.5), abs=0.05)
+    assert (episode.tool_s, episode.tool_sigma, episode.end_s) == pytest.approx((0.8, 0.5, 0.1), rel=0.06)
+    assert episode.reply_tokens == 12
+    assert episode.reread_share == pytest.approx(0.5, abs=0.03)
+    assert found.engines.response_tokens_median == pytest.approx(60, rel=0.1), "of a turn"
+    assert found.engines.prompt_tokens == PROMPT_TOKENS
+    waits = next(fit for fit in found.fits if fit.what.startswith("turns and tools"))
+    assert waits.bias == pytest.approx(0.0, abs=0.1)
+    for policy in ("sync", "one_step_off"):
+        real = forecast(truth(policy, known=TOOLS), range(2))
+        predicted = forecast(found.applied(truth(policy, known=SHAPE)), range(2))
+        assert predicted.step_s.mean == pytest.approx(real.step_s.mean, rel=0.06)
+        assert predicted.engines["working"].mean == pytest.approx(real.engines["working"].mean, abs=0.05)
+        assert predicted.learner["working"].mean == pytest.approx(real.learner["working"].mean, abs=0.05)
+        single = forecast(truth(policy), range(2))
+        assert single.step_s.mean < 0.8 * real.step_s.mean, "turns and tools decide here"
+
+
 def test_what_the_runs_could_not_say_is_said(models: Models) -> None:
     unknown = "\n".join(models.unknown)
     assert "learner.publish_byte_s: it did not vary by itself" in unknown  # one size alone
@@ -353,6 +428,17 @@ def test_a_folder_without_traces_or_ledger_is_refused(tmp_path: Path) -> None:
     (tmp_path / "traces").mkdir()
     with pytest.raises(UserFault, match=r"ledger\.sqlite"):
         read_recording(tmp_path)
+
+
+def test_a_scenario_of_episodes_is_played_with_the_turns_of_the_models(models: Models) -> None:
+    played = ["episode.kind=function", "episode.generate=multi_turn", "episode.tools=[calculator]"]
+    scenario, changed = load_modelled(SCENARIOS / "fully_async.yaml", [*SHAPE, *played])
+    assert "episode" in changed
+    assert "episode" not in load_modelled(SCENARIOS / "fully_async.yaml", [*SHAPE, "episode.kind=single"])[1]
+    assert any(text.startswith("episode: the runs had none") for text in models.doubts(scenario, has_episodes=True))
+    with_turns = replace(models, engines=replace(models.engines, episode=EpisodeModelOptions()))
+    assert any(text.startswith("episode: the runs had episodes") for text in with_turns.doubts(scenario))
+    assert not any(text.startswith("episode") for text in with_turns.doubts(scenario, has_episodes=True))
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------

@@ -98,6 +98,11 @@ def read_change(folder: Path, overrides: Sequence[str], models: Models | None) -
         _check_key(folder, key)
     file = folder / SCENARIO_FILE
     scenario = read_scenario(folder)
+    if scenario.episode.kind != "single":
+        raise UserFault(
+            "--fork: this run has episodes, and where one stands with its tools is not recorded, so nothing can go on "
+            "from there; simulate its scenario anew: penstock simulate SCENARIO --models FILE"
+        )
     own_models = models is None and are_modelled(scenario.engines) and is_modelled(scenario.learner)
     if models is None and not own_models:
         try:

@@ -147,7 +147,9 @@ class Space:
         if self._models is None:
             found.append("all times are those of the scenario's own models: fit them to a run with: penstock calibrate")
         else:
-            found += [f"beyond what was recorded: {text}" for text in self._models.doubts(self.modelled_of(candidate))]
+            has_episodes = self.real.episode.kind != "single"
+            doubts = self._models.doubts(self.modelled_of(candidate), has_episodes=has_episodes)
+            found += [f"beyond what was recorded: {text}" for text in doubts]
         return found
 
     # --- the choices ----------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from penstock.runtime.observability.shares import Shares
 from penstock.runtime.prediction.cores_fit import at_own_speed, fit_cores, why_no_cores
 from penstock.runtime.prediction.decode_fit import fit_decode
 from penstock.runtime.prediction.episode_fit import fit_episodes
-from penstock.runtime.prediction.fitting import Error, error_of, fit_line
+from penstock.runtime.prediction.fitting import CERTAIN, MIN_COUNT, Error, error_of, fit_line
 from penstock.runtime.prediction.lengths_fit import correlation_of, drift_of, quantiles_of
 from penstock.runtime.prediction.models import FitResult, Models, SourceRun
 from penstock.runtime.prediction.recorded import starts_s
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 QUEUED: Final = 2.0
 """Times as long as the work of a worker, from which on the time of a reward is mostly a wait for one."""
+MEDIAN_SPREAD: Final = 1.2533
+"""√(π/2): standard error of a median over that of a mean, of what is normal."""
 DRIFT: Final = 0.1
 """Of the mean length between the halves of a run, from which on it is told."""
 
@@ -60,7 +62,7 @@ def calibrate(recordings: Sequence[Recording]) -> Models:
     """
     _alike(recordings)
     fits = _Fits(recordings)
-    cores = fits.cores()
+    cores, hop_s = fits.cores(), fits.hop_s()
     engines, learner, reward = fits.engines(), fits.learner(), fits.reward()
     if cores is not None:
         engines, learner = replace(engines, cores=cores.engine), replace(learner, cores=cores.learner)
@@ -76,6 +78,7 @@ def calibrate(recordings: Sequence[Recording]) -> Models:
         learner=learner,
         reward=reward,
         cores=None if cores is None else cores.num_cores,
+        hop_s=hop_s,
         fits=tuple(fits.results),
         unknown=tuple(fits.unknown),
         runs=tuple(map(_source, recordings)),
@@ -148,6 +151,22 @@ class _Fits:
         }
         self._add("cores wanted", found, len(self._recordings), Error(typical=None, bias=None, count=0), "")
         return fit
+
+    def hop_s(self) -> float | None:
+        """How long a message takes with its handling; the middle one, as pauses of a machine make a few very long."""
+        hops = [hop for recording in self._recordings for hop in recording.hops]
+        seconds = np.array([hop.duration_s for hop in hops] or [0.0])
+        typical = float(np.median(seconds))
+        if len(hops) < MIN_COUNT or typical < CERTAIN * MEDIAN_SPREAD * float(seconds.std()) / math.sqrt(len(hops)):
+            self._unknown(
+                "hop_s: how long a message takes is not told apart from chance; that of a quick network is modelled"
+            )
+            return None
+        unseen = np.array([hop.is_even for hop in hops])
+        seen = seconds[~unseen] if not unseen.all() else seconds
+        error = error_of(seconds, np.full_like(seconds, np.median(seen)), unseen)
+        self._add("a message between actors", {"actors.hop_s": typical}, len(hops), error, "")
+        return typical
 
     # --- engines ----------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,8 @@ class Models(Options, frozen=True, kw_only=True):
     reward: SimulatedRewardOptions
     cores: float | None = None
     """Of the machine that engines and learner share; None: each is taken to have its own."""
+    hop_s: float | None = None
+    """From when an actor has said something until another handles it; None: that of a quick network."""
     fits: tuple[FitResult, ...]
     checks: tuple[Check, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -100,13 +102,17 @@ class Models(Options, frozen=True, kw_only=True):
         """The scenario with these models."""
         replace = msgspec.structs.replace
         workers = min(num_workers(scenario.reward))
-        cores = scenario.runtime.simulated_cores
+        cores, hop_s = scenario.runtime.simulated_cores, scenario.runtime.simulated_hop_s
         return replace(
             scenario,
             engines=replace(scenario.engines, simulated=self.engines),
             learner=replace(scenario.learner, simulated=self.learner),
             reward=replace(scenario.reward, simulated=replace(self.reward, num_workers=workers)),
-            runtime=replace(scenario.runtime, simulated_cores=self.cores if cores is None else cores),
+            runtime=replace(
+                scenario.runtime,
+                simulated_cores=self.cores if cores is None else cores,
+                simulated_hop_s=self.hop_s if hop_s is None else hop_s,
+            ),
         )
 
     def doubts(self, scenario: Scenario, *, has_episodes: bool = False) -> list[str]:

@@ -76,6 +76,14 @@ class Generation(NamedTuple):
     sample: SampleSeen | None
 
 
+class Hop(NamedTuple):
+    """A message's way from the actor that has said it to the one that handles it."""
+
+    duration_s: float
+    is_even: bool
+    """Of a step with an even number."""
+
+
 class Turn(NamedTuple):
     """Of an episode."""
 
@@ -153,6 +161,8 @@ class Recording(NamedTuple):
     work: dict[str, list[Work]]
     """By the name of the span."""
     activity: Mapping[str, Sequence[ActivityRow]]
+    hops: Sequence[Hop] = ()
+    """Of samples, from their engine to the Scorer."""
     episodes: Sequence[Episode] = ()
     """Whose turns are among the generations, each as one."""
     cores_used: Sequence[CoresUsed] = ()
@@ -200,6 +210,7 @@ def read_recording(folder: Path) -> Recording:
         num_scored=sum(sample.reward is not None for sample in samples),
         work=_work(spans),
         activity=activity,
+        hops=_hops(spans, by_trace),
         episodes=episodes,
         cores_used=[CoresUsed(row.at_s, row.cpu_s, row.core_wait_s) for row in steps if row.cpu_s],
     )
@@ -234,6 +245,22 @@ def _generations(spans: Sequence[SpanRow], by_trace: Mapping[str, SampleSeen], b
             sample=by_trace.get(row.trace_id),
         )
         for row in rows
+    ]
+
+
+def _hops(spans: Sequence[SpanRow], by_trace: Mapping[str, SampleSeen]) -> list[Hop]:
+    """Of samples that were generated and scored once."""
+    ends: defaultdict[str, list[int]] = defaultdict(list)
+    begins: defaultdict[str, list[int]] = defaultdict(list)
+    for row in spans:
+        if row.name == "generate":
+            ends[row.trace_id].append(row.end_ns)
+        elif row.name == "score":
+            begins[row.trace_id].append(row.start_ns)
+    return [
+        Hop(max(0.0, (begins[trace][0] - end_ns) / 1e9), trace in by_trace and (by_trace[trace].version or 1) % 2 == 0)
+        for trace, (end_ns, *others) in ends.items()
+        if not others and len(begins[trace]) == 1
     ]
 
 

@@ -44,6 +44,7 @@ from penstock.runtime.prediction.recorded import (
     CoresUsed,
     Episode,
     Generation,
+    Hop,
     Recording,
     SampleSeen,
     Turn,
@@ -116,6 +117,8 @@ class Played:
         self.work: dict[str, list[Work]] = {}
         self.scores: dict[SampleKey, float] = {}
         self.rewards: dict[SampleKey, float] = {}
+        self.ends_s: dict[SampleKey, float] = {}
+        self.hops_s: dict[SampleKey, float] = {}
         self.moves: dict[SampleKey, list[float]] = {}
         """When its episode went to its tools and came back, in turns."""
         self.plans: dict[SampleKey, tuple[int, ...]] = {}
@@ -137,11 +140,13 @@ class Played:
     def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
         now_s, name = self._clock.now_s, process.name
         if isinstance(event, GenerationEnded) and is_engine(name):
+            self.ends_s[event.key] = now_s
             self.generations.append((name, self._running.pop(event.key), now_s, event.key, event))
         elif isinstance(event, EpisodeMoved):
             self.moves.setdefault(event.key, []).append(now_s)
         elif isinstance(event, SampleGenerated) and name == SCORER:
             self.scores[event.sample.key] = -now_s
+            self.hops_s[event.sample.key] = now_s - self.ends_s[event.sample.key]
         for done, span in (
             (BatchTrained, "step"),
             (WeightsPublished, "publish"),
@@ -221,6 +226,7 @@ class Played:
             num_scored=len(self.scores),
             work=self.work,
             activity={SCORER: [self._scorer], **self._lanes(folder)},
+            hops=[Hop(hop_s, key.group_id % 2 == 0) for key, hop_s in self.hops_s.items()],
             episodes=episodes,
             cores_used=self._cores_used(folder),
         )
@@ -378,6 +384,23 @@ def test_turns_and_tools_are_fitted_and_predict_another_policy(tmp_path: Path) -
         assert predicted.learner["working"].mean == pytest.approx(real.learner["working"].mean, abs=0.05)
         single = forecast(truth(policy), range(2))
         assert single.step_s.mean < 0.8 * real.step_s.mean, "turns and tools decide here"
+
+
+def test_the_way_of_messages_is_fitted_and_counts(models: Models, tmp_path: Path) -> None:
+    slow = (*TRUTH, "runtime.simulated_hop_s=0.4")
+    found = calibrate([Played(truth("sync", known=slow), tmp_path).recording])
+    assert found.hop_s == pytest.approx(0.4, rel=0.1)
+    assert models.hop_s == pytest.approx(0.0006, rel=0.1), "of a quick network"
+    real = forecast(truth("fully_async", known=slow), range(2)).step_s.mean
+    assert forecast(truth("fully_async"), range(2)).step_s.mean < 0.9 * real, "it decides here"
+    predicted = forecast(found.applied(truth("fully_async", known=SHAPE)), range(2)).step_s.mean
+    assert predicted == pytest.approx(real, rel=0.05)
+
+
+def test_too_few_messages_tell_nothing(recording: Recording) -> None:
+    found = calibrate([recording._replace(hops=recording.hops[:3])])
+    assert found.hop_s is None
+    assert any(text.startswith("hop_s: ") for text in found.unknown)
 
 
 def test_what_the_runs_could_not_say_is_said(models: Models) -> None:

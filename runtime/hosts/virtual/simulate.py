@@ -134,7 +134,7 @@ class Simulation:
         says_again = may_lose or scaling is not None
         settings = HostSettings(
             seed=scenario.run.seed,
-            link=link or LinkModel(),
+            link=link or _link_of(runtime.simulated_hop_s),
             supervision=SupervisionModel(
                 heartbeat_timeout_s=runtime.heartbeat_timeout_s,
                 max_restarts=runtime.max_restarts,
@@ -240,6 +240,10 @@ class Simulation:
             num_restarts=self.host.supervisor.num_restarts,
             scalings=tuple(each for each in self.host.ledger.entries if isinstance(each, EnginesRecorded)),
         )
+
+
+def _link_of(hop_s: float | None) -> LinkModel:
+    return LinkModel() if hop_s is None else LinkModel(min_delay_s=0.75 * hop_s, max_delay_s=1.25 * hop_s)
 
 
 @contextmanager

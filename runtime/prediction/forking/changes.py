@@ -173,8 +173,11 @@ def _set_models(source: Source, scenario: Scenario) -> None:
         if isinstance(block, dict):
             block[key] = msgspec.to_builtins(model)
     runtime = source.data.setdefault("runtime", {})
-    if scenario.runtime.simulated_cores is not None and isinstance(runtime, dict):
-        runtime["simulated_cores"] = scenario.runtime.simulated_cores
+    if isinstance(runtime, dict):
+        shared = (
+            ("simulated_cores", scenario.runtime.simulated_cores), ("simulated_hop_s", scenario.runtime.simulated_hop_s)
+        )  # fmt: skip
+        runtime |= {key: value for key, value in shared if value is not None}
 
 
 def _doubts(before: Scenario, after: Scenario, models: Models | None) -> tuple[str, ...]:

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 QUEUED: Final = 2.0
 """Times as long as the work of a worker, from which on the time of a reward is mostly a wait for one."""
+FOREIGN: Final = 0.1
+"""Of the time that threads waited for a core, more than the run explains, from which on it is told."""
 MEDIAN_SPREAD: Final = 1.2533
 """√(π/2): standard error of a median over that of a mean, of what is normal."""
 DRIFT: Final = 0.1
@@ -141,6 +143,12 @@ class _Fits:
             self._unknown(f"engines.cores, learner.cores: {why}; each is modelled to have cores of its own")
             return None
         fit = fit_cores(self._recordings)
+        if fit.waited > fit.slowed + FOREIGN:
+            self._unknown(
+                f"cores: threads of engines and learner waited for one for {100 * fit.waited:.0f} % of their time, and "
+                f"the run's own actors explain {100 * fit.slowed:.0f} %: others used the machine, so times are those of "
+                "a slower one, and overlap is taken to cost more than it does"
+            )
         self._recordings = [at_own_speed(recording, fit) for recording in self._recordings]
         found = {
             "cores.engine": fit.engine,

@@ -53,7 +53,9 @@ class CoresFit(NamedTuple):
     """Of them, those of the other actors."""
     learner: float
     slowed: float
-    """Share of the working time of engines and learner that went by waiting for a core."""
+    """Share of the working time of engines and learner that goes by waiting for a core, by this model."""
+    waited: float
+    """Share of the time in which their threads ran or waited for a core that was waiting, as the kernel told."""
 
 
 class _Lanes(NamedTuple):
@@ -66,6 +68,8 @@ class _Lanes(NamedTuple):
     """1 where it worked."""
     wanted_s: tuple[float, float]
     """In which threads of engines, and of the learner, ran or waited for a core."""
+    waited_s: float
+    """Of it, waiting."""
     others_s: float
     """CPU time of all others."""
 
@@ -104,7 +108,8 @@ def fit_cores(recordings: Sequence[Recording]) -> CoresFit:
         speed = np.minimum(1.0, num_cores / np.maximum(engines * (own + others) + learner * of_learner, 1e-9))
         others = others_s / max(float(lengths * speed @ engines), 1e-9)
     slowed = 1.0 - float(lengths * speed @ (engines + learner)) / (engines_s + learner_s)
-    return CoresFit(num_cores, own + others, others, of_learner, slowed)
+    waited = sum(each.waited_s for each in lanes) / max(sum(sum(each.wanted_s) for each in lanes), 1e-9)
+    return CoresFit(num_cores, own + others, others, of_learner, slowed, waited)
 
 
 def at_own_speed(recording: Recording, fit: CoresFit) -> Recording:
@@ -151,11 +156,11 @@ def _courses(recording: Recording) -> tuple[Floats, Floats, Floats]:
     for name, rows in recording.activity.items():
         if not is_engine(name) and name != LEARNER:
             continue
-        one = (0, 1) if name == LEARNER else (1, 0)
+        engine, learner = (0, 1) if name == LEARNER else (1, 0)
         for row in rows:
             if row.activity in BUSY and row.end_s > row.start_s:
                 start_s, end_s = row.start_s + recording.offset_s, row.end_s + recording.offset_s
-                changes += [(start_s, *one), (end_s, -one[0], -one[1])]
+                changes += [(start_s, engine, learner), (end_s, -engine, -learner)]
     table = np.array(sorted(changes, key=lambda change: change[0]), dtype=np.float64)
     at_most = float(num_engines(recording.scenario.engines))
     return table[:, 0], np.clip(np.cumsum(table[:, 1]), 0, at_most), np.clip(np.cumsum(table[:, 2]), 0, 1)
@@ -165,9 +170,9 @@ def _lanes(recording: Recording) -> _Lanes:
     first, last = recording.cores_used[0], recording.cores_used[-1]
     times_s, engines, learner = _courses(recording)
     edges = np.clip(np.append(times_s, times_s[-1]), first.at_s + recording.offset_s, last.at_s + recording.offset_s)
+    roles = Role.ENGINE_WORKER.value, Role.LEARNER.value
     used = {role: max(0.0, cpu_s - first.cpu_s.get(role, 0.0)) for role, cpu_s in last.cpu_s.items()}
-    own = [
-        used.pop(role.value, 0.0) + max(0.0, last.wait_s.get(role.value, 0.0) - first.wait_s.get(role.value, 0.0))
-        for role in (Role.ENGINE_WORKER, Role.LEARNER)
-    ]
-    return _Lanes(np.diff(edges), engines, learner, (own[0], own[1]), sum(used.values()))
+    waited = [max(0.0, last.wait_s.get(role, 0.0) - first.wait_s.get(role, 0.0)) for role in roles]
+    engines_used, learner_used = (used.pop(role, 0.0) for role in roles)
+    wanted = engines_used + waited[0], learner_used + waited[1]
+    return _Lanes(np.diff(edges), engines, learner, wanted, sum(waited), sum(used.values()))

@@ -264,8 +264,8 @@ class Played:
             engines += 0.0 if name == LEARNER else busy_s * self._scenario.engines.simulated.cores
             learner += busy_s * self._scenario.learner.simulated.cores if name == LEARNER else 0.0
             end_s = max(end_s, rows[-1].end_s)
-        roles = Role.ENGINE_WORKER.value, Role.LEARNER.value
-        half = dict(zip(roles, (engines / 2, learner / 2), strict=True))
+        roles: tuple[str, str] = Role.ENGINE_WORKER.value, Role.LEARNER.value
+        half: dict[str, float] = dict(zip(roles, (engines / 2, learner / 2), strict=True))
         return [CoresUsed(0.0, dict.fromkeys(roles, 0.0), {}), CoresUsed(end_s, half, half)] if end_s else []
 
 
@@ -346,6 +346,15 @@ def test_engines_and_learner_on_the_same_cores_are_predicted_under_another_overl
     error, busy = error_elsewhere(found, elsewhere)
     assert abs(error) < 0.05
     assert busy < 0.05
+    assert any(text.startswith("cores: threads of engines and learner waited") for text in found.unknown), "half of it"
+    first, last = recording.cores_used
+    quiet = last._replace(cpu_s={role: 2 * cpu_s for role, cpu_s in last.cpu_s.items()}, wait_s={})
+    alone = calibrate([recording._replace(cores_used=[first, quiet])])
+    assert (alone.engines.cores, alone.learner.cores) == (found.engines.cores, found.learner.cores)
+    assert not any(text.startswith("cores: ") for text in alone.unknown)
+    light = quiet._replace(cpu_s={**quiet.cpu_s, "filter": 0.2 * quiet.cpu_s[Role.ENGINE_WORKER.value]})
+    others = calibrate([recording._replace(cores_used=[first, light])]).engines.cores - found.engines.cores
+    assert 0.2 <= others < 0.45, "as much as it took, over time that went the slower the more overlapped"
     untold = calibrate([recording._replace(cores_used=[])])
     assert any(text.startswith("engines.cores, learner.cores: the CPU time") for text in untold.unknown)
     assert untold.cores is None

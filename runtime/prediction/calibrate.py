@@ -146,8 +146,8 @@ class _Fits:
         if fit.waited > fit.slowed + FOREIGN:
             self._unknown(
                 f"cores: threads of engines and learner waited for one for {100 * fit.waited:.0f} % of their time, and "
-                f"the run's own actors explain {100 * fit.slowed:.0f} %: others used the machine, so times are those of "
-                "a slower one, and overlap is taken to cost more than it does"
+                f"the run's own actors explain {100 * fit.slowed:.0f} %: others used the machine, so times are those "
+                "of a slower one, and overlap is taken to cost more than it does"
             )
         self._recordings = [at_own_speed(recording, fit) for recording in self._recordings]
         found = {

@@ -7,7 +7,9 @@ How it is measured:
 * In each repetition the models are fitted to the run of one policy alone, and play the scenarios of the other two on
   the virtual clock. An error is (predicted − measured) ÷ measured of the time of a step, and the difference of the
   shares of the time in which engines and learner worked. Steps are those of ``runtime/prediction/steady.py``.
-* Beside each error stands the machine's own noise: how far the repetitions of one run are from their mean.
+* Beside each error stands the machine's own noise: how far the repetitions of one run are from their mean, and how far
+  the two halves of a run's steady part are from each other, which one repetition tells too.
+* Engines, learner and all other actors share the machine's cores; models hold how many each wants.
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ from penstock.benchmarks._harness import Benchmark, Measured, claim, in_folders,
 from penstock.benchmarks._runs import run
 from penstock.messages.errors import UserFault
 from penstock.runtime.observability.facts import SCENARIO_FILE
+from penstock.runtime.observability.trackers import read_steps
 from penstock.runtime.prediction.calibrate import calibrate
 from penstock.runtime.prediction.forecast import play
 from penstock.runtime.prediction.recorded import Recording, read_recording
+from penstock.runtime.prediction.steady import stretch_of
+from penstock.runtime.prediction.workers import usable_cores
 from penstock.runtime.scenario.modelled import load_modelled
 
 if TYPE_CHECKING:
@@ -61,14 +66,30 @@ def reward(response, label):
     time.sleep(0.05)
     return float(len(response) % 2)
 """
+TOOLS: Final = """\
+import asyncio
+import random
+
+
+async def episode(play):
+    draw = random.Random(f"{play.task.group_id} {play.task.index}")
+    await play.generate()
+    for _ in range(draw.randrange(3)):
+        await play.call(asyncio.sleep(0.15 * draw.lognormvariate(0.0, 0.4)), timeout_s=10.0, name="lookup")
+        await play.generate("= 17 + 25\\n")
+"""
 SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
-    "balanced": (),
     "long_tails": ("sampling.max_response_tokens=400", "learner.warm_start.num_steps=20"),
     "slow_reward": ("reward.function={folder}/slow.py:reward", "reward.num_workers=4"),
     "two_engines": ("engines.count=2",),
     "heavy_learner": ("learner.num_passes=3",),
+    "tools": ("episode.kind=function", "episode.generate={folder}/tools.py:episode"),
+    "shared_devices": ("engines.count={cores}", "learner.num_passes=2"),
+    "balanced": (),
     "small_batches": ("learner.groups_per_batch=8",),
 }
+DEFAULT: Final = tuple(SCENARIOS)[:6]
+"""Without --scenarios. All share the machine's cores; in ``shared_devices`` there is an engine for each."""
 
 
 class Arm(NamedTuple):
@@ -76,6 +97,8 @@ class Arm(NamedTuple):
 
     recording: Recording
     modelled: Scenario
+    drift: float
+    """Of the step between the halves of the steady part: (second − first) ÷ mean."""
 
     @property
     def steady(self) -> Steady:
@@ -88,9 +111,24 @@ def record(name: str, policy: str, num_steps: int, folder: Path) -> Arm:
     functions = folder.with_name(f"{folder.name}-functions")
     functions.mkdir()
     (functions / "slow.py").write_text(SLOW_REWARD)
-    overrides = [text.format(folder=functions) for text in SCENARIOS[name]]
+    (functions / "tools.py").write_text(TOOLS)
+    overrides = [text.format(folder=functions, cores=usable_cores()) for text in SCENARIOS[name]]
     made = run(BASE, (*overrides, f"staleness.policy={policy}", f"run.num_steps={num_steps}"), folder).folder
-    return Arm(read_recording(made), load_modelled(made / SCENARIO_FILE)[0])
+    recording = read_recording(made)
+    times_s = [row.at_s for row in read_steps(made)]
+    return Arm(recording, load_modelled(made / SCENARIO_FILE)[0], _drift(recording, times_s))
+
+
+def _drift(recording: Recording, times_s: Sequence[float]) -> float:
+    max_staleness = recording.scenario.staleness.max_staleness
+    assert max_staleness is not None, "recorded scenarios are resolved"
+    stretch = stretch_of(len(times_s), max_staleness)
+    if stretch is None:
+        raise UserFault(f"--steps: {len(times_s)} are too few for a steady part")
+    first, last = stretch
+    middle = (first + last) // 2
+    halves = [(times_s[b] - times_s[a]) / (b - a) for a, b in ((first, middle), (middle, last))]
+    return (halves[1] - halves[0]) / statistics.fmean(halves)
 
 
 def compared(name: str, fitted_on: str, arms: Mapping[str, Sequence[Arm]]) -> tuple[list[Figure], list[Claim]]:
@@ -109,6 +147,7 @@ def compared(name: str, fitted_on: str, arms: Mapping[str, Sequence[Arm]]) -> tu
         found += [
             plain_figure(f"{what}: step", "s", times),
             plain_figure(f"{what}: noise of the step", "of its mean", [t / statistics.fmean(times) - 1 for t in times]),
+            plain_figure(f"{what}: noise within a run, its halves", "of the step", [arm.drift for arm in runs]),
             plain_figure(f"{what}: error of the step", "of the measured", step),
             plain_figure(f"{what}: error of the busy shares, the larger", "of the time", busy),
         ]
@@ -133,14 +172,15 @@ def measure(given: argparse.Namespace) -> Measured:
         of_scenario = compared(name, given.fitted_on, arms)
         found += of_scenario[0]
         claims += of_scenario[1]
-    return Measured(found, claims, ("GPUs", "tools and episodes", "engines and learner on one device"))
+    others = "CPU time of processes that actors start: sandboxes, workers of rewards, servers"
+    return Measured(found, claims, ("GPUs", others))
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
     benchmark = Benchmark(__file__, __doc__, repetitions=5)
     benchmark.option("--steps", type=int, default=30)
-    benchmark.option("--scenarios", default=",".join(SCENARIOS), help="with commas; without it all")
+    benchmark.option("--scenarios", default=",".join(DEFAULT), help=f"with commas, of {', '.join(SCENARIOS)}")
     benchmark.option("--fitted-on", choices=POLICIES, default="fully_async", help="policy of the runs to calibrate on")
     return benchmark.run(argv, measure)
 

@@ -40,6 +40,24 @@ class SamplingOptions(Options, frozen=True, kw_only=True):
     """Besides the tokenizer's end-of-sequence token."""
 
 
+class EpisodeModelOptions(Options, frozen=True, kw_only=True):
+    """The model of an episode with several turns: its responses are turns, and between them it waits for tools, with
+    its slot held and nothing generated."""
+
+    turns: Annotated[tuple[Annotated[float, Meta(ge=0)], ...], Meta(min_length=1)] = (0.0, 1.0)
+    """Of the episodes, those with one turn, with two, and so on: divided by their sum these are shares."""
+    tool_s: Annotated[float, Meta(ge=0)] = 1.0
+    """Median of the time from the end of a turn to the begin of the next."""
+    tool_sigma: Annotated[float, Meta(ge=0)] = 0.0
+    """Of its logarithm."""
+    end_s: Annotated[float, Meta(ge=0)] = 0.0
+    """From the end of the last turn to that of the episode."""
+    reply_tokens: Annotated[int, Meta(ge=0)] = 32
+    """That tools put before a turn. They are read, and stand in the response without being trained."""
+    reread_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Of what stands before them, the share that is read again for every turn but the first."""
+
+
 class LatencyOptions(Options, frozen=True, kw_only=True):
     """The model of a simulated engine: lengths of responses, time of prefill and decode, limits, and weights. `penstock
     calibrate` fits it to runs (docs/prediction.md)."""
@@ -52,6 +70,8 @@ class LatencyOptions(Options, frozen=True, kw_only=True):
     """Evenly spaced quantiles of recorded lengths, two or more, the shortest first. Empty: median and sigma count."""
     response_tokens_correlation: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Of the lengths within a group: 1 makes them all equal."""
+    episode: EpisodeModelOptions | None = None
+    """null: each sample is one response. Otherwise lengths are those of turns."""
     prompt_tokens: Annotated[int, Meta(ge=1)] = 64
     """Of every simulated prompt."""
     prefill_s: Annotated[float, Meta(ge=0)] = 0.05
@@ -83,6 +103,9 @@ class LatencyOptions(Options, frozen=True, kw_only=True):
     """To give device memory up, with ``engines.placement: colocate``."""
     wake_s: Annotated[float, Meta(ge=0)] = 0.5
     """To take it again, before weights are applied."""
+    cores: Annotated[float, Meta(ge=0)] = 0.0
+    """That it wants while it works, those of other actors who work for it among them. It counts with
+    ``runtime.simulated_cores``."""
 
 
 HttpUrl = Annotated[str, Meta(pattern=r"^https?://[^/\s]+$")]

@@ -249,6 +249,8 @@ class SimulatedLearnerOptions(Options, frozen=True, kw_only=True):
     """To give device memory up, with ``engines.placement: colocate``."""
     wake_s: NonNegative = 0.5
     """To take it again."""
+    cores: NonNegative = 0.0
+    """That it wants while it works. It counts with ``runtime.simulated_cores``."""
 
 
 class LearnerOptions(Options, frozen=True, kw_only=True):

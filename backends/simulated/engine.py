@@ -6,6 +6,7 @@ Invariants:
   tokens; only the versions that made them differ.
 * Arrays are real: token ``t`` of any response is ``t % 1000``, so a hole or a repeat shows.
 * Every ``Generate`` is answered by exactly one ``GenerationEnded``.
+* An episode (``engines.simulated.episode``) that waits for its tools holds its slot and no tokens; then it goes on.
 * Asleep it generates nothing; the next ``ApplyWeights`` wakes it.
 * Nothing happens per token. All running requests advance alike, so one shared count of tokens
   (:mod:`.decode_clock`) says when which of them is next.
@@ -30,7 +31,8 @@ from typing import TYPE_CHECKING
 from penstock.backends.simulated.decode_clock import DecodeClock
 from penstock.backends.simulated.engine_request import SLACK, SimulatedRequest
 from penstock.backends.simulated.learner import TRANSPORT, canary_logprobs
-from penstock.backends.simulated.lengths import num_tokens_of
+from penstock.backends.simulated.lengths import planned, tool_wait_s
+from penstock.backends.simulated.shared_cores import by_the_clock, tell_work
 from penstock.messages.base import Metric
 from penstock.messages.commands import (
     AbortGeneration,
@@ -44,6 +46,7 @@ from penstock.messages.commands import (
 from penstock.messages.local import (
     EngineOpened,
     EngineSlept,
+    EpisodeMoved,
     GenerationAdvanced,
     GenerationEnded,
     WeightsStagedLocally,
@@ -86,6 +89,9 @@ class SimulatedEngine:
         self._queued: deque[SimulatedRequest] = deque()
         self._requests: dict[tuple[SampleKey, int], SimulatedRequest] = {}
         self._running: dict[SimulatedRequest, None] = {}
+        self._outside: dict[SimulatedRequest, None] = {}
+        """They wait for tools."""
+        self._tell_work = tell_work(timers)
         self._next: list[tuple[float, int, SimulatedRequest]] = []
         self._order = itertools.count()
         self._clock = DecodeClock(options.simulated, speed=options.simulated_speed, now_s=0.0)
@@ -175,17 +181,20 @@ class SimulatedEngine:
     # --- requests ---------------------------------------------------------------------------------------------
 
     def _added(self, command: Generate) -> SimulatedRequest:
-        num_tokens = num_tokens_of(self._model, self._max_tokens, command, run_seed=self._seed)
-        request = SimulatedRequest(command, num_tokens, self._model.failure_rate)
+        plan = planned(self._model, self._max_tokens, command, run_seed=self._seed)
+        request = SimulatedRequest(command, plan, self._model.failure_rate)
         self._requests[command.key, command.attempt] = request
         return request
 
     def _admit(self, request: SimulatedRequest, *, num_unread: int) -> None:
         """It runs from now on, after so many tokens have been read."""
+        if self._model.episode is not None and request.awaits_reply:
+            request.hear(self._model.episode.reply_tokens)
         request.version = self._version
         self._running[request] = None
+        self._tell_work(True)
         self._clock.admit(request.context_tokens, num_unread)
-        request.start = self._clock.count
+        request.start = self._clock.count - (request.made - request.num_prefix)  # it may have more than its prefix
         request.admitted = self._clock.count - request.context_tokens
 
     def _generate(self, command: Generate) -> None:
@@ -200,16 +209,22 @@ class SimulatedEngine:
         self._fill_slots()
 
     def _fill_slots(self) -> None:
-        if not self._queued or len(self._running) >= self._num_slots:
+        if not self._queued or not self._has_free_slot:
             return
         self._advance()
-        while self._queued and len(self._running) < self._num_slots and self._fits(self._queued[0]):
+        while self._queued and self._has_free_slot and self._fits(self._queued[0]):
             request = self._queued.popleft()
-            self._admit(request, num_unread=request.made + self._unread_prompt(request))
-            request.start += self._model.prefill_s / self._clock.step_s
-            request.start -= request.made - request.num_prefix  # more than the prefix, of one that was sent back
-            self._plan(request)
+            self._run(request, num_unread=request.made + self._unread_prompt(request))
         self._arm()
+
+    @property
+    def _has_free_slot(self) -> bool:
+        return len(self._running) + len(self._outside) < self._num_slots
+
+    def _run(self, request: SimulatedRequest, *, num_unread: int) -> None:
+        self._admit(request, num_unread=num_unread)
+        request.start += self._model.prefill_s / self._clock.step_s
+        self._plan(request)
 
     def _fits(self, request: SimulatedRequest) -> bool:
         limit = self._model.kv_tokens
@@ -232,6 +247,7 @@ class SimulatedEngine:
         if request in self._running:
             del self._running[request]
             self._clock.leave(self._clock.count - request.admitted)
+            self._tell_work(self._paused or bool(self._running))
 
     def _send_back(self) -> None:
         """Make room where the running requests have grown into the limit."""
@@ -247,8 +263,8 @@ class SimulatedEngine:
 
     def _plan(self, request: SimulatedRequest) -> None:
         """Enter the next moment at which there is something to say about this request."""
-        report = request.num_reported + self._progress_tokens
-        request.next_tokens = min(report, request.last)
+        report = max(request.num_reported + self._progress_tokens, request.made + 1)
+        request.next_tokens = min(report, request.turn_end, request.last)
         at = request.start + request.next_tokens - request.num_prefix
         heapq.heappush(self._next, (at, next(self._order), request))
 
@@ -262,9 +278,43 @@ class SimulatedEngine:
         self._fill_slots()
         self._arm()
 
+    # --- tools ------------------------------------------------------------------------------------------------
+
+    def _go_outside(self, request: SimulatedRequest, wait_s: float) -> None:
+        """It asks tools, and goes on, or ends, when they have answered: they are not slowed by who works here."""
+        self._stop(request)
+        self._outside[request] = None
+        self._tell_outside(request)
+        by_the_clock(self._timers).call_later(wait_s, lambda: self._come_back(request))
+
+    def _come_back(self, request: SimulatedRequest) -> None:
+        with self._lock:
+            episode = self._model.episode
+            if request.ended or episode is None:
+                return
+            del self._outside[request]
+            self._tell_outside(request)
+            self._advance()
+            if request.made == request.last:
+                self._finish(request)
+            else:
+                again = round(episode.reread_share * request.context_tokens)
+                self._run(request, num_unread=again + episode.reply_tokens)
+            self._fill_slots()
+            self._arm()
+
+    def _tell_outside(self, request: SimulatedRequest) -> None:
+        self._emit(EpisodeMoved(key=request.key, attempt=request.attempt, num_outside=len(self._outside)))
+
+    def _finish(self, request: SimulatedRequest) -> None:
+        whole = Truncated() if request.is_cut else Completed()
+        self._end(request, InfraError(detail="simulated failure of the engine") if request.fails else whole)
+
     def _end(self, request: SimulatedRequest, outcome: Outcome) -> None:
         request.ended = True
         self._stop(request)
+        if self._outside.pop(request, request) is None:
+            self._tell_outside(request)
         del self._requests[request.key, request.attempt]
         self._num_generated += request.made - request.num_prefix
         self._emit(
@@ -311,20 +361,21 @@ class SimulatedEngine:
     def _reach(self, request: SimulatedRequest) -> None:
         """The request has made the tokens that it was planned for: it ends, or reports and goes on."""
         request.make(request.next_tokens)
+        episode = self._model.episode
         if request.made == request.last:
-            if request.fails:
-                self._end(request, InfraError(detail="simulated failure of the engine"))
-            elif request.last == self._max_tokens:
-                self._end(request, Truncated())
+            if episode is not None and episode.end_s and not request.fails:
+                self._go_outside(request, episode.end_s)
             else:
-                self._end(request, Completed())
+                self._finish(request)
             return
         chunk = request.part_from(request.num_reported)
         self._emit(
             GenerationAdvanced(key=request.key, attempt=request.attempt, from_token=request.num_reported, chunk=chunk)
         )
         request.num_reported = request.made
-        if not request.hangs:
+        if episode is not None and request.awaits_reply:
+            self._go_outside(request, tool_wait_s(episode, request.seed, request.made))
+        elif not request.hangs:
             self._plan(request)
 
     # --- weights ----------------------------------------------------------------------------------------------
@@ -346,6 +397,7 @@ class SimulatedEngine:
             raise RuntimeError(f"{len(self._requests)} requests run at a swap in mode {command.update_mode}")
         self._advance()
         self._paused = True
+        self._tell_work(True)
         wake_s = self._model.wake_s if self._is_asleep else 0.0
         self._is_asleep = False
         apply_s = self._model.apply_weights_s + self._model.apply_byte_s * manifest.size_bytes
@@ -360,6 +412,7 @@ class SimulatedEngine:
     def _swap(self, manifest: WeightManifest) -> None:
         self._advance()
         self._paused = False
+        self._tell_work(bool(self._running))
         self._version = manifest.version
         self._read.clear()  # keys and values of the old weights are of no use to those that come
         for request in self._running:

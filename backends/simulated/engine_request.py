@@ -17,9 +17,10 @@ from penstock.messages.parts import add_span, spans_between
 from penstock.messages.samples import Part, VersionSpan
 
 if TYPE_CHECKING:
+    from penstock.backends.simulated.lengths import Planned
     from penstock.messages.commands import Generate
 
-LENGTH, _FAILS, _FAILS_AT, GROUP_LENGTH = range(4)
+LENGTH, _FAILS, _FAILS_AT, GROUP_LENGTH, NUM_TURNS, TURN_LENGTH, TOOL_WAIT = range(7)
 """Streams of random numbers of one sample."""
 SLACK: Final = 1e-6
 """Of a token: what rounding may do to the shared count."""
@@ -32,8 +33,10 @@ class SimulatedRequest:
         "admitted",
         "attempt",
         "ended",
+        "ends",
         "fails",
         "hangs",
+        "is_cut",
         "key",
         "last",
         "made",
@@ -41,20 +44,23 @@ class SimulatedRequest:
         "num_prefix",
         "num_prompt_tokens",
         "num_reported",
+        "seed",
         "spans",
         "start",
         "version",
     )  # fmt: skip
 
-    def __init__(self, command: Generate, num_tokens: int, failure_rate: float) -> None:
+    def __init__(self, command: Generate, plan: Planned, failure_rate: float) -> None:
         prefix = command.prefix
+        self.seed = command.seed
+        self.ends, self.is_cut = plan
         self.key = command.key
         self.attempt = command.attempt
         self.num_prompt_tokens = len(command.prompt.tokens) // TOKEN_BYTES
         self.num_prefix = 0 if prefix is None else prefix.num_tokens
         self.spans = [] if prefix is None else list(prefix.spans)
         self.made = self.num_reported = self.next_tokens = self.num_prefix
-        self.last = max(num_tokens, self.num_prefix)
+        self.last = max(self.ends[-1], self.num_prefix)
         self.fails = failure_rate > 0 and uniform(command.seed, _FAILS, command.attempt) < failure_rate
         if self.fails:
             share = uniform(command.seed, _FAILS_AT, command.attempt)
@@ -68,6 +74,21 @@ class SimulatedRequest:
     def context_tokens(self) -> int:
         """That it holds: its prompt, and what was made."""
         return self.num_prompt_tokens + self.made
+
+    @property
+    def turn_end(self) -> int:
+        """Where the turn ends that it makes tokens of, or its last one."""
+        return min((end for end in self.ends if end > self.made), default=self.last)
+
+    @property
+    def awaits_reply(self) -> bool:
+        """A turn has ended, and it is not the last."""
+        return self.made in self.ends[:-1] and self.made < self.last
+
+    def hear(self, num_tokens: int) -> None:
+        """Tools have put so many tokens before the next turn; they have the version of the token before them."""
+        add_span(self.spans, VersionSpan(self.spans[-1].version, num_tokens))
+        self.made += num_tokens
 
     def tokens_at(self, count: float) -> int:
         """Tokens that there are at this count; those planned for next are never passed."""

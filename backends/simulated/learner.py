@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.draws import normal
+from penstock.backends.simulated.shared_cores import tell_work
 from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
 from penstock.messages.base import Metric
 from penstock.messages.commands import (
@@ -68,6 +69,7 @@ class SimulatedLearner:
         self._seed = seed
         self._epoch = epoch
         self._timers = timers
+        self._tell_work = tell_work(timers)
         self._lock = threading.RLock()
         self._free_s = 0.0
         self._is_asleep = False
@@ -120,6 +122,7 @@ class SimulatedLearner:
 
     def _finish_after(self, duration_s: float, answer: LocalEvent) -> None:
         with self._lock:
+            self._tell_work(True)
             now_s = self._timers.now_s()
             self._free_s = max(self._free_s, now_s) + duration_s
             self._num_waiting += 1
@@ -129,6 +132,7 @@ class SimulatedLearner:
         def call() -> None:
             with self._lock:
                 self._num_waiting -= 1
+                self._tell_work(self._num_waiting > 0)
             self._emit(answer)
 
         return call

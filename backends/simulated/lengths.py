@@ -3,6 +3,7 @@
 Invariants:
 
 * It depends on the seed of its sample, and, where lengths go together within a group, on the run's seed and the group.
+* The same holds for the number of turns of an episode, their lengths, and what each waits for its tools.
 * A response that is longer already than what was drawn for it, as one that a real engine has begun may be, gets the
   next draw that is longer: so its length is that of a response of which this much is known.
 """
@@ -11,19 +12,55 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.backends.draws import normal
-from penstock.backends.simulated.engine_request import GROUP_LENGTH, LENGTH
+from penstock.backends.draws import normal, uniform
+from penstock.backends.simulated.engine_request import GROUP_LENGTH, LENGTH, NUM_TURNS, TOOL_WAIT, TURN_LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.backends.engines.options import LatencyOptions
+    from penstock.backends.engines.options import EpisodeModelOptions, LatencyOptions
     from penstock.messages.commands import Generate
 
 _NORMAL: Final = NormalDist()
 MAX_DRAWS: Final = 256
+
+
+class Planned(NamedTuple):
+    """What becomes of a sample if nothing ends it before."""
+
+    ends: tuple[int, ...]
+    """Tokens of the response at the end of each turn, with those that tools have put in before; of a single response
+    one."""
+    is_cut: bool
+    """The last turn has as many as it may, and would have had more."""
+
+
+def planned(model: LatencyOptions, max_tokens: int, command: Generate, *, run_seed: int) -> Planned:
+    """Turns of the sample; ``max_tokens`` is of each."""
+    episode = model.episode
+    if episode is None:
+        num_tokens = num_tokens_of(model, max_tokens, command, run_seed=run_seed)
+        return Planned((num_tokens,), num_tokens == max_tokens)
+    place, num_turns = uniform(command.seed, NUM_TURNS) * sum(episode.turns), 1
+    for share in episode.turns[:-1]:
+        if (place := place - share) < 0:
+            break
+        num_turns += 1
+    ends: list[int] = []
+    length = 0
+    for turn in range(num_turns):
+        length = _drawn(model, max_tokens, command, normal(command.seed, TURN_LENGTH, turn), run_seed)
+        ends.append(ends[-1] + episode.reply_tokens + length if ends else length)
+    return Planned(tuple(ends), length == max_tokens)
+
+
+def tool_wait_s(episode: EpisodeModelOptions, seed: int, num_tokens: int) -> float:
+    """For what the turn that ended with this token asks; ``seed`` is the sample's."""
+    if not episode.tool_sigma:
+        return episode.tool_s
+    return episode.tool_s * math.exp(episode.tool_sigma * normal(seed, TOOL_WAIT, num_tokens))
 
 
 def num_tokens_of(model: LatencyOptions, max_tokens: int, command: Generate, *, run_seed: int) -> int:

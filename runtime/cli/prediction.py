@@ -85,9 +85,15 @@ def _checks_table(models: Models) -> Table:
 
 
 def simulate_and_show(
-    scenario: Scenario, seeds: Sequence[int], console: Console, *, models: Models | None, as_json: bool
+    scenario: Scenario,
+    seeds: Sequence[int],
+    console: Console,
+    *,
+    models: Models | None,
+    as_json: bool,
+    has_episodes: bool = False,
 ) -> None:
-    """Play a modelled scenario with each seed and print the figures.
+    """Play a modelled scenario with each seed and print the figures; ``has_episodes``: the real one has some.
 
     Raises:
         UserFault: a simulation did not come to its end.
@@ -102,7 +108,7 @@ def simulate_and_show(
         print_json(found, console)
         return
     console.print(_forecast_table(found))
-    for text in () if models is None else models.doubts(scenario):
+    for text in () if models is None else models.doubts(scenario, has_episodes=has_episodes):
         console.print(f"[yellow]beyond what was recorded[/] {escape(text)}", soft_wrap=True)
     console.print(_error_text(models), soft_wrap=True)
 

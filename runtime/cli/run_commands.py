@@ -120,7 +120,8 @@ def simulate(
         from penstock.runtime.prediction.models import read_models
 
         fitted = None if models is None else read_models(models)
-        simulate_and_show(loaded, range(seed, seed + (seeds or 5)), console, models=fitted, as_json=as_json)
+        each, played = range(seed, seed + (seeds or 5)), "episode" in changed
+        simulate_and_show(loaded, each, console, models=fitted, as_json=as_json, has_episodes=played)
         return
     if as_json:
         raise UserFault("--json is for --models or --seeds")

@@ -9,11 +9,12 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from penstock.messages.names import role_of
 from penstock.messages.training import Balance, FailuresCounted
 from penstock.runtime.observability.summary import generated_tokens, trained_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from penstock.messages.training import ActorReported, StepReported
     from penstock.runtime.observability.summary import RunSummary
@@ -38,6 +39,8 @@ GENERATED_TOKENS: Final = "engine/generated_tokens"
 """Running total of one incarnation of an engine."""
 CPU_SECONDS: Final = "process/cpu_s"
 """CPU time of one incarnation's process so far, all its threads together."""
+CORE_WAIT_SECONDS: Final = "process/core_wait_s"
+"""Time in which its threads could have run and had no core, likewise."""
 ANSWERS: Final = "evaluation/answers"
 """Of evaluations, as the Buffer's process counts them."""
 RUNNING: Final = "engine/running"
@@ -83,20 +86,39 @@ class RunningTotal:
     def __init__(self) -> None:
         self.total = 0.0
         self._of: dict[str, tuple[int, float]] = {}
+        self._seen_s = math.nan
+        self._per_s = 0.0
 
     def restore(self, total: float) -> None:
         """Go on from the total of earlier drives of the run."""
         self.total += total
 
-    def report(self, actor: str, epoch: int, value: float) -> None:
-        """An incarnation counts so much; reports that come late or twice change nothing."""
+    def report(self, actor: str, epoch: int, value: float, now_s: float = math.nan) -> None:
+        """An incarnation counts so much; reports that come late or twice change nothing. Of one actor alone ``now_s``,
+        when it came, says how quickly the total grows."""
         last_epoch, last = self._of.get(actor, (epoch, 0.0))
         if epoch < last_epoch:
             return
         if epoch > last_epoch:
             last = 0.0
-        self.total += max(0.0, value - last)
+        grown = max(0.0, value - last)
+        self.total += grown
         self._of[actor] = (epoch, max(last, value))
+        if now_s > self._seen_s:
+            self._per_s = grown / (now_s - self._seen_s)
+        self._seen_s = now_s
+
+    def at(self, now_s: float) -> float:
+        """The total at this moment, if it has grown since the last report as before it."""
+        return self.total + self._per_s * max(0.0, now_s - self._seen_s) if self._per_s else self.total
+
+
+def _by_role(totals: Mapping[str, RunningTotal], now_s: float) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, total in totals.items():
+        role = role_of(name)
+        found[role] = found.get(role, 0.0) + total.at(now_s)
+    return {role: round(seconds, 4) for role, seconds in found.items()}
 
 
 class RunFigures:
@@ -127,6 +149,7 @@ class RunFigures:
         self._trained_rate = Rate()
         self._running: dict[str, float] = {}
         self._cpu: dict[str, RunningTotal] = {}
+        self._core_waits: dict[str, RunningTotal] = {}
         self._counted: dict[str, RunningTotal] = {}
         self._cursors: dict[str, float] = {}
 
@@ -162,7 +185,11 @@ class RunFigures:
                 self._reported.report(report.name, report.epoch, metric.value)
                 self._reported_rate.add(now_s, self._reported.total)
             elif metric.name == CPU_SECONDS:
-                self._cpu.setdefault(report.name, RunningTotal()).report(report.name, report.epoch, metric.value)
+                total = self._cpu.setdefault(report.name, RunningTotal())
+                total.report(report.name, report.epoch, metric.value, now_s)
+            elif metric.name == CORE_WAIT_SECONDS:
+                total = self._core_waits.setdefault(report.name, RunningTotal())
+                total.report(report.name, report.epoch, metric.value, now_s)
             elif metric.name == RUNNING:
                 self._running[report.name] = metric.value
             elif metric.name.startswith(CURSORS) and metric.name.endswith("/prompts"):
@@ -209,6 +236,14 @@ class RunFigures:
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds by actor, over all its incarnations, up to its last report."""
         return {name: total.total for name, total in self._cpu.items()}
+
+    def cpu_by_role_s(self, now_s: float) -> dict[str, float]:
+        """CPU seconds by role at this moment: those of the last reports, and as many a second since as before them."""
+        return _by_role(self._cpu, now_s)
+
+    def core_waits_by_role_s(self, now_s: float) -> dict[str, float]:
+        """Likewise, seconds in which threads could have run and no core was free."""
+        return _by_role(self._core_waits, now_s)
 
     @property
     def counted(self) -> dict[str, float]:

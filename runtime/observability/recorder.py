@@ -18,6 +18,7 @@ import msgspec
 from penstock import __version__
 from penstock.backends.ledger.kept_samples import read_kept
 from penstock.messages.errors import UserFault
+from penstock.messages.names import Role
 from penstock.runtime.observability.accounting import read_accounts
 from penstock.runtime.observability.actors_file import ActorsFile
 from penstock.runtime.observability.evaluations import evaluation_row, outcomes_of, read_evaluations
@@ -41,7 +42,7 @@ from penstock.runtime.observability.trackers import METRICS_FILE, ActivityLog, M
 from penstock.runtime.safe_text import terminal_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from penstock.backends.ledger.kept_samples import KeptSample
@@ -74,6 +75,7 @@ class RunRecorder:
         started_at: datetime | None = None,
         resumes: bool = False,
         segment_bytes: int = 0,
+        own_cpu_s: Callable[[], float] | None = None,
     ) -> None:
         """
         Args:
@@ -85,11 +87,13 @@ class RunRecorder:
             started_at: when the run began; now by default.
             resumes: go on with the figures and files that an earlier drive of this run left.
             segment_bytes: from what size on the time accounting goes on in another file; 0: never.
+            own_cpu_s: says what CPU time the process that supervises the run has taken; None: it is not told.
 
         Raises:
             UserFault: what it left is damaged.
         """
         self.figures = RunFigures(progress_tokens=facts.progress_tokens)
+        self._own_cpu_s = own_cpu_s
         self._folder = run_folder
         self._facts = facts
         self._view = view
@@ -149,6 +153,8 @@ class RunRecorder:
             tokens_generated=generated_tokens(report.balance),
             training_s=self._training_s(now_s),
             counted=self.figures.counted,
+            cpu_s=self._cpu_s(now_s),
+            core_wait_s=self.figures.core_waits_by_role_s(now_s),
         )
         self._append(row)
         self._activity.flush()
@@ -157,6 +163,10 @@ class RunRecorder:
             self._metrics.step(report)
         if self._view is not None:
             self._view.step(report)
+
+    def _cpu_s(self, now_s: float) -> dict[str, float]:
+        own = {} if self._own_cpu_s is None else {Role.SUPERVISOR.value: round(self._own_cpu_s(), 6)}
+        return self.figures.cpu_by_role_s(now_s) | own
 
     def evaluated(self, finished: EvaluationFinished, now_s: float) -> None:
         """An evaluation is done; of one that is reported again nothing more is written."""

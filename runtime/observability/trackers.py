@@ -64,6 +64,10 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """Staleness policy that new grants followed then."""
     training_s: float = 0.0
     """Time in which the run trained, up to here: without starts, and without the time between its drives."""
+    cpu_s: dict[str, float] = {}
+    """CPU seconds by role since the start of the run, of the actors' processes and of the one that supervises them."""
+    core_wait_s: dict[str, float] = {}
+    """Likewise, seconds in which their threads could have run and no core was free; the supervisor's are not told."""
 
     @classmethod
     def of(
@@ -74,6 +78,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
         tokens_generated: int = 0,
         training_s: float = 0.0,
         counted: Mapping[str, float] = MappingProxyType({}),
+        cpu_s: Mapping[str, float] = MappingProxyType({}),
+        core_wait_s: Mapping[str, float] = MappingProxyType({}),
     ) -> StepRow:
         """The row of a reported step; ``counted``: running totals of actors, which stand beside its metrics."""
         return cls(
@@ -88,6 +94,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
             policy=report.policy,
             tokens_generated=tokens_generated,
             training_s=training_s,
+            cpu_s=dict(cpu_s),
+            core_wait_s=dict(core_wait_s),
         )
 
 

@@ -27,8 +27,10 @@ from penstock.backends.rewards.options import SimulatedRewardOptions
 from penstock.messages.errors import UserFault
 from penstock.messages.names import SCORER
 from penstock.runtime.observability.shares import Shares
+from penstock.runtime.prediction.cores_fit import at_own_speed, fit_cores, why_no_cores
 from penstock.runtime.prediction.decode_fit import fit_decode
-from penstock.runtime.prediction.fitting import Error, error_of, fit_line
+from penstock.runtime.prediction.episode_fit import fit_episodes
+from penstock.runtime.prediction.fitting import CERTAIN, MIN_COUNT, Error, error_of, fit_line
 from penstock.runtime.prediction.lengths_fit import correlation_of, drift_of, quantiles_of
 from penstock.runtime.prediction.models import FitResult, Models, SourceRun
 from penstock.runtime.prediction.recorded import starts_s
@@ -36,11 +38,17 @@ from penstock.runtime.prediction.recorded import starts_s
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.backends.engines.options import EpisodeModelOptions
+    from penstock.runtime.prediction.cores_fit import CoresFit
     from penstock.runtime.prediction.fitting import Line
     from penstock.runtime.prediction.recorded import Recording, SampleSeen, Work
 
 QUEUED: Final = 2.0
 """Times as long as the work of a worker, from which on the time of a reward is mostly a wait for one."""
+FOREIGN: Final = 0.1
+"""Of the time that threads waited for a core, more than the run explains, from which on it is told."""
+MEDIAN_SPREAD: Final = 1.2533
+"""√(π/2): standard error of a median over that of a mean, of what is normal."""
 DRIFT: Final = 0.1
 """Of the mean length between the halves of a run, from which on it is told."""
 
@@ -56,7 +64,10 @@ def calibrate(recordings: Sequence[Recording]) -> Models:
     """
     _alike(recordings)
     fits = _Fits(recordings)
+    cores, hop_s = fits.cores(), fits.hop_s()
     engines, learner, reward = fits.engines(), fits.learner(), fits.reward()
+    if cores is not None:
+        engines, learner = replace(engines, cores=cores.engine), replace(learner, cores=cores.learner)
     samples = fits.samples
     return Models(
         penstock_version=__version__,
@@ -68,6 +79,8 @@ def calibrate(recordings: Sequence[Recording]) -> Models:
         engines=engines,
         learner=learner,
         reward=reward,
+        cores=None if cores is None else cores.num_cores,
+        hop_s=hop_s,
         fits=tuple(fits.results),
         unknown=tuple(fits.unknown),
         runs=tuple(map(_source, recordings)),
@@ -120,8 +133,48 @@ class _Fits:
             sample for each in recordings for sample in each.samples if sample.outcome in ("completed", "truncated")
         ]
         self._recordings = recordings
+        """As if everybody had cores enough, once :meth:`cores` has told how quick each moment was."""
         if not self.samples:
             raise UserFault(f"{recordings[0].folder}: no response has come to its end, so there is nothing to fit")
+
+    def cores(self) -> CoresFit | None:
+        """What engines and learner want of the machine that they share; everything else is fitted without it."""
+        if why := why_no_cores(self._recordings):
+            self._unknown(f"engines.cores, learner.cores: {why}; each is modelled to have cores of its own")
+            return None
+        fit = fit_cores(self._recordings)
+        if fit.waited > fit.slowed + FOREIGN:
+            self._unknown(
+                f"cores: threads of engines and learner waited for one for {100 * fit.waited:.0f} % of their time, and "
+                f"the run's own actors explain {100 * fit.slowed:.0f} %: others used the machine, so times are those "
+                "of a slower one, and overlap is taken to cost more than it does"
+            )
+        self._recordings = [at_own_speed(recording, fit) for recording in self._recordings]
+        found = {
+            "cores.engine": fit.engine,
+            "cores.other_actors": fit.others,
+            "cores.learner": fit.learner,
+            "cores.machine": float(fit.num_cores),
+            "cores.slowed_share": fit.slowed,
+        }
+        self._add("cores wanted", found, len(self._recordings), Error(typical=None, bias=None, count=0), "")
+        return fit
+
+    def hop_s(self) -> float | None:
+        """How long a message takes with its handling; the middle one, as pauses of a machine make a few very long."""
+        hops = [hop for recording in self._recordings for hop in recording.hops]
+        seconds = np.array([hop.duration_s for hop in hops] or [0.0])
+        typical = float(np.median(seconds))
+        if len(hops) < MIN_COUNT or typical < CERTAIN * MEDIAN_SPREAD * float(seconds.std()) / math.sqrt(len(hops)):
+            self._unknown(
+                "hop_s: how long a message takes is not told apart from chance; that of a quick network is modelled"
+            )
+            return None
+        unseen = np.array([hop.is_even for hop in hops])
+        seen = seconds[~unseen] if not unseen.all() else seconds
+        error = error_of(seconds, np.full_like(seconds, np.median(seen)), unseen)
+        self._add("a message between actors", {"actors.hop_s": typical}, len(hops), error, "")
+        return typical
 
     # --- engines ----------------------------------------------------------------------------------------------------
 
@@ -142,11 +195,16 @@ class _Fits:
         )
         generations = [each for recording in self._recordings for each in recording.generations]
         failed = sum(each.outcome == "infra_error" for each in generations) / max(1, len(generations))
+        episodes = self._episodes()
         read = [sample.num_read for sample in self.samples if sample.num_read]
+        if episodes is not None:
+            firsts = [each.turns[0].num_context for recording in self._recordings for each in recording.episodes]
+            read = [num_context for num_context in firsts if num_context]
         if not read:
             self._unknown("engines.prompt_tokens: engines did not say how many tokens they read; 64 are modelled")
         return replace(
-            self._lengths(),
+            self._lengths(self.samples if episodes is None else self._turns()),
+            episode=episodes,
             prompt_tokens=max(1, round(statistics.fmean(read))) if read else 64,
             prefill_s=values.get("prefill_s", 0.0),
             prefill_token_s=values.get("prefill_token_s", 0.0),
@@ -170,17 +228,41 @@ class _Fits:
         if any(len(engine_groups(recording.scenario.engines)) > 1 for recording in self._recordings):
             self._unknown("engines.more: engines of several kinds were fitted as if they were one")
 
-    def _lengths(self) -> LatencyOptions:
-        odd = [sample.num_tokens for sample in self.samples if (sample.version or 1) % 2]
-        even = [sample.num_tokens for sample in self.samples if not (sample.version or 1) % 2]
+    def _episodes(self) -> EpisodeModelOptions | None:
+        fit = fit_episodes(self._recordings)
+        if fit is None:
+            if any(recording.scenario.episode.kind != "single" for recording in self._recordings):
+                self._unknown("engines.episode: no episode was traced as a whole; each is modelled as one response")
+            return None
+        model = fit.model
+        mean = sum(number * share for number, share in enumerate(model.turns, start=1))
+        found = {"turns_mean": mean, "tool_s": model.tool_s, "tool_sigma": model.tool_sigma, "end_s": model.end_s}
+        found |= {"reply_tokens": float(model.reply_tokens), "reread_share": model.reread_share}
+        self._add("turns and tools, an episode", found, fit.num_episodes, fit.error, "engines.")
+        return model
+
+    def _turns(self) -> list[SampleSeen]:
+        """As if each were a sample."""
+        return [
+            each.sample._replace(num_tokens=turn.num_tokens)
+            for recording in self._recordings
+            for each in recording.episodes
+            if each.sample is not None
+            for turn in each.turns
+            if turn.is_whole and turn.num_tokens
+        ]
+
+    def _lengths(self, samples: Sequence[SampleSeen]) -> LatencyOptions:
+        odd = [sample.num_tokens for sample in samples if (sample.version or 1) % 2]
+        even = [sample.num_tokens for sample in samples if not (sample.version or 1) % 2]
         of_odd = np.full(len(even), statistics.fmean(odd or even))
         error = error_of(np.array(even, dtype=np.float64), of_odd, np.ones(len(even), dtype=np.bool_))
-        correlation = correlation_of(self.samples)
+        correlation = correlation_of(samples)
         if correlation is None:
             self._unknown(
                 "engines.response_tokens_correlation: no group has samples of different lengths; 0 is modelled"
             )
-        drift = drift_of(self.samples)
+        drift = drift_of(samples)
         if drift is not None and abs(drift) > DRIFT:
             self._unknown(
                 f"lengths changed by {100 * drift:+.0f} % from the first half of the steps to the second; those of all "

@@ -41,7 +41,7 @@ class FitResult(Options, frozen=True, kw_only=True):
 
     what: str
     values: dict[str, float]
-    """By the key in the models; in seconds where the key says nothing else."""
+    """By the key in the models, or what else was found; in seconds where the key says nothing else."""
     count: int
     """Measurements that it was fitted to."""
     error: float | None
@@ -83,6 +83,10 @@ class Models(Options, frozen=True, kw_only=True):
     engines: LatencyOptions
     learner: SimulatedLearnerOptions
     reward: SimulatedRewardOptions
+    cores: float | None = None
+    """Of the machine that engines and learner share; None: each is taken to have its own."""
+    hop_s: float | None = None
+    """From when an actor has said something until another handles it; None: that of a quick network."""
     fits: tuple[FitResult, ...]
     checks: tuple[Check, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -98,15 +102,21 @@ class Models(Options, frozen=True, kw_only=True):
         """The scenario with these models."""
         replace = msgspec.structs.replace
         workers = min(num_workers(scenario.reward))
+        cores, hop_s = scenario.runtime.simulated_cores, scenario.runtime.simulated_hop_s
         return replace(
             scenario,
             engines=replace(scenario.engines, simulated=self.engines),
             learner=replace(scenario.learner, simulated=self.learner),
             reward=replace(scenario.reward, simulated=replace(self.reward, num_workers=workers)),
+            runtime=replace(
+                scenario.runtime,
+                simulated_cores=self.cores if cores is None else cores,
+                simulated_hop_s=self.hop_s if hop_s is None else hop_s,
+            ),
         )
 
-    def doubts(self, scenario: Scenario) -> list[str]:
-        """In what a scenario leaves what the runs have shown."""
+    def doubts(self, scenario: Scenario, *, has_episodes: bool = False) -> list[str]:
+        """In what a modelled scenario leaves what the runs have shown; ``has_episodes``: the real one has some."""
         longest, slots = scenario.sampling.max_response_tokens, scenario.engines.slots
         cases = (
             (
@@ -119,7 +129,14 @@ class Models(Options, frozen=True, kw_only=True):
                 f"engines.slots is {slots:,}, and at most {self.most_running:,} requests ran side by side: the time of "
                 "a step is extrapolated beyond that",
             ),
-            (scenario.episode.kind != "single", "episode: turns and tools are not modelled, each is one response"),
+            (
+                has_episodes and self.engines.episode is None,
+                "episode: the runs had none, so turns and tools are not modelled, and each is one response",
+            ),
+            (
+                not has_episodes and self.engines.episode is not None,
+                "episode: the runs had episodes, and so they are modelled; each response is taken for one",
+            ),
             (scenario.engines.placement == "colocate", "engines.placement: how long sleep and wake take is not fitted"),
             (scenario.teacher is not None, "teacher: how long it takes is not fitted"),
             (scenario.evaluation.datasets, "evaluation: its responses are modelled as long as those of training"),

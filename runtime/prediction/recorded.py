@@ -5,8 +5,8 @@ Times are Unix seconds. A run without a ledger or traces cannot be read: there i
 Invariants:
 
 * Only pieces of work after the first step was recorded count: before that, caches are cold and engines fill up.
-* A generation is *whole* if it is the only one of its sample, no tool kept it, and it began after that step: then its
-  tokens and its time belong together. The others still count as running.
+* A generation is *whole* if it is the only one of its sample, or a turn that nothing interrupted, and it began after
+  that step: then its tokens and its time belong together. The others still count as running.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.messages.samples import is_evaluation
 from penstock.messages.training import Activity
 from penstock.runtime.observability.explain.measure import read_scenario
 from penstock.runtime.observability.facts import Start, read_starts
-from penstock.runtime.observability.spans import trace_id_of
+from penstock.runtime.observability.spans import CHAT, COMPLETION, trace_id_of
 from penstock.runtime.observability.traces import TRACES_FOLDER, each_span, run_salt
 from penstock.runtime.observability.trackers import read_activity, read_steps
 from penstock.runtime.prediction.steady import recorded_steady
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from penstock.runtime.prediction.steady import Steady
     from penstock.runtime.scenario.structure import Scenario
 
-_LOOKED_AT: Final = ("generate", "score", "step", "publish", "fetch_weights", "apply_weights", "checkpoint")
+_TURNS: Final = (CHAT, COMPLETION)
+_LOOKED_AT: Final = (*_TURNS, "generate", "score", "step", "publish", "fetch_weights", "apply_weights", "checkpoint")
 _SAMPLES: Final = (
     "SELECT group_id, sample_index, num_tokens, reward, state, version, num_read_tokens, num_cached_tokens, outcome "
     "FROM samples"
@@ -75,6 +76,44 @@ class Generation(NamedTuple):
     sample: SampleSeen | None
 
 
+class Hop(NamedTuple):
+    """A message's way from the actor that has said it to the one that handles it."""
+
+    duration_s: float
+    is_even: bool
+    """Of a step with an even number."""
+
+
+class Turn(NamedTuple):
+    """Of an episode."""
+
+    start_s: float
+    end_s: float
+    conversation: int
+    num_context: int
+    """Tokens that the model had read before it."""
+    num_tokens: int
+    is_whole: bool
+    """Nothing interrupted it."""
+
+
+class Episode(NamedTuple):
+    """One attempt at a sample, as its engine has played it."""
+
+    engine: str
+    turns: list[Turn]
+    """One or more, in their order."""
+    end_s: float
+    is_whole: bool
+    """It was seen from its first turn to its own end, and began after the first step."""
+    sample: SampleSeen | None
+
+    @property
+    def is_even(self) -> bool:
+        """Of a step with an even number."""
+        return self.sample is not None and (self.sample.version or 1) % 2 == 0
+
+
 class Work(NamedTuple):
     """Something that the learner or an engine did for one version."""
 
@@ -88,6 +127,16 @@ class Work(NamedTuple):
     @property
     def duration_s(self) -> float:
         return self.end_s - self.start_s
+
+
+class CoresUsed(NamedTuple):
+    """What the processes of a run had come to at a step, by role."""
+
+    at_s: float
+    """Seconds since the run's start."""
+    cpu_s: Mapping[str, float]
+    wait_s: Mapping[str, float]
+    """For a core."""
 
 
 class Recording(NamedTuple):
@@ -112,6 +161,12 @@ class Recording(NamedTuple):
     work: dict[str, list[Work]]
     """By the name of the span."""
     activity: Mapping[str, Sequence[ActivityRow]]
+    hops: Sequence[Hop] = ()
+    """Of samples, from their engine to the Scorer."""
+    episodes: Sequence[Episode] = ()
+    """Whose turns are among the generations, each as one."""
+    cores_used: Sequence[CoresUsed] = ()
+    """At each step from the first one on."""
 
 
 def read_recording(folder: Path) -> Recording:
@@ -135,6 +190,7 @@ def read_recording(folder: Path) -> Recording:
     spans = [row for row in all_spans if row.start_ns / 1e9 >= begun_s]
     by_trace = _by_trace(folder, samples)
     activity = read_activity(folder)
+    episodes = _episodes(all_spans, by_trace, begun_s)
     max_staleness = scenario.staleness.max_staleness
     assert max_staleness is not None, "read_scenario() resolves it"
     return Recording(
@@ -146,11 +202,17 @@ def read_recording(folder: Path) -> Recording:
         offset_s=statistics.median(recorded[row.version] - row.at_s for row in steps if row.version in recorded),
         trace_fraction=scenario.observability.trace_fraction,
         samples=[sample for sample in samples if not is_evaluation(sample.group_id)],
-        generations=_generations(all_spans, by_trace, begun_s),
+        generations=[
+            *_generations(all_spans, by_trace, begun_s),
+            *(each for episode in episodes for each in generations_of(episode, begun_s)),
+        ],
         scores_s=[row.duration_s for row in spans if row.name == "score"],
         num_scored=sum(sample.reward is not None for sample in samples),
         work=_work(spans),
         activity=activity,
+        hops=_hops(spans, by_trace),
+        episodes=episodes,
+        cores_used=[CoresUsed(row.at_s, row.cpu_s, row.core_wait_s) for row in steps if row.cpu_s],
     )
 
 
@@ -170,7 +232,7 @@ def _by_trace(folder: Path, samples: Sequence[SampleSeen]) -> dict[str, SampleSe
 
 
 def _generations(spans: Sequence[SpanRow], by_trace: Mapping[str, SampleSeen], begun_s: float) -> list[Generation]:
-    rows = [row for row in spans if row.name == "generate"]
+    rows = [row for row in spans if row.name == "generate" and not row.attributes.get("num_turns")]
     times = Counter(row.trace_id for row in rows)
     return [
         Generation(
@@ -178,7 +240,7 @@ def _generations(spans: Sequence[SpanRow], by_trace: Mapping[str, SampleSeen], b
             start_s=row.start_ns / 1e9,
             end_s=row.end_ns / 1e9,
             num_tokens=round(_number(row, "num_tokens")),
-            is_whole=times[row.trace_id] == 1 and row.start_ns / 1e9 >= begun_s and not row.attributes.get("num_turns"),
+            is_whole=times[row.trace_id] == 1 and row.start_ns / 1e9 >= begun_s,
             outcome=str(row.attributes.get("outcome", "")),
             sample=by_trace.get(row.trace_id),
         )
@@ -186,10 +248,71 @@ def _generations(spans: Sequence[SpanRow], by_trace: Mapping[str, SampleSeen], b
     ]
 
 
+def _hops(spans: Sequence[SpanRow], by_trace: Mapping[str, SampleSeen]) -> list[Hop]:
+    """Of samples that were generated and scored once."""
+    ends: defaultdict[str, list[int]] = defaultdict(list)
+    begins: defaultdict[str, list[int]] = defaultdict(list)
+    for row in spans:
+        if row.name == "generate":
+            ends[row.trace_id].append(row.end_ns)
+        elif row.name == "score":
+            begins[row.trace_id].append(row.start_ns)
+    return [
+        Hop(max(0.0, (begins[trace][0] - end_ns) / 1e9), trace in by_trace and (by_trace[trace].version or 1) % 2 == 0)
+        for trace, (end_ns, *others) in ends.items()
+        if not others and len(begins[trace]) == 1
+    ]
+
+
+def _episodes(spans: Sequence[SpanRow], by_trace: Mapping[str, SampleSeen], begun_s: float) -> list[Episode]:
+    rows: defaultdict[tuple[str, float], list[SpanRow]] = defaultdict(list)
+    for row in spans:
+        if row.name in _TURNS:
+            rows[row.trace_id, _number(row, "attempt")].append(row)
+    found: list[Episode] = []
+    for whole in spans:
+        if whole.name == "generate" and (turns := rows.get((whole.trace_id, _number(whole, "attempt")))):
+            turns.sort(key=lambda row: row.start_ns)
+            ended = whole.attributes.get("outcome") in ("completed", "truncated")
+            numbers = [round(_number(row, "turn")) for row in turns]
+            is_whole = ended and numbers == list(range(1, len(turns) + 1)) and whole.start_ns / 1e9 >= begun_s
+            sample = by_trace.get(whole.trace_id)
+            found.append(Episode(whole.actor, [_turn(row) for row in turns], whole.end_ns / 1e9, is_whole, sample))
+    return found
+
+
+def _turn(row: SpanRow) -> Turn:
+    return Turn(
+        start_s=row.start_ns / 1e9,
+        end_s=row.end_ns / 1e9,
+        conversation=round(_number(row, "conversation")),
+        num_context=round(_number(row, "num_context_tokens")),
+        num_tokens=round(_number(row, "num_tokens")),
+        is_whole=row.attributes.get("ending") not in ("interrupted", "cut_off"),
+    )
+
+
+def generations_of(episode: Episode, begun_s: float) -> list[Generation]:
+    """Each turn as the generation that it was; of what it read, the share is in the cache that it is of all."""
+    sample, found = episode.sample, list[Generation]()
+    for turn in episode.turns:
+        of_turn = sample
+        if sample is not None:
+            cached = (sample.num_cached or 0) / sample.num_read if sample.num_read else 0.0
+            of_turn = sample._replace(
+                num_tokens=turn.num_tokens, num_read=turn.num_context, num_cached=round(cached * turn.num_context)
+            )
+        is_whole = turn.is_whole and turn.start_s >= begun_s
+        found.append(
+            Generation(episode.engine, turn.start_s, turn.end_s, turn.num_tokens, is_whole, "completed", of_turn)
+        )
+    return found
+
+
 def _work(spans: Sequence[SpanRow]) -> dict[str, list[Work]]:
     found: defaultdict[str, list[Work]] = defaultdict(list)
     for row in spans:
-        if row.name in ("generate", "score"):
+        if row.name in ("generate", "score", *_TURNS):
             continue
         size = _number(row, "size_bytes")
         if row.name == "step":

@@ -47,6 +47,10 @@ def modelled_from(source: Source) -> tuple[Scenario, list[str]]:
         UserFault: as ``load_scenario``.
     """
     changed = ["reward_model"] if _drop(source.data, "reward_model") else []
+    episode = source.data.get("episode")
+    if isinstance(episode, dict) and episode.get("kind", "single") != "single":
+        # Nobody plays: turns and tools are those of engines.simulated.episode.
+        changed += ["episode"] if _drop(source.data, "episode") else []
     for name, keys in REAL_ONLY.items():
         block = source.data.get(name, None if name == "teacher" else {})
         if not isinstance(block, dict):

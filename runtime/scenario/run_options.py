@@ -64,6 +64,12 @@ class RuntimeOptions(Options, frozen=True, kw_only=True):
     """Settlements are collected for this long before they are told."""
     stop_timeout_s: Seconds = 30.0
     """After SIGTERM or Ctrl-C a checkpoint is written first; it may take so long. A second signal ends at once."""
+    simulated_cores: Annotated[float, Meta(gt=0)] | None = None
+    """Of a simulation: cores of the one machine that all engines and the learner are on. Where they want more
+    (``engines.simulated.cores``, ``learner.simulated.cores``), all of them are slower. null: each has its own."""
+    simulated_hop_s: Annotated[float, Meta(ge=0)] | None = None
+    """Of a simulation: mean time from when an actor has said something until another handles it, drawn evenly from
+    three to five quarters of it. null: 0.2 to 1 ms."""
     overdue_after_s: Seconds = 120.0
     """A wait that has lasted so long is reported, with who waits for whom."""
     pass_env: tuple[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()

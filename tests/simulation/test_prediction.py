@@ -12,30 +12,46 @@ import yaml
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
+from penstock.backends.engines.options import EpisodeModelOptions
+from penstock.backends.simulated.lengths import planned
 from penstock.messages.commands import ApplyWeights, FetchWeights, Generate, PublishWeights, SaveCheckpoint, Train
 from penstock.messages.errors import UserFault
 from penstock.messages.flow import SampleGenerated, SampleScored
 from penstock.messages.local import (
     BatchTrained,
     CheckpointWritten,
+    EpisodeMoved,
     GenerationEnded,
     WeightsPublished,
     WeightsStagedLocally,
     WeightsSwapped,
 )
-from penstock.messages.names import SCORER, is_engine
+from penstock.messages.names import LEARNER, SCORER, Role, is_engine
+from penstock.messages.samples import SampleKey
 from penstock.messages.training import Activity
 from penstock.runtime.cli.app import app
 from penstock.runtime.hosts.virtual.simulate import Simulation
 from penstock.runtime.observability.facts import Start, facts_of
-from penstock.runtime.observability.trackers import ActivityRow
+from penstock.runtime.observability.trackers import ActivityRow, read_activity
 from penstock.runtime.prediction import calibrate as calibration
 from penstock.runtime.prediction.calibrate import calibrate
+from penstock.runtime.prediction.cores_fit import BUSY
 from penstock.runtime.prediction.fitting import Course, fit_line
 from penstock.runtime.prediction.forecast import forecast, play
 from penstock.runtime.prediction.lengths_fit import correlation_of
 from penstock.runtime.prediction.models import Models, read_models, write_models
-from penstock.runtime.prediction.recorded import Generation, Recording, SampleSeen, Work, read_recording
+from penstock.runtime.prediction.recorded import (
+    CoresUsed,
+    Episode,
+    Generation,
+    Hop,
+    Recording,
+    SampleSeen,
+    Turn,
+    Work,
+    generations_of,
+    read_recording,
+)
 from penstock.runtime.scenario.load import dump_scenario
 from penstock.runtime.scenario.modelled import load_modelled
 
@@ -45,7 +61,6 @@ if TYPE_CHECKING:
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
     from penstock.messages.ledger import LedgerEntry
-    from penstock.messages.samples import SampleKey
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
     from penstock.runtime.scenario import Scenario
@@ -102,15 +117,22 @@ class Played:
         self.work: dict[str, list[Work]] = {}
         self.scores: dict[SampleKey, float] = {}
         self.rewards: dict[SampleKey, float] = {}
+        self.ends_s: dict[SampleKey, float] = {}
+        self.hops_s: dict[SampleKey, float] = {}
+        self.moves: dict[SampleKey, list[float]] = {}
+        """When its episode went to its tools and came back, in turns."""
+        self.plans: dict[SampleKey, tuple[int, ...]] = {}
+        """Tokens at the end of each turn."""
         self.versions: dict[int, int] = {}
         """Of groups: whose training they were in."""
         self._running: dict[SampleKey, float] = {}
         self._open: dict[tuple[str, str, int], tuple[float, float]] = {}
         self._scenario = scenario
-        simulation = Simulation(scenario)
+        simulation = Simulation(scenario, folder / "run")
         self._clock = simulation.host.clock
         simulation.host.watch(self)
         assert simulation.run().completed
+        simulation.abandon()
         worked_s = simulation.accounts.shares_of(SCORER.__eq__).occupied_s
         self._scorer = ActivityRow(actor=SCORER, epoch=0, activity=Activity.WORKING, start_s=0.0, end_s=worked_s)
         self.recording = self._recorded(folder)
@@ -118,9 +140,13 @@ class Played:
     def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
         now_s, name = self._clock.now_s, process.name
         if isinstance(event, GenerationEnded) and is_engine(name):
+            self.ends_s[event.key] = now_s
             self.generations.append((name, self._running.pop(event.key), now_s, event.key, event))
+        elif isinstance(event, EpisodeMoved):
+            self.moves.setdefault(event.key, []).append(now_s)
         elif isinstance(event, SampleGenerated) and name == SCORER:
             self.scores[event.sample.key] = -now_s
+            self.hops_s[event.sample.key] = now_s - self.ends_s[event.sample.key]
         for done, span in (
             (BatchTrained, "step"),
             (WeightsPublished, "publish"),
@@ -139,6 +165,9 @@ class Played:
         match command:
             case Generate():
                 self._running[command.key] = now_s
+                engines, most_tokens = self._scenario.engines, self._scenario.sampling.max_response_tokens
+                plan = planned(engines.simulated, most_tokens, command, run_seed=self._scenario.run.seed)
+                self.plans[command.key] = plan.ends
             case Train():
                 size = sum(group.num_tokens for group in command.groups)
                 self._open[name, "step", command.version] = now_s, size
@@ -167,6 +196,7 @@ class Played:
         seen: dict[SampleKey, SampleSeen] = {}
         read: set[tuple[str, int]] = set()
         rows: list[Generation] = []
+        episodes: list[Episode] = []
         for engine, start_s, end_s, key, ended in sorted(self.generations, key=lambda each: each[1]):
             is_read = (engine, key.group_id) in read
             read.add((engine, key.group_id))
@@ -176,7 +206,12 @@ class Played:
             seen[key] = sample = SampleSeen(
                 key.group_id, key.index, made, self.rewards.get(key), "trained", version, PROMPT_TOKENS, cached, outcome
             )
-            rows.append(Generation(engine, start_s, end_s, made, True, outcome, sample))
+            if self._scenario.engines.simulated.episode is None:
+                rows.append(Generation(engine, start_s, end_s, made, True, outcome, sample))
+                continue
+            episodes.append(self._episode(engine, start_s, end_s, sample))
+            seen[key] = episodes[-1].sample or sample
+            rows += generations_of(episodes[-1], 0.0)
         return Recording(
             folder=folder,
             start=Start(at="2026-01-01T00:00:00+00:00", facts=facts_of(self._scenario, command="penstock run")),
@@ -190,8 +225,48 @@ class Played:
             scores_s=[took_s for took_s in self.scores.values() if took_s > 0],
             num_scored=len(self.scores),
             work=self.work,
-            activity={SCORER: [self._scorer]},
+            activity={SCORER: [self._scorer], **self._lanes(folder)},
+            hops=[Hop(hop_s, key.group_id % 2 == 0) for key, hop_s in self.hops_s.items()],
+            episodes=episodes,
+            cores_used=self._cores_used(folder),
         )
+
+    def _episode(self, engine: str, start_s: float, end_s: float, sample: SampleSeen) -> Episode:
+        """What the traces tell of it, and the ledger of what was read."""
+        model = self._scenario.engines.simulated.episode
+        assert model is not None
+        key = SampleKey(sample.group_id, sample.number)
+        *moves, last_s = self.moves[key]  # it comes back to end
+        edges = [start_s, *moves]
+        turns: list[Turn] = []
+        read, again, made = 0, 0, 0
+        for place, end in enumerate(self.plans[key]):
+            begin = made + (model.reply_tokens if turns else 0)
+            context = PROMPT_TOKENS + begin
+            turns.append(Turn(edges[2 * place], edges[2 * place + 1], 0, context, end - begin, True))
+            again += round(model.reread_share * (PROMPT_TOKENS + made)) + model.reply_tokens if place else 0
+            read, made = read + context, end
+        assert last_s == end_s
+        unread = again + PROMPT_TOKENS - (sample.num_cached or 0)
+        return Episode(engine, turns, end_s, True, sample._replace(num_read=read, num_cached=read - unread))
+
+    def _lanes(self, folder: Path) -> dict[str, list[ActivityRow]]:
+        """Of engines and learner, where they share cores; nothing else is read from them."""
+        shares = self._scenario.runtime.simulated_cores is not None
+        lanes = read_activity(folder / "run") if shares else {}
+        return {name: list(rows) for name, rows in lanes.items() if is_engine(name) or name == LEARNER}
+
+    def _cores_used(self, folder: Path) -> list[CoresUsed]:
+        """What the kernel would say at the two ends: who works has a thread for each core that it wants."""
+        engines, learner, end_s = 0.0, 0.0, 0.0
+        for name, rows in self._lanes(folder).items():
+            busy_s = sum(row.end_s - row.start_s for row in rows if row.activity in BUSY)
+            engines += 0.0 if name == LEARNER else busy_s * self._scenario.engines.simulated.cores
+            learner += busy_s * self._scenario.learner.simulated.cores if name == LEARNER else 0.0
+            end_s = max(end_s, rows[-1].end_s)
+        roles: tuple[str, str] = Role.ENGINE_WORKER.value, Role.LEARNER.value
+        half: dict[str, float] = dict(zip(roles, (engines / 2, learner / 2), strict=True))
+        return [CoresUsed(0.0, dict.fromkeys(roles, 0.0), {}), CoresUsed(end_s, half, half)] if end_s else []
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +308,108 @@ def test_fitted_models_predict_policies_that_they_have_not_seen(models: Models, 
         assert told["working"].mean == pytest.approx(measured["working"].mean, abs=0.06)
     assert sum(share.mean for share in predicted.engines.values()) == pytest.approx(1.0)
     assert sum(predicted.ages) == pytest.approx(1.0)
+
+
+SHARED = (
+    *TRUTH,
+    "engines.simulated.cores=1.0",
+    "learner.simulated.cores=1.5",
+    "learner.simulated.step_s=3.0",
+    "runtime.simulated_cores=2",
+)
+"""Two engines and a learner on two cores."""
+
+
+def error_elsewhere(models: Models, policy: str) -> tuple[float, float]:
+    """(Predicted − real) ÷ real of the time of a step under another policy; and the busy shares' larger difference."""
+    real = forecast(truth(policy, known=SHARED), range(2))
+    predicted = forecast(models.applied(truth(policy, known=SHAPE)), range(2))
+    pairs = ((real.engines, predicted.engines), (real.learner, predicted.learner))
+    busy = max(abs(told["working"].mean - was["working"].mean) for was, told in pairs)
+    return predicted.step_s.mean / real.step_s.mean - 1, busy
+
+
+@pytest.mark.parametrize("fitted_on", ["sync", "fully_async"])
+def test_engines_and_learner_on_the_same_cores_are_predicted_under_another_overlap(
+    fitted_on: str, tmp_path: Path
+) -> None:
+    elsewhere = "fully_async" if fitted_on == "sync" else "sync"
+    recording = Played(truth(fitted_on, known=SHARED), tmp_path).recording
+    machine = replace(recording.start.facts.machine, num_cpus=2)
+    recording = recording._replace(
+        start=replace(recording.start, facts=replace(recording.start.facts, machine=machine))
+    )
+    found = calibrate([recording])
+    assert (found.engines.cores, found.learner.cores) == pytest.approx((1.0, 1.5), rel=0.02)
+    assert found.cores == 2
+    assert found.learner.step_s == pytest.approx(3.0, rel=0.03), "as it would take alone"
+    error, busy = error_elsewhere(found, elsewhere)
+    assert abs(error) < 0.05
+    assert busy < 0.05
+    assert any(text.startswith("cores: threads of engines and learner waited") for text in found.unknown), "half of it"
+    first, last = recording.cores_used
+    quiet = last._replace(cpu_s={role: 2 * cpu_s for role, cpu_s in last.cpu_s.items()}, wait_s={})
+    alone = calibrate([recording._replace(cores_used=[first, quiet])])
+    assert (alone.engines.cores, alone.learner.cores) == (found.engines.cores, found.learner.cores)
+    assert not any(text.startswith("cores: ") for text in alone.unknown)
+    light = quiet._replace(cpu_s={**quiet.cpu_s, "filter": 0.2 * quiet.cpu_s[Role.ENGINE_WORKER.value]})
+    others = calibrate([recording._replace(cores_used=[first, light])]).engines.cores - found.engines.cores
+    assert 0.2 <= others < 0.45, "as much as it took, over time that went the slower the more overlapped"
+    untold = calibrate([recording._replace(cores_used=[])])
+    assert any(text.startswith("engines.cores, learner.cores: the CPU time") for text in untold.unknown)
+    assert untold.cores is None
+    assert abs(error_elsewhere(untold, elsewhere)[0]) > 0.1, "sharing decides here"
+
+
+TOOLS = (
+    *TRUTH,
+    "engines.simulated.episode.turns=[1, 1, 2]",
+    "engines.simulated.episode.tool_s=0.8",
+    "engines.simulated.episode.tool_sigma=0.5",
+    "engines.simulated.episode.end_s=0.1",
+    "engines.simulated.episode.reply_tokens=12",
+    "engines.simulated.episode.reread_share=0.5",
+)
+"""Up to three turns, which wait for tools for as long as they take."""
+
+
+def test_turns_and_tools_are_fitted_and_predict_another_policy(tmp_path: Path) -> None:
+    found = calibrate([Played(truth("fully_async", known=TOOLS), tmp_path).recording])
+    episode = found.engines.episode
+    assert episode is not None
+    assert episode.turns == pytest.approx((0.25, 0.25, 0.5), abs=0.05)
+    assert (episode.tool_s, episode.tool_sigma, episode.end_s) == pytest.approx((0.8, 0.5, 0.1), rel=0.06)
+    assert episode.reply_tokens == 12
+    assert episode.reread_share == pytest.approx(0.5, abs=0.03)
+    assert found.engines.response_tokens_median == pytest.approx(60, rel=0.1), "of a turn"
+    assert found.engines.prompt_tokens == PROMPT_TOKENS
+    waits = next(fit for fit in found.fits if fit.what.startswith("turns and tools"))
+    assert waits.bias == pytest.approx(0.0, abs=0.1)
+    for policy in ("sync", "one_step_off"):
+        real = forecast(truth(policy, known=TOOLS), range(2))
+        predicted = forecast(found.applied(truth(policy, known=SHAPE)), range(2))
+        assert predicted.step_s.mean == pytest.approx(real.step_s.mean, rel=0.06)
+        assert predicted.engines["working"].mean == pytest.approx(real.engines["working"].mean, abs=0.05)
+        assert predicted.learner["working"].mean == pytest.approx(real.learner["working"].mean, abs=0.05)
+        single = forecast(truth(policy), range(2))
+        assert single.step_s.mean < 0.8 * real.step_s.mean, "turns and tools decide here"
+
+
+def test_the_way_of_messages_is_fitted_and_counts(models: Models, tmp_path: Path) -> None:
+    slow = (*TRUTH, "runtime.simulated_hop_s=0.4")
+    found = calibrate([Played(truth("sync", known=slow), tmp_path).recording])
+    assert found.hop_s == pytest.approx(0.4, rel=0.1)
+    assert models.hop_s == pytest.approx(0.0006, rel=0.1), "of a quick network"
+    real = forecast(truth("fully_async", known=slow), range(2)).step_s.mean
+    assert forecast(truth("fully_async"), range(2)).step_s.mean < 0.9 * real, "it decides here"
+    predicted = forecast(found.applied(truth("fully_async", known=SHAPE)), range(2)).step_s.mean
+    assert predicted == pytest.approx(real, rel=0.05)
+
+
+def test_too_few_messages_tell_nothing(recording: Recording) -> None:
+    found = calibrate([recording._replace(hops=recording.hops[:3])])
+    assert found.hop_s is None
+    assert any(text.startswith("hop_s: ") for text in found.unknown)
 
 
 def test_what_the_runs_could_not_say_is_said(models: Models) -> None:
@@ -283,6 +460,17 @@ def test_a_folder_without_traces_or_ledger_is_refused(tmp_path: Path) -> None:
     (tmp_path / "traces").mkdir()
     with pytest.raises(UserFault, match=r"ledger\.sqlite"):
         read_recording(tmp_path)
+
+
+def test_a_scenario_of_episodes_is_played_with_the_turns_of_the_models(models: Models) -> None:
+    played = ["episode.kind=function", "episode.generate=multi_turn", "episode.tools=[calculator]"]
+    scenario, changed = load_modelled(SCENARIOS / "fully_async.yaml", [*SHAPE, *played])
+    assert "episode" in changed
+    assert "episode" not in load_modelled(SCENARIOS / "fully_async.yaml", [*SHAPE, "episode.kind=single"])[1]
+    assert any(text.startswith("episode: the runs had none") for text in models.doubts(scenario, has_episodes=True))
+    with_turns = replace(models, engines=replace(models.engines, episode=EpisodeModelOptions()))
+    assert any(text.startswith("episode: the runs had episodes") for text in with_turns.doubts(scenario))
+    assert not any(text.startswith("episode") for text in with_turns.doubts(scenario, has_episodes=True))
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.backends.draws import mixed, normal, uniform
-from penstock.backends.engines.options import EnginesOptions, LatencyOptions
+from penstock.backends.engines.options import EnginesOptions, EpisodeModelOptions, LatencyOptions
 from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.backends.simulated.engine import SimulatedEngine
 from penstock.backends.simulated.learner import SimulatedLearner, canary_logprobs
@@ -37,6 +38,7 @@ from penstock.messages.commands import (
 from penstock.messages.local import (
     BatchTrained,
     CheckpointWritten,
+    EpisodeMoved,
     GenerationAdvanced,
     GenerationEnded,
     GroupJudged,
@@ -580,3 +582,75 @@ def test_engine_runs_on_real_time_too() -> None:
     assert enough.wait(30)
     timers.close(10.0)
     assert sorted(e.key.index for e in said if isinstance(e, GenerationEnded)) == list(range(20))
+
+
+# --- episodes ---------------------------------------------------------------------------------------------------------
+
+TOOLS = EpisodeModelOptions(turns=(0, 0, 1), tool_s=2.0, reply_tokens=10, end_s=1.0)
+
+
+def test_an_episode_waits_for_its_tools_between_turns_and_holds_its_slot() -> None:
+    bench = EngineBench(replace(EXACT, episode=TOOLS), slots=1)
+    bench.generate(0)
+    bench.generate(1)
+    bench.clock.run(bench.base_s + 40.0)
+    # Three turns of 0.5 s and 100 tokens, two waits, and the end.
+    assert [at_s - bench.base_s for at_s, _ in bench.of(GenerationEnded)] == pytest.approx([9.5, 19.0])
+    ended = bench.of(GenerationEnded)[0][1]
+    assert ended.outcome == Completed()
+    assert ended.part.num_tokens == 3 * 100 + 2 * 10
+    moved = bench.of(EpisodeMoved)[:6]
+    assert [event.num_outside for _, event in moved] == [1, 0] * 3
+    assert [at_s - bench.base_s for at_s, _ in moved] == pytest.approx([1.5, 3.5, 5.0, 7.0, 8.5, 9.5])
+
+
+def test_while_an_episode_is_with_its_tools_the_others_are_as_quick_as_without_it() -> None:
+    bench = EngineBench(replace(EXACT, episode=replace(TOOLS, turns=(0, 1)), token_load_s=0.01))
+    bench.generate(0)
+    bench.clock.run(bench.base_s + 1.6)  # the first is outside from 1.5 to 3.5 s
+    bench.generate(1)
+    bench.clock.run(bench.base_s + 3.4)
+    moved = [(at_s - bench.base_s, event.key.index) for at_s, event in bench.of(EpisodeMoved)]
+    assert [index for _, index in moved] == [0, 1]
+    assert [at_s for at_s, _ in moved] == pytest.approx([1.5, 3.1])
+
+
+def test_an_episode_that_was_taken_from_its_tools_goes_on_behind_what_they_say() -> None:
+    bench = EngineBench(replace(EXACT, episode=TOOLS))
+    bench.generate(0)
+    bench.clock.run(bench.base_s + 2.0)
+    bench.engine.execute(InterruptGenerations())
+    (_, interrupted), *_ = bench.of(GenerationEnded)
+    assert interrupted.part.num_tokens == 100
+    assert [event.num_outside for _, event in bench.of(EpisodeMoved)] == [1, 0]
+    bench.generate(0, attempt=1, prefix=interrupted.part)
+    bench.clock.run(bench.base_s + 40.0)
+    ended = bench.of(GenerationEnded)[-1][1]
+    assert ended.part.num_tokens == 320
+    assert sum(span.num_tokens for span in ended.part.spans) == 320
+    assert {span.version for span in ended.part.spans} == {0}
+    assert len(bench.of(GenerationEnded)) == 2, "the wait that was under way has come to nothing"
+
+
+def test_what_stands_before_a_turn_is_read_again_as_far_as_the_model_says() -> None:
+    model = replace(EXACT, prefill_token_s=0.01, episode=replace(TOOLS, turns=(0, 1), end_s=0.0, reread_share=0.5))
+    bench = EngineBench(model)
+    bench.generate(0)
+    bench.clock.run(bench.base_s + 40.0)
+    # Two turns of 1.5 s, one wait, and half of 100 tokens besides the 10 of the reply are read.
+    assert bench.of(GenerationEnded)[0][0] - bench.base_s == pytest.approx(5.0 + 0.6)
+
+
+def test_turns_and_waits_follow_their_distributions() -> None:
+    model = LatencyOptions(
+        response_tokens_median=5, response_tokens_sigma=0.0, prefill_s=0.0, token_s=0.001, apply_weights_s=0.5,
+        fetch_weights_s=1.0, episode=EpisodeModelOptions(turns=(1, 2, 1), tool_s=3.0, tool_sigma=0.5, reply_tokens=0),
+    )  # fmt: skip
+    bench = EngineBench(model, slots=400)
+    for index in range(400):
+        bench.generate(index, seed=index)
+    bench.clock.run(bench.base_s + 1000.0)
+    turns = [ended.part.num_tokens // 5 for _, ended in bench.of(GenerationEnded)]
+    assert [turns.count(number) / 400 for number in (1, 2, 3)] == pytest.approx([0.25, 0.5, 0.25], abs=0.06)
+    waits = sorted(at_s - bench.base_s for at_s, ended in bench.of(GenerationEnded) if ended.part.num_tokens == 10)
+    assert waits[len(waits) // 2] == pytest.approx(3.0, rel=0.12)

@@ -167,6 +167,7 @@ class Session:
             started_at=started_at,
             resumes=self._job.first_epoch > FIRST_EPOCH,
             segment_bytes=segment_bytes(scenario),
+            own_cpu_s=time.process_time,
         )
 
     # --- the run ----------------------------------------------------------------------------------------------

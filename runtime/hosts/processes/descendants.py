@@ -51,6 +51,18 @@ def resident_bytes() -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
+def core_wait_s() -> float:
+    """Seconds in which threads of this process could have run and no core was free; of those that have ended nothing is
+    known, and where the kernel keeps no schedstat it is 0."""
+    waited_ns = 0
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            waited_ns += int((thread / "schedstat").read_bytes().split()[1])
+        except FileNotFoundError:  # it has ended meanwhile, or nothing is kept
+            continue
+    return waited_ns / 1e9
+
+
 def kill_descendants(*, timeout_s: float, spare: Collection[int] = ()) -> list[int]:
     """Kill every descendant of this process, and reap those that are its own children, until none is left.
 

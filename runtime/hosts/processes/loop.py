@@ -46,7 +46,7 @@ from penstock.runtime.hosts.processes.control import (
     ReplacementAsked,
     RunFailureAsked,
 )
-from penstock.runtime.hosts.processes.descendants import resident_bytes
+from penstock.runtime.hosts.processes.descendants import core_wait_s, resident_bytes
 from penstock.runtime.hosts.processes.links import LineState
 from penstock.runtime.hosts.processes.machine_notice import MachineNotice
 from penstock.runtime.hosts.processes.wakeup import Wakeup
@@ -369,6 +369,7 @@ class ActorLoop:
         links = self._links
         return (
             Metric("process/cpu_s", time.process_time()),
+            Metric("process/core_wait_s", core_wait_s()),
             Metric("process/resident_bytes", resident_bytes()),
             Metric("wire/malformed", sum(self._malformed.values())),
             Metric("wire/undeliverable", self._num_undeliverable),

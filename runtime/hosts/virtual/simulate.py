@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from penstock.backends.engines.options import engines_kept
 from penstock.backends.learners.spec import is_modelled
+from penstock.backends.simulated.shared_cores import SharedCores
 from penstock.messages.errors import UserFault
 from penstock.messages.ledger import EnginesRecorded
 from penstock.messages.names import LEARNER, SCORER, is_engine
@@ -133,7 +134,7 @@ class Simulation:
         says_again = may_lose or scaling is not None
         settings = HostSettings(
             seed=scenario.run.seed,
-            link=link or LinkModel(),
+            link=link or _link_of(runtime.simulated_hop_s),
             supervision=SupervisionModel(
                 heartbeat_timeout_s=runtime.heartbeat_timeout_s,
                 max_restarts=runtime.max_restarts,
@@ -241,6 +242,10 @@ class Simulation:
         )
 
 
+def _link_of(hop_s: float | None) -> LinkModel:
+    return LinkModel() if hop_s is None else LinkModel(min_delay_s=0.75 * hop_s, max_delay_s=1.25 * hop_s)
+
+
 @contextmanager
 def rare_collections() -> Generator[None]:
     """Messages cannot contain themselves, so the collector finds nothing; looking for it costs a third of the time."""
@@ -268,8 +273,13 @@ def plan_of(scenario: Scenario) -> RunPlan:
 def casting_of(scenario: Scenario) -> Casting:
     """Who plays whom: the machines and the simulated backends of the wiring."""
     plan = plan_of(scenario)
+    num_cores = scenario.runtime.simulated_cores
+    shared = None if num_cores is None else SharedCores(num_cores)
 
     def cast(name: str, epoch: int, timers: Timers, store: LedgerStore | None) -> Player:
+        if shared is not None and (is_engine(name) or name == LEARNER):
+            model = scenario.learner.simulated if name == LEARNER else scenario.engines.simulated
+            timers = shared.timers_of(name, timers, model.cores)
         return Player(
             machine=build_machine(name, plan, epoch=epoch, records=() if store is None else store.entries()),
             hears=hears(name),

@@ -98,6 +98,11 @@ def read_change(folder: Path, overrides: Sequence[str], models: Models | None) -
         _check_key(folder, key)
     file = folder / SCENARIO_FILE
     scenario = read_scenario(folder)
+    if scenario.episode.kind != "single":
+        raise UserFault(
+            "--fork: this run has episodes, and where one stands with its tools is not recorded, so nothing can go on "
+            "from there; simulate its scenario anew: penstock simulate SCENARIO --models FILE"
+        )
     own_models = models is None and are_modelled(scenario.engines) and is_modelled(scenario.learner)
     if models is None and not own_models:
         try:
@@ -167,6 +172,12 @@ def _set_models(source: Source, scenario: Scenario) -> None:
         block = source.data.setdefault(name, {})
         if isinstance(block, dict):
             block[key] = msgspec.to_builtins(model)
+    runtime = source.data.setdefault("runtime", {})
+    if isinstance(runtime, dict):
+        shared = (
+            ("simulated_cores", scenario.runtime.simulated_cores), ("simulated_hop_s", scenario.runtime.simulated_hop_s)
+        )  # fmt: skip
+        runtime |= {key: value for key, value in shared if value is not None}
 
 
 def _doubts(before: Scenario, after: Scenario, models: Models | None) -> tuple[str, ...]:

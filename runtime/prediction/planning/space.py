@@ -133,7 +133,8 @@ class Space:
 
     def _with_models(self, overrides: Sequence[str]) -> Scenario:
         scenario = load_modelled(self._file, overrides)[0]
-        return scenario if self._models is None else self._models.applied(scenario)
+        # Every device that is planned with is one of its own, however many shared a machine in the runs.
+        return scenario if self._models is None else replace(self._models, cores=None).applied(scenario)
 
     def assumed(self, candidate: Candidate) -> list[str]:
         """What nothing has measured."""
@@ -146,7 +147,9 @@ class Space:
         if self._models is None:
             found.append("all times are those of the scenario's own models: fit them to a run with: penstock calibrate")
         else:
-            found += [f"beyond what was recorded: {text}" for text in self._models.doubts(self.modelled_of(candidate))]
+            has_episodes = self.real.episode.kind != "single"
+            doubts = self._models.doubts(self.modelled_of(candidate), has_episodes=has_episodes)
+            found += [f"beyond what was recorded: {text}" for text in doubts]
         return found
 
     # --- the choices ----------------------------------------------------------------------------------------------

@@ -215,8 +215,6 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         n, rest = divmod(len(self.tokens), TOKEN_BYTES)
         if rest or self.context_tokens:  # calls cost as much as the checks, which whoever reads a part makes
-            rest or self.context_tokens
-        ):  # calls cost as much as the checks, and every process that reads a part makes them
             _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
             _check_multiple(self.context_tokens, TOKEN_BYTES, "context_tokens")
         if len(self.logprobs) != n * LOGPROB_BYTES:

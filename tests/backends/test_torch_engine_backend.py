@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from engine_bench import PROMPT, WAIT_S, BenchFactory, CountingFetcher, generate_command
+from torch_engine_bench import PROMPT, WAIT_S, BenchFactory, CountingFetcher, generate_command
 from engine_cases import (
     CONTEXT,
     Case,

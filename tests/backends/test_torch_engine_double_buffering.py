@@ -16,7 +16,7 @@ import msgspec
 import psutil
 import pytest
 import torch
-from engine_bench import PROMPT, WAIT_S, Bench, BenchFactory, CountingFetcher
+from torch_engine_bench import PROMPT, WAIT_S, Bench, BenchFactory, CountingFetcher
 from engine_cases import Case, make_case, open_engine, random_tokens, request, weights_of
 from test_torch_engine_graphs import adapters_of, always, captures_on
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 VARIABLES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "TORCHDYNAMO_DISABLE": "1"}
-LAYOUTS = {
+LAYOUTS: dict[str, dict[str, int | bool]] = {
     "tensor": {"tp_size": 2},
     "experts": {"tp_size": 2, "ep_size": 2},
     "attention": {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},

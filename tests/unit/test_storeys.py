@@ -51,7 +51,7 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("opened",),
         ("trainer",),
         ("critic",),
-        ("canary", "checkpoint", "out_of_memory", "reference", "speed", "warm_start"),
+        ("canary", "checkpoint", "out_of_memory", "reference", "roles", "speed", "warm_start"),
         ("weights",),
         ("optimizer",),
         ("schedule",),

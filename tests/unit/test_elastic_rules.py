@@ -39,6 +39,10 @@ ATTACHED = ("engines.backend=sglang", "engines.addresses=[http://10.0.0.7:30000]
             "engines.scale: with staleness.max_staleness 0",
         ),
         (("engines.max=3", "engines.scale=by_bound", "run.only=rollout"), "and run.only is rollout"),
+        (("engines.count=2", "engines.max=3", "engines.lent=2"), "set engines.max to 4 or more"),
+        (("engines.max=3", "engines.lent=1"), "engines.lent: engines are lent the learner's devices where both are on"),
+        (("engines.max=3", "engines.lent=1", "run.only=rollout"), "engines.lent: nothing trains"),
+        (("engines.max=3", "engines.lent=1", *ATTACHED), "engines.lent: servers that run already"),
     ],
 )
 def test_what_cannot_join_or_leave_is_refused_with_the_key(overrides: tuple[str, ...], key: str) -> None:

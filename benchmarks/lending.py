@@ -32,8 +32,10 @@ from penstock.runtime.scenario.resolve import resolve
 if TYPE_CHECKING:
     import argparse
 
-QUICK: Final = ("--train-s", "5", "--hand-over-s", "9", "--repetitions", "1")
-QUICK_S: Final = 40
+    from penstock.benchmarks._results import Figure
+
+QUICK: Final = ("--train-s", "5", "--hand-over-s", "9")
+QUICK_S: Final = 60
 NUM_STEPS: Final = 60
 STEADY: Final = 24
 LEAST_GAIN: Final = 1.1
@@ -136,7 +138,7 @@ def measure(given: argparse.Namespace) -> Measured:
 
         with Workers(given.processes) as workers:
             found = dict(zip(asked, workers.map(steps_per_hour, asked, on_done=told), strict=True))
-    figures = []
+    figures: list[Figure] = []
     ratios: dict[str, list[float]] = {}
     for case, value in found.items():
         if case.seed == 0:
@@ -154,7 +156,7 @@ def measure(given: argparse.Namespace) -> Measured:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
-    benchmark = Benchmark(__file__, __doc__, repetitions=3)
+    benchmark = Benchmark(__file__, __doc__, repetitions=5)
     benchmark.option("--train-s", type=float, nargs="+", default=[5.0, 20.0, 35.0, 60.0], help="of a step")
     benchmark.option(
         "--hand-over-s", type=float, nargs="+", default=[3.0, 9.0, 27.0], help="between two uses of the device"

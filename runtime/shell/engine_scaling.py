@@ -302,7 +302,8 @@ class EngineScaler:
 
 
 def _per_hour(reading: Reading) -> str:
-    return f"{3600 * reading.steps_per_s:.3g}"
+    per_hour = 3600 * reading.steps_per_s
+    return f"{per_hour:,.0f}" if per_hour >= 100 else f"{per_hour:.3g}"
 
 
 def _percent(share: float) -> str:

@@ -108,7 +108,7 @@ def test_devices_that_were_lent_in_vain_are_lent_again_ever_more_seldom() -> Non
         if wanted == 3 and not num_lent:
             waits.append(number)
         elif wanted == 2 and num_lent:
-            assert reason.startswith("lending does not pay: 3.6e+03 steps/h with the learner's devices lent")
+            assert reason.startswith("lending does not pay: 3,600 steps/h with the learner's devices lent")
         num_lent = wanted - 2
     assert [late - early for early, late in itertools.pairwise(waits)] == [
         engine_scaling.LEND_AGAIN + 1,

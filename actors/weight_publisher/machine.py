@@ -194,7 +194,17 @@ class WeightPublisher:
 
     def _free_canary(self, name: str) -> None:
         self.canaries.free(name)
+        for engine in self.engines.by_name.values():
+            if engine.phase is Phase.STAGED and engine.target is not None and self._is_in_vain(engine, engine.target):
+                self._turn(engine, Phase.IDLE)
         self._touch_all()
+
+    def _is_in_vain(self, engine: EngineState, target: WeightsExported) -> bool:
+        """Whether what it has fetched passes no more: nobody goes first with it, nor may this engine, as others have
+        gone on with something else."""
+        publish, canaries = target.manifest.publish, self.canaries
+        is_open = canaries.of(publish) is not None or self.exports.has_passed(publish)
+        return not is_open and not canaries.can_go_first(engine)
 
     def _on_exported(self, event: WeightsExported) -> None:
         if self.exports.add(event):

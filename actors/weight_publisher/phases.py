@@ -47,13 +47,13 @@ ENGINE: Final[Transitions] = {
     (Phase.STAGING, TimerFired): (Phase.QUARANTINED,),
     (Phase.STAGED, WeightsFetched): (Phase.COMMITTING, Phase.IDLE),
     (Phase.STAGED, WeightsApplied): (Phase.COMMITTING, Phase.IDLE),
-    (Phase.STAGED, TimerFired): (Phase.COMMITTING,),
+    (Phase.STAGED, TimerFired): (Phase.COMMITTING, Phase.IDLE),
     (Phase.COMMITTING, WeightsFetched): (Phase.IDLE,),
     (Phase.COMMITTING, WeightsApplied): (Phase.IDLE, Phase.QUARANTINED),
     (Phase.COMMITTING, TimerFired): (Phase.QUARANTINED,),
     **{(phase, gone): (None,) for phase in Phase for gone in LOST},
     **{(phase, EngineReady): (None,) for phase in Phase if phase is not Phase.QUARANTINED},
     (Phase.STARTING, EngineReady): (Phase.IDLE, None),
-    **{(Phase.STAGED, gone): (Phase.COMMITTING, None) for gone in ABSENT},  # the canary, or this one
+    **{(Phase.STAGED, gone): (Phase.COMMITTING, Phase.IDLE, None) for gone in ABSENT},  # the canary, or this one
     **{(Phase.IDLE, gone): (Phase.STAGING, None) for gone in ABSENT},  # the one that it was to wait for, or this one
 }

@@ -40,7 +40,7 @@ from penstock.messages.local import (
     TimerFired,
     WeightsPublished,
 )
-from penstock.messages.membership import EngineLeaving, EngineLost
+from penstock.messages.membership import EngineJoined, EngineLeaving, EngineLost
 from penstock.messages.samples import Cancelled
 from penstock.messages.training import CheckpointDemanded, Holder
 from penstock.messages.weights import (
@@ -269,6 +269,34 @@ def test_a_newcomer_goes_first_where_the_engine_that_it_waited_for_is_lost() -> 
     bench.hear(said)  # what it serves since before this publisher was there: nothing older is for it
     assert drive.sent(bench.export(2, version=5), WeightsStaged, to="engine/1") == []
     assert drive.one_sent(bench.lose(0), WeightsStaged, to="engine/1").manifest.publish == 2
+
+
+def test_what_passes_no_more_is_not_waited_for_when_the_engine_that_went_first_with_it_is_gone() -> None:
+    name = "engine/0"
+    for gone in (
+        EngineLost(name=name, epoch=1),
+        EngineLeaving(name=name, epoch=1),
+        EngineJoined(name=name, epoch=2),
+        EngineReady(engine=name, engine_epoch=1, num_slots=0, turn=1),
+        TimerFired(key=name),
+    ):
+        bench = PublisherBench()
+        bench.ready(0)
+        bench.export(0, version=0)
+        bench.fetched(0, 0)
+        bench.applied(0, 0, version=0)
+        bench.lose(0)
+        bench.export(1)
+        bench.ready(0, epoch=1)
+        bench.ready(1)
+        bench.fetched(0, 1)
+        bench.fetched(1, 1)
+        bench.export(2)
+        bench.ready(2)
+        bench.fetched(2, 2)
+        bench.applied(2, 2)
+        assert bench.publisher.engines.by_name["engine/1"].phase is Phase.STAGED
+        assert drive.one_sent(bench.hear(gone), WeightsStaged, to="engine/1").manifest.publish == 2
 
 
 def test_a_next_turn_that_is_heard_of_first_means_that_the_last_one_is_over() -> None:

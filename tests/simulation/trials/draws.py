@@ -450,7 +450,7 @@ def _colocate(trial: Trial, rng: random.Random) -> Trial:
 def colocated(trial: Trial) -> Trial:
     """The trial with the learner on the devices of its engines, which swap nothing while they generate."""
     mode = UpdateMode.DRAIN if trial.update_mode is UpdateMode.IN_FLIGHT else trial.update_mode
-    return msgspec.structs.replace(trial, colocated=True, update_mode=mode)
+    return msgspec.structs.replace(trial, colocated=True, num_lent=0, update_mode=mode)
 
 
 def _operate(trial: Trial, rng: random.Random) -> Trial:

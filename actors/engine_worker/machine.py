@@ -231,7 +231,10 @@ class EngineWorker:
         for text in event.notices:
             self._send(SUPERVISOR, NoticeGiven(name=name, text=text))
             self._send(BUFFER, EngineNoticed(engine=name, engine_epoch=epoch, text=text))
-        self._offer(event.num_slots, "" if self.settings.is_lent else event.passes_on_at)
+        if self.settings.is_lent:  # the learner may have taken its device back meanwhile
+            self._offer(event.num_slots if self._is_our_turn else 0)
+        else:
+            self._offer(event.num_slots, event.passes_on_at)
 
     def _offer(self, num_slots: int, passes_on_at: str = "") -> None:
         """Say that it takes requests, or none. A lent one passes no weights on: it fetches what it had again."""

@@ -47,13 +47,15 @@ class LendingWatch:
                     kept = [lease.key for lease in machine.leases() if lease.stage in ("waiting", "running")]
                     assert not kept, f"{process.name} gives its device back and keeps {kept}"
         elif isinstance(machine, WeightPublisher):
-            self._at_publisher(process, event, commands)
+            self._at_publisher(process, machine, event, commands)
         elif isinstance(machine, Learner) and any(isinstance(command, SleepLearner) for command in commands):
             self.num_lent += 1
             assert machine.turns.has_takers, "the learner lends its devices to nobody"
             assert not isinstance(event, BatchReady), "the learner lends its devices though it has a batch"
 
-    def _at_publisher(self, process: Process, event: Event, commands: list[AnyCommand]) -> None:
+    def _at_publisher(
+        self, process: Process, machine: WeightPublisher, event: Event, commands: list[AnyCommand]
+    ) -> None:
         if isinstance(event, EngineReady) and event.engine in self._engines:
             life = process, event.engine, event.engine_epoch
             known, _ = self._turns.get(life, (-1, False))
@@ -66,8 +68,10 @@ class LendingWatch:
         }
         for command in commands:
             match command:
-                case Send(to=name, event=WeightsStaged() | WeightsCommitted()) if process.peers.get(name) is not None:
-                    assert over.get(name) != process.peers[name].epoch, f"{name} sleeps, and is told of weights"
+                case Send(to=name, event=WeightsStaged() | WeightsCommitted()):
+                    assert over.get(name) != machine.engines.by_name[name].epoch, (
+                        f"{name} sleeps, and is told of weights"
+                    )
                 case ReplaceActor(name=name, epoch=epoch, cause=cause):
                     assert over.get(name) != epoch, f"{name} sleeps, and is replaced: {cause}"
                 case _:

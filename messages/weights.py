@@ -153,12 +153,16 @@ class EngineOpening(Event, frozen=True, kw_only=True):
 
 
 class EngineReady(Event, frozen=True, kw_only=True):
-    """EngineWorker → PromptSource, WeightPublisher: started; takes requests. A teacher tells the Scorer."""
+    """EngineWorker → PromptSource, WeightPublisher: started; takes requests. A teacher tells the Scorer. An engine that
+    is lent its devices says so at the start of each of its turns, and takes it back at the end."""
 
     engine: str
     engine_epoch: int
     num_slots: int
-    """Requests that it works on side by side."""
+    """Requests that it works on side by side; 0: the devices are the learner's, so it counts as one that has come and
+    serves nothing."""
+    turn: int = 0
+    """Of an engine that is lent its devices: the turn that this is said in. In each it begins without weights."""
     passes_on_at: str = ""
     """Location of a :class:`.WeightSource`, where its process passes weights on; empty: it does not."""
 

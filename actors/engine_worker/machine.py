@@ -16,6 +16,8 @@ Invariants:
 * One that shares devices with the learner opens, wakes and generates in a turn of the engines only. In the learner's it
   submits nothing, sleeps when nothing runs any more, and says so; it wakes with the next weights that it is told to
   swap to.
+* One that is lent its devices hands everything back, likewise, when the learner's turn begins, and is one without
+  weights from then on. Whoever counts on engines hears so, and when it has a turn again.
 * One that is to leave submits nothing more and takes no more weights. It breaks off what runs, tells the tokens that
   PromptSource lacks, and hands everything back.
 * A sample leaves once: as ``SampleGenerated``, or as a failure that PromptSource hears of, handed back, or cancelled by
@@ -109,6 +111,8 @@ class EngineWorker:
         """Whose turn it is, as far as is known here."""
         self._has_yielded = False
         """In this turn."""
+        self._is_offered = False
+        """A lent one was last said to take requests."""
         self._num_outside = 0
         self._is_leaving = False
         self.num_spoilt_tokens = 0
@@ -215,7 +219,7 @@ class EngineWorker:
                 assert_never(event)
         if self._turned is not None:
             self._take_turn(self._turned)
-        if self._is_leaving:
+        if self._is_leaving or (self.settings.is_lent and not self._is_our_turn):
             self._leave()
         else:
             if (commit := self.weights.due) is not None:
@@ -241,7 +245,21 @@ class EngineWorker:
         for text in event.notices:
             self._send(SUPERVISOR, NoticeGiven(name=name, text=text))
             self._send(BUFFER, EngineNoticed(engine=name, engine_epoch=epoch, text=text))
-        ready = EngineReady(engine=name, engine_epoch=epoch, num_slots=event.num_slots, passes_on_at=event.passes_on_at)
+        if self.settings.is_lent:  # the learner may have taken its device back meanwhile
+            self._offer(event.num_slots if self._is_our_turn else 0)
+        else:
+            self._offer(event.num_slots, event.passes_on_at)
+
+    def _offer(self, num_slots: int, passes_on_at: str = "") -> None:
+        """Say that it takes requests, or none. A lent one passes no weights on: it fetches what it had again."""
+        self._is_offered = num_slots > 0
+        ready = EngineReady(
+            engine=self.settings.name,
+            engine_epoch=self.settings.epoch,
+            num_slots=num_slots,
+            passes_on_at=passes_on_at,
+            turn=self._turned.turn if self._turned is not None and self.settings.is_lent else 0,
+        )
         self._send(PROMPT_SOURCE, ready)
         self._send(WEIGHT_PUBLISHER, ready)
 
@@ -258,8 +276,12 @@ class EngineWorker:
         if not self.settings.takes_turns:
             return
         name, epoch = self.settings.name, self.settings.epoch
+        if self.settings.is_lent and self._is_offered != self._is_our_turn and self.num_slots and not self._is_leaving:
+            if self._is_our_turn:
+                self.weights.forget()
+            self._offer(self.num_slots if self._is_our_turn else 0)
         if self._is_our_turn:
-            if self.phase is Phase.CLOSED:
+            if self.phase is Phase.CLOSED and not self._is_leaving:
                 self._turn(Phase.STARTING)
                 self._send(WEIGHT_PUBLISHER, EngineOpening(engine=name, engine_epoch=epoch))
                 self._out.append(OpenEngine())

@@ -92,6 +92,7 @@ REQUEST: Final[Transitions] = {
     (RequestState.WAITING, SamplesSettled): (RequestState.RUNNING, None),
     (RequestState.RUNNING, GenerationEnded): (RequestState.WAITING, RequestState.ENDED, RequestState.FAILED),
     (RequestState.WAITING, EngineLeaving): (RequestState.HANDED_BACK,),
+    (RequestState.WAITING, DeviceTurned): (RequestState.HANDED_BACK,),
     (RequestState.RUNNING, SampleRevoked): (RequestState.FAILED,),
     (RequestState.RUNNING, SampleIssued): (None,),
     (RequestState.RUNNING, SamplesSettled): (None,),

@@ -15,6 +15,9 @@ class EngineWorkerSettings(Value, frozen=True, kw_only=True):
     be ended first."""
     takes_turns: bool = False
     """It shares its devices with the learner."""
+    is_lent: bool = False
+    """It is lent them only: when the learner wants them, it hands back what it has, and counts as one that is not
+    there until its next turn."""
     check_canary: bool = True
     canary_tolerance: float = 0.05
     """Largest mean absolute difference to the learner's log-probs, in nats."""

@@ -145,6 +145,11 @@ class Weights:
                 return divergence(manifest.canary) or f"the canary is off by {difference:.3g} of its spread"
         return ""
 
+    def forget(self) -> None:
+        """Its memory is given up, and nobody counts on it: what it is to load next is said anew."""
+        self.forget_served()
+        self._commit = None
+
     def forget_served(self) -> None:
         """What it serves is wrong."""
         self.served, self.version = None, -1

@@ -10,6 +10,8 @@ Invariants:
 * It loads the checkpoint that the Buffer names, and no other.
 * Where it shares devices with engines, it loads, trains and publishes in its own turn only. It gives the turn away
   after each publish, asleep, and says then what it has published: engines that wake find newer weights than theirs.
+* Where it only lends them, it gives the turn away when it has waited ``lend_after_s`` for a batch and an engine is
+  there to take it, and asks for it as soon as there is anything to do.
 
 What its backend does, and what follows on what, stands in ``phases.py``.
 
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
 
 DEADLINE: Final = "deadline"
 YIELD_DEADLINE: Final = "yield"
+LEND_TIMER: Final = "lend"
 
 
 @final
@@ -111,6 +114,8 @@ class Learner:
         """To be loaded."""
         self._exported: WeightsExported | None = None
         """To be told when the engines have the devices."""
+        self._is_waiting = False
+        """For a batch, with devices that it could lend."""
         self._out: list[AnyCommand] = []
 
     @property
@@ -194,6 +199,7 @@ class Learner:
             case _:
                 assert_never(event)
         self._advance()
+        self._look_at_wait()
         out, self._out = self._out, []
         return out
 
@@ -221,6 +227,9 @@ class Learner:
 
     def _on_late(self, key: str) -> None:
         doing = self.phase.value
+        if key == LEND_TIMER:
+            self._lend()
+            return
         if key == SAVE_DEADLINE:
             doing = "" if self.saving.writing is None else "checkpointing"
         elif key == YIELD_DEADLINE:
@@ -257,13 +266,13 @@ class Learner:
         is_own = self.settings.publishes or event.version == 1  # recorded tokens are, only at first
         if event.notices and is_own:
             self._tell(event.notices)
-        self.publishing.trained(batch, are_shared=self.turns.are_taken)
+        self.publishing.trained(batch, are_shared=self.turns.are_taken and not self._lends)
         self.saving.is_due |= self.version % self.settings.save_every == 0 and not batch.is_last
 
     def _on_published(self, event: WeightsPublished) -> None:
         self._done()
         exported = self.publishing.done(event.manifest)
-        if self.turns.are_taken:
+        if self.turns.are_taken and not self._lends:
             self._exported = exported
         else:
             self._out.append(Send(WEIGHT_PUBLISHER, exported))
@@ -271,9 +280,30 @@ class Learner:
     def _on_slept(self) -> None:
         self._done()
         exported, self._exported = self._exported, None
-        assert exported is not None
+        assert (exported is None) == self._lends
         self.is_awake = False
-        self._out.extend((Send(WEIGHT_PUBLISHER, exported), *self.turns.free()))
+        told = () if exported is None else (Send(WEIGHT_PUBLISHER, exported),)
+        self._out.extend((*told, *self.turns.free()))
+
+    # --- devices that are lent --------------------------------------------------------------------------------
+
+    @property
+    def _lends(self) -> bool:
+        return self.settings.lend_after_s is not None
+
+    def _look_at_wait(self) -> None:
+        """Count how long the Learner waits for a batch, while an engine could have its devices."""
+        is_idle = self.phase is Phase.IDLE and self.is_awake and self.version >= 0
+        waits = is_idle and self._next is None and self.turns.has_takers
+        if self.settings.lend_after_s is None or waits == self._is_waiting:
+            return
+        self._is_waiting = waits
+        self._out.append(StartTimer(LEND_TIMER, self.settings.lend_after_s) if waits else StopTimer(LEND_TIMER))
+
+    def _lend(self) -> None:
+        if self._is_waiting:
+            self._start(Phase.SLEEPING)
+            self._out.append(SleepLearner())
 
     # --- what follows from the state --------------------------------------------------------------------------
 
@@ -282,7 +312,10 @@ class Learner:
             self._take_turn()
         if self.phase is not Phase.IDLE:
             return
-        if not self.is_awake and (self.publishing.is_due or self._next is not None):
+        is_needed = self.publishing.is_due or self._next is not None
+        if self._lends:
+            is_needed |= self.saving.is_wanted(self.version)
+        if not self.is_awake and is_needed:
             self._ask()
             self._advance()
             return
@@ -301,7 +334,7 @@ class Learner:
     def _ask(self) -> None:
         """The device is needed; ``_advance`` goes on when it is there."""
         self._turn(Phase.ASKING)
-        interrupts = self._next is not None and self._next.update_mode is not UpdateMode.DRAIN
+        interrupts = self._lends or (self._next is not None and self._next.update_mode is not UpdateMode.DRAIN)
         self._out.extend(self.turns.ask(interrupts=interrupts))
         if not self.turns.is_ours:
             self._out.append(StartTimer(YIELD_DEADLINE, self.settings.yield_timeout_s))

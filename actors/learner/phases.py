@@ -6,9 +6,16 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from penstock.messages.evaluation import PublishDemanded
-from penstock.messages.local import BatchTrained, LearnerOpened, LearnerSlept, LearnerWoken, WeightsPublished
+from penstock.messages.local import (
+    BatchTrained,
+    LearnerOpened,
+    LearnerSlept,
+    LearnerWoken,
+    TimerFired,
+    WeightsPublished,
+)
 from penstock.messages.membership import EngineLost
-from penstock.messages.training import BatchReady, CheckpointNamed, DeviceYielded
+from penstock.messages.training import BatchReady, CheckpointDemanded, CheckpointNamed, DeviceYielded
 from penstock.messages.weights import PublishFailed
 
 if TYPE_CHECKING:
@@ -31,10 +38,13 @@ class Phase(StrEnum):
     SLEEPING = "sleeping"
 
 
+NEEDING: Final = (BatchReady, PublishFailed, PublishDemanded, CheckpointDemanded)
+"""What a Learner that is asleep has to wake for."""
+
 LEARNER: Final[Transitions] = {
     (Phase.STARTING, CheckpointNamed): (Phase.ASKING,),
     (Phase.ASKING, CheckpointNamed): (Phase.OPENING,),
-    **{(Phase.ASKING, needed): (Phase.WAKING,) for needed in (BatchReady, PublishFailed, LearnerSlept)},
+    **{(Phase.ASKING, needed): (Phase.WAKING,) for needed in (*NEEDING, LearnerSlept)},
     (Phase.ASKING, DeviceYielded): (Phase.OPENING, Phase.WAKING),
     (Phase.ASKING, EngineLost): (Phase.OPENING, Phase.WAKING),
     (Phase.OPENING, LearnerOpened): (Phase.IDLE,),
@@ -42,7 +52,9 @@ LEARNER: Final[Transitions] = {
     (Phase.IDLE, BatchReady): (Phase.TRAINING, Phase.ASKING),
     (Phase.IDLE, BatchTrained): (Phase.PUBLISHING,),
     (Phase.IDLE, WeightsPublished): (Phase.TRAINING, Phase.SLEEPING, Phase.PUBLISHING),
-    (Phase.IDLE, PublishDemanded): (Phase.PUBLISHING,),
+    (Phase.IDLE, PublishDemanded): (Phase.PUBLISHING, Phase.ASKING),
+    (Phase.IDLE, CheckpointDemanded): (Phase.ASKING,),
+    (Phase.IDLE, TimerFired): (Phase.SLEEPING,),
     (Phase.IDLE, PublishFailed): (Phase.PUBLISHING, Phase.ASKING),
     (Phase.IDLE, LearnerSlept): (Phase.ASKING,),
     (Phase.IDLE, LearnerWoken): (Phase.TRAINING, Phase.PUBLISHING),

@@ -19,6 +19,8 @@ class LearnerSettings(Value, frozen=True, kw_only=True):
     step_timeout_s: float
     shares_with: tuple[str, ...] = ()
     """Engines on the learner's devices: they take turns."""
+    lend_after_s: float | None = None
+    """They are lent them only, when the learner has waited so long for a batch; None: each turn ends with a publish."""
     yield_timeout_s: float = 3600.0
     """For these engines to end what runs, and sleep."""
     start_timeout_s: float = 1800.0

@@ -43,6 +43,11 @@ class Turns:
         return bool(self._names)
 
     @property
+    def has_takers(self) -> bool:
+        """Whether any engine that shares them is there."""
+        return bool(self._epochs)
+
+    @property
     def is_ours(self) -> bool:
         """It is the Learner's turn, and nobody else holds memory."""
         return self.holder is Holder.LEARNER and not self._awaited

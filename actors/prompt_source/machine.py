@@ -177,7 +177,7 @@ class PromptSource:
                 self._refills = event.missing
                 self._open_refills()
             case EngineReady():
-                self.table.router.ready(event.engine, event.engine_epoch, event.num_slots, self.issuing.sweep)
+                self._on_ready(event)
             case VersionAnnounced():
                 self.table.router.serves(event.serving)
                 self._out.extend(self._prompts.announced(event.version))
@@ -263,6 +263,10 @@ class PromptSource:
             lease.sweep = self.issuing.sweep
             lease.has(event.num_tokens)
             lease.add_progress(event.from_token, event.chunk)
+
+    def _on_ready(self, event: EngineReady) -> None:
+        sweep = self.issuing.sweep
+        self.table.router.ready(event.engine, event.engine_epoch, event.num_slots, sweep, event.turn)
 
     def _on_closed(self, event: GenerationClosed) -> None:
         group, lease = self.table.groups.get(event.key.group_id), self.table.lease(event.key)

@@ -53,9 +53,9 @@ class EnginePools:
         """A new incarnation."""
         self._of(name).join(name, epoch, load)
 
-    def ready(self, name: str, epoch: int, num_slots: int, sweep: int) -> None:
+    def ready(self, name: str, epoch: int, num_slots: int, sweep: int, turn: int = 0) -> None:
         """This incarnation takes requests."""
-        self._of(name).ready(name, epoch, num_slots, sweep)
+        self._of(name).ready(name, epoch, num_slots, sweep, turn)
 
     def retire(self, name: str) -> None:
         """It is to leave."""

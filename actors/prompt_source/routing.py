@@ -56,7 +56,7 @@ class EngineView(msgspec.Struct):
     name: str
     epoch: int
     num_slots: int = 0
-    """0 until it is ready."""
+    """0 until it is ready, and while a device that it is lent is the learner's."""
     capacity: int = 0
     version: int = -1
     group_id: int | None = None
@@ -71,6 +71,8 @@ class EngineView(msgspec.Struct):
     there for weights can start elsewhere."""
     is_leaving: bool = False
     """It is sent nothing more."""
+    turn: int = 0
+    """The last one that it was heard in, where it is lent its devices."""
 
     @property
     def has_room(self) -> bool:
@@ -147,11 +149,16 @@ class Router:
         self.engines[name] = EngineView(name, epoch, load=load, version=version, is_newcomer=is_newcomer)
         self._num_serving += version >= 0
 
-    def ready(self, name: str, epoch: int, num_slots: int, sweep: int) -> None:
-        """This incarnation takes requests."""
+    def ready(self, name: str, epoch: int, num_slots: int, sweep: int, turn: int = 0) -> None:
+        """This incarnation takes requests; none where ``num_slots`` is 0: its lent device was taken back. In a later
+        ``turn`` of such a device it serves nothing at first."""
         view = self.engines.get(name)
         if view is not None and view.epoch == epoch and not view.is_leaving:
-            self._num_ready += not view.num_slots
+            self._num_ready += bool(num_slots) - bool(view.num_slots)
+            if turn > view.turn:
+                is_first = not view.turn  # that is heard of here: who serves what may have been said before
+                view.version = view.version if is_first and num_slots else -1
+                view.is_newcomer, view.turn = True, turn
             self._num_slots += num_slots - view.num_slots
             view.num_slots, view.progressed = num_slots, sweep
             view.capacity = max(num_slots, math.ceil(num_slots * self._max_load))

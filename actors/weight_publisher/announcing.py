@@ -28,6 +28,10 @@ class Announcing:
         """Since then: it gets nothing to do before PromptSource knows."""
         self._told: VersionAnnounced | None = None
 
+    def again(self) -> None:
+        """Somebody who was told of as serving does so no more, and may again before that is said: say it all then."""
+        self.serving_changed, self._told = True, None
+
     def advance(self) -> list[Send]:
         """Announce the newest version that enough engines serve. PromptSource also hears who serves what once no engine
         is on its way, and of a newcomer's first version at once: with a thousand engines it would otherwise hear of

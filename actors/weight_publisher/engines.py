@@ -43,6 +43,8 @@ class EngineState(msgspec.Struct):
     num_fetch_errors: int = 0
     is_newcomer: bool = False
     """It came when versions were being served already."""
+    turn: int = 0
+    """The last one that it was heard in, where it is lent its devices."""
     passes_on_at: str = ""
     """Where it serves what it has fetched to others; empty: it does not, or is asked no more."""
     num_detours: int = 0
@@ -103,10 +105,10 @@ class EngineTable:
         engines = self.by_name.values()
         return {e.publish for e in engines} | {e.target.manifest.publish for e in engines if e.target is not None}
 
-    def join(self, name: str, epoch: int, *, is_newcomer: bool) -> None:
+    def join(self, name: str, epoch: int, *, is_newcomer: bool, turn: int = 0) -> None:
         """A new incarnation, which is starting."""
         assert name not in self.by_name
-        self.by_name[name] = EngineState(name, epoch, is_newcomer=is_newcomer)
+        self.by_name[name] = EngineState(name, epoch, is_newcomer=is_newcomer, turn=turn)
         self.steps.take(None, Phase.STARTING)
 
     def drop(self, engine: EngineState) -> None:

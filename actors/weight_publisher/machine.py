@@ -8,6 +8,8 @@ Invariants:
   one that should have is replaced and goes on with something newer.
 * An engine that comes when a version is announced counts in no quorum before it serves something, and is no canary
   while another engine can be one: nobody waits for it. One that is to leave takes part in nothing.
+* An engine whose lent device was taken back is one that has come and serves nothing, also when its next turn is heard
+  of first.
 * An engine that is late or wrong is handed to the supervisor once and takes part in nothing until it has returned.
 * Engines that can pass weights on are told who has, or fetches, the same (``fan_out.py``).
 * A publish that the canary, or two engines one after the other, found wrong has failed: no engine is given it any more.
@@ -137,11 +139,7 @@ class WeightPublisher:
                 if engine is not None and engine.phase is Phase.STARTING:
                     self._out.append(StartTimer(engine.name, self.settings.start_timeout_s))
             case EngineReady():
-                engine = self.engines.live(event.engine, event.engine_epoch)
-                if engine is not None and engine.phase is Phase.STARTING:
-                    engine.passes_on_at = event.passes_on_at
-                    self._turn(engine, Phase.IDLE)
-                    self._out.append(StopTimer(engine.name))
+                self._on_ready(event)
             case EngineJoined():
                 self._on_joined(event)
             case EngineLost() | EngineLeaving():
@@ -171,13 +169,26 @@ class WeightPublisher:
     def _touch_all(self) -> None:
         self._touched = dict.fromkeys(self.engines.by_name)
 
+    def _on_ready(self, event: EngineReady) -> None:
+        engine = self.engines.live(event.engine, event.engine_epoch)
+        if engine is not None and event.turn > engine.turn:  # what it had before, its device was taken back from
+            self._drop(engine)
+            self._announcing.again()
+            self.engines.join(event.engine, event.engine_epoch, is_newcomer=True, turn=event.turn)
+            engine = self.engines.live(event.engine, event.engine_epoch)
+        if engine is not None and engine.phase is Phase.STARTING and event.num_slots:
+            engine.passes_on_at = event.passes_on_at
+            self._turn(engine, Phase.IDLE)
+            self._out.append(StopTimer(engine.name))
+
     def _on_joined(self, event: EngineJoined) -> None:
         engine = self.engines.by_name.get(event.name)
         if engine is not None:
             if engine.epoch >= event.epoch:
                 return
             self._drop(engine)
-        self.engines.join(event.name, event.epoch, is_newcomer=self.announced >= 0)
+        is_newcomer = self.announced >= 0 or event.name in self.settings.lent
+        self.engines.join(event.name, event.epoch, is_newcomer=is_newcomer)
         if event.name not in self.settings.share_devices:  # the others say when it is their turn to open
             self._out.append(StartTimer(event.name, self.settings.start_timeout_s))
 
@@ -189,7 +200,17 @@ class WeightPublisher:
 
     def _free_canary(self, name: str) -> None:
         self.canaries.free(name)
+        for engine in self.engines.by_name.values():
+            if engine.phase is Phase.STAGED and engine.target is not None and self._is_in_vain(engine, engine.target):
+                self._turn(engine, Phase.IDLE)
         self._touch_all()
+
+    def _is_in_vain(self, engine: EngineState, target: WeightsExported) -> bool:
+        """Whether what it has fetched passes no more: nobody goes first with it, nor may this engine, as others have
+        gone on with something else."""
+        publish, canaries = target.manifest.publish, self.canaries
+        is_open = canaries.of(publish) is not None or self.exports.has_passed(publish)
+        return not is_open and not canaries.can_go_first(engine)
 
     def _on_exported(self, event: WeightsExported) -> None:
         if self.exports.add(event):
@@ -233,7 +254,7 @@ class WeightPublisher:
 
     def _on_applied(self, event: WeightsApplied) -> None:
         engine = self.engines.live(event.engine, event.engine_epoch)
-        if engine is None or event.publish < engine.publish:
+        if engine is None or event.publish < engine.publish or engine.phase is Phase.STARTING:
             return
         export = self.exports.get(event.publish)
         if export is None:

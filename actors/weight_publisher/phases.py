@@ -31,13 +31,14 @@ class Phase(StrEnum):
 
 LOST: Final = (EngineLost, EngineJoined, EngineLeaving)
 """Another incarnation may join before the loss of this one is heard of. One that is to leave takes part in nothing."""
+ABSENT: Final = (*LOST, EngineReady)
+"""Nor does one whose lent device is taken back, which is said as ``EngineReady`` without slots."""
 
 ENGINE: Final[Transitions] = {
     (None, EngineJoined): (Phase.STARTING,),
-    (Phase.STARTING, EngineReady): (Phase.IDLE,),
+    (None, EngineReady): (Phase.STARTING,),  # a lent device is taken back
     (Phase.STARTING, TimerFired): (Phase.QUARANTINED,),
     (Phase.IDLE, WeightsExported): (Phase.STAGING,),
-    (Phase.IDLE, EngineReady): (Phase.STAGING,),
     (Phase.IDLE, TimerFired): (Phase.STAGING,),  # the one that it was to wait for is given up
     (Phase.IDLE, WeightsFetched): (Phase.STAGING, Phase.QUARANTINED),
     (Phase.IDLE, WeightsApplied): (Phase.STAGING, Phase.QUARANTINED),
@@ -46,11 +47,13 @@ ENGINE: Final[Transitions] = {
     (Phase.STAGING, TimerFired): (Phase.QUARANTINED,),
     (Phase.STAGED, WeightsFetched): (Phase.COMMITTING, Phase.IDLE),
     (Phase.STAGED, WeightsApplied): (Phase.COMMITTING, Phase.IDLE),
-    (Phase.STAGED, TimerFired): (Phase.COMMITTING,),
+    (Phase.STAGED, TimerFired): (Phase.COMMITTING, Phase.IDLE),
     (Phase.COMMITTING, WeightsFetched): (Phase.IDLE,),
     (Phase.COMMITTING, WeightsApplied): (Phase.IDLE, Phase.QUARANTINED),
     (Phase.COMMITTING, TimerFired): (Phase.QUARANTINED,),
     **{(phase, gone): (None,) for phase in Phase for gone in LOST},
-    **{(Phase.STAGED, gone): (Phase.COMMITTING, None) for gone in LOST},  # the canary, or this one
-    **{(Phase.IDLE, gone): (Phase.STAGING, None) for gone in LOST},  # the one that it was to wait for, or this one
+    **{(phase, EngineReady): (None,) for phase in Phase if phase is not Phase.QUARANTINED},
+    (Phase.STARTING, EngineReady): (Phase.IDLE, None),
+    **{(Phase.STAGED, gone): (Phase.COMMITTING, Phase.IDLE, None) for gone in ABSENT},  # the canary, or this one
+    **{(Phase.IDLE, gone): (Phase.STAGING, None) for gone in ABSENT},  # the one that it was to wait for, or this one
 }

@@ -15,6 +15,8 @@ class WeightPublisherSettings(Value, frozen=True, kw_only=True):
     """For an engine to open, from when its process is there, or from when it is its turn to."""
     share_devices: tuple[str, ...] = ()
     """Engines on the learner's devices, which open when it is their turn."""
+    lent: tuple[str, ...] = ()
+    """Those of them to which these are lent only: nobody waits for them."""
     weightless: tuple[str, ...] = ()
     """Engines without weights, which answer with what rows hold. They take every version, and what they say of it
     proves nothing."""

@@ -10,6 +10,7 @@ from msgspec import Meta, field
 from penstock.messages.base import Options
 from penstock.messages.base import OptionValue as OptionValue
 from penstock.messages.kept_tokens import MAX_KEPT
+from penstock.messages.names import engine_name
 from penstock.messages.option_keys import FileKey
 
 
@@ -177,6 +178,12 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     scale_hold_s: Annotated[float, Meta(gt=0)] = 60.0
     """Of ``by_bound``: a reading of the run takes so long at least, and the first one begins so long after the last
     change, when whoever came is ready. Longer than a response takes."""
+    lent: Annotated[int, Meta(ge=0, le=65536)] = 0
+    """The last so many of ``max`` have no devices of their own: they live on the learner's, asleep, and take them while
+    it waits for a batch. They join and leave as the others do, with `penstock scale` or ``by_bound``, which lets them
+    go where lending does not pay. On CPUs, with embedded engines, or simulated."""
+    lend_after_s: Annotated[float, Meta(gt=0)] = 1.0
+    """The learner lends its devices when it has waited so long for a batch."""
     leave_timeout_s: Annotated[float, Meta(gt=0)] = 30.0
     """An engine that is to leave hands back what it has, and goes; after so long it is taken anyway."""
     notice_s: Annotated[float, Meta(gt=0)] | None = None
@@ -246,6 +253,12 @@ def fewest_engines(options: EnginesOptions) -> int:
 def most_engines(options: EnginesOptions) -> int:
     """Engines of all kinds that there are at most."""
     return num_engines(options) if options.max is None else options.max
+
+
+def lent_engines(options: EnginesOptions) -> frozenset[str]:
+    """Those that live on the learner's devices and take them while it waits."""
+    most = most_engines(options)
+    return frozenset(engine_name(index) for index in range(most - options.lent, most))
 
 
 def are_elastic(options: EnginesOptions) -> bool:

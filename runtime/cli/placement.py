@@ -96,6 +96,8 @@ def _bounds(options: EnginesOptions) -> str:
         return ""
     by_bound = f", by the bound after {options.scale_hold_s:g} s or more" if options.scale == "by_bound" else ""
     least, most = fewest_engines(options), most_engines(options)
+    if options.lent:
+        return f"; {least} at least and {most} at most{by_bound}, {options.lent} of them on the learner's device"
     return f"; {least} at least and {most} at most{by_bound}, for which GPUs are reserved"
 
 

@@ -39,7 +39,7 @@ from penstock.messages.names import (
 )
 from penstock.runtime.run.choosing import choosing_settings
 from penstock.runtime.run.own_judges import judging
-from penstock.runtime.run.placement import colocated, has_nodes_of_its_own
+from penstock.runtime.run.placement import has_nodes_of_its_own, on_learners_devices
 from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.scenario.media_rules import image_rules
 from penstock.runtime.scenario.recorded_rules import recorded_settings
@@ -221,7 +221,7 @@ def _engine(
             lora=None if lora is None or lora.publish == "merged" else lora,
             seed=scenario.run.seed,
             bucket_size_bytes=scenario.weights.bucket_size_bytes,
-            sleeps=name in colocated(scenario),
+            sleeps=name in on_learners_devices(scenario),
             remote_ranks=remote_ranks,
             takes_over=takes_over,
             timers=timers,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from penstock.backends.engines.options import engine_groups, largest_groups, num_engines
+from penstock.backends.engines.options import engine_groups, largest_groups, lent_engines, num_engines
 from penstock.backends.engines.spec import ENGINES, ONE_GPU, EngineSize, are_modelled
 from penstock.backends.learners.spec import LEARNERS, is_modelled
 from penstock.backends.protocol import Capability
@@ -193,6 +193,11 @@ def colocated(scenario: Scenario) -> frozenset[str]:
     num_ranks = scenario.learner.num_ranks
     engines = _engines(needs_of(scenario)) or _engines(_without_devices(scenario))
     return frozenset(name for name, _ in _under(engines, num_ranks))
+
+
+def on_learners_devices(scenario: Scenario) -> frozenset[str]:
+    """The engines that take turns with the learner, and those that are lent its devices while it waits."""
+    return colocated(scenario) | lent_engines(scenario.engines)
 
 
 def _without_devices(scenario: Scenario) -> list[Need]:

@@ -33,6 +33,7 @@ from penstock.backends.engines.options import (
     are_elastic,
     fewest_engines,
     group_of,
+    lent_engines,
     most_engines,
     num_engines,
     num_slots,
@@ -60,7 +61,7 @@ from penstock.runtime.run.evaluating import evaluation_schedule, max_evaluating
 from penstock.runtime.run.open_backend import keeps_samples
 from penstock.runtime.run.open_backend import open_backend as open_backend
 from penstock.runtime.run.own_routing import routing_of
-from penstock.runtime.run.placement import colocated
+from penstock.runtime.run.placement import on_learners_devices
 from penstock.runtime.run.plan import RunPlan as RunPlan  # noqa: TC001 - a process of the Ray host asks this module for it
 from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.shell.shell import classes_of
@@ -180,7 +181,8 @@ def build_machine(
                     name=name,
                     epoch=epoch,
                     retracts=Capability.RETRACT in capabilities_of(group),
-                    takes_turns=name in colocated(plan.scenario),
+                    takes_turns=name in on_learners_devices(plan.scenario),
+                    is_lent=name in lent_engines(plan.scenario.engines),
                     check_canary=weights.canary and Capability.HOLDS_WEIGHTS in capabilities_of(group),
                     canary_tolerance=weights.canary_tolerance,
                 )
@@ -197,7 +199,8 @@ def build_machine(
             row_of = _order(plan).row_of if plan.chooses_rows else None
             return Buffer(_buffer(plan), staleness_policy(plan.scenario), records, row_of=row_of, kept=kept)
         case Role.LEARNER:
-            options = plan.scenario.learner
+            options, engines = plan.scenario.learner, plan.scenario.engines
+            lend_after_s = engines.lend_after_s if engines.lent else None
             return Learner(
                 LearnerSettings(
                     epoch=epoch,
@@ -207,7 +210,8 @@ def build_machine(
                     saves_first=options.warm_start is not None,
                     step_timeout_s=options.step_timeout_s,
                     shares_with=_sharing(plan.scenario),
-                    yield_timeout_s=plan.scenario.weights.drain_timeout_s,
+                    lend_after_s=lend_after_s,
+                    yield_timeout_s=_yield_timeout_s(plan.scenario),
                 )
             )
         case Role.WEIGHT_PUBLISHER:
@@ -218,7 +222,16 @@ def build_machine(
 
 def _sharing(scenario: Scenario) -> tuple[str, ...]:
     """Engines on the learner's devices."""
-    return tuple(sorted(colocated(scenario), key=engine_index))
+    return tuple(sorted(on_learners_devices(scenario), key=engine_index))
+
+
+def _yield_timeout_s(scenario: Scenario) -> float:
+    """For engines on the learner's devices to give these up. Those that are lent break off what runs, and are waited
+    for only while they open or swap."""
+    weights, engines = scenario.weights, scenario.engines
+    if not engines.lent:
+        return weights.drain_timeout_s
+    return max(engines.start_timeout_s, weights.commit_timeout_s)
 
 
 def staleness_policy(scenario: Scenario) -> StalenessPolicy:
@@ -393,4 +406,5 @@ def _weight_publisher(plan: RunPlan) -> WeightPublisherSettings:
         weightless=recorded_engines(plan.scenario),
         has_models=some_can(plan.scenario.engines, Capability.HOLDS_WEIGHTS),
         share_devices=_sharing(plan.scenario),
+        lent=tuple(sorted(lent_engines(plan.scenario.engines), key=engine_index)),
     )

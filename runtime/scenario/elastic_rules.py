@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.engines.options import are_elastic
-from penstock.backends.engines.spec import capabilities_of, engines_that
+from penstock.backends.engines.options import are_elastic, most_engines
+from penstock.backends.engines.spec import are_modelled, capabilities_of, engines_that
 from penstock.backends.protocol import Capability
 
 if TYPE_CHECKING:
@@ -57,6 +57,31 @@ def _scale_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
         )
 
 
+def _lending_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """Of engines that take the learner's devices while it waits."""
+    key, engines = ("engines", "lent"), s.engines
+    room = most_engines(engines) - engines.count
+    if engines.lent > room:
+        yield (
+            key,
+            f"the run begins with engines.count = {engines.count}, which have devices of their own, and the last of "
+            f"engines.max are lent the learner's: set engines.max to {engines.count + engines.lent} or more",
+        )
+    if s.run.only is not None:
+        yield key, "nothing trains, so there is no learner that could lend its devices; remove it, or run.only"
+    if engines.addresses:
+        yield key, "servers that run already are on no devices of the learner's; remove it, or engines.addresses"
+    if are_modelled(engines):
+        return
+    if Capability.EMBEDDED not in capabilities_of(engines) or (engines.device, s.learner.device) != ("cpu", "cpu"):
+        yield (
+            key,
+            "engines are lent the learner's devices where both are on CPUs (engines.device, learner.device: cpu, an "
+            "embedded engine), or simulated; on GPUs take engines.placement colocate, or fewer GPUs for the learner "
+            "(penstock plan)",
+        )
+
+
 def elastic_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     """Rules that are broken: the key to change, and the reason."""
     engines = s.engines
@@ -64,6 +89,8 @@ def elastic_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
         yield ("engines", "min"), f"the run begins with engines.count = {engines.count}; set it to that or less"
     if engines.max is not None and engines.max < engines.count:
         yield ("engines", "max"), f"the run begins with engines.count = {engines.count}; set it to that or more"
+    if engines.lent:
+        yield from _lending_rules(s)
     if engines.scale == "by_bound":
         yield from _scale_rules(s)
     if not are_elastic(engines):

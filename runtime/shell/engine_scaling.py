@@ -11,6 +11,10 @@ all slots in use, ``t`` the training and ``s`` the export of weights. So
 
 Where the Learner waits and slots are free, it waits for something that engines do not change, so they stay.
 
+Engines that are lent the Learner's devices (``engines.lent``) come last and go first. What they cost (sleep, waking,
+weights that are fetched once more, samples that go on elsewhere) is not modelled but measured: where the first reading
+with them has not :data:`PAYS` more steps in the same time than the last one without, they go.
+
 Invariants:
 
 * A change is followed by a reading of which every second lies after whoever came was ready, and ``hold_s`` beside: what
@@ -19,6 +23,8 @@ Invariants:
   ``ROOM`` of what the engines without it make. Noise within it changes nothing.
 * One reading changes nothing, unless the Learner waits so much that chance does not explain it; :data:`READINGS` in a
   row do. An engine that was let go and had to come back makes the next one stay for four times as many, and go alone.
+* Lending that did not pay is tried again after :data:`LEND_AGAIN` readings, and after four times as many each time that
+  it does not pay again.
 
 Pure: readings and reports come in, numbers and orders go out.
 
@@ -36,7 +42,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from penstock.backends.engines.options import fewest_engines, most_engines
+from penstock.backends.engines.options import fewest_engines, lent_engines, most_engines
 from penstock.messages.names import LEARNER
 from penstock.messages.operator import EnginesAsked
 from penstock.messages.training import Activity
@@ -60,10 +66,15 @@ READINGS: Final = 2
 """In a row that agree, before engines come or go."""
 MAX_READINGS: Final = 64
 """Likewise, at most, after some that went had to come back."""
+PAYS: Final = 0.03
+"""More steps in the same time, at least, with devices that are lent: else nobody is lent any."""
+LEND_AGAIN: Final = 8
+"""Readings after lending that did not pay, before it is tried again."""
 MIN_STEPS: Final = 4
 """Of a reading."""
 SETTLING_STEPS: Final = 2
 """Before one: their samples were made by the engines of before."""
+_WAITING: Final = frozenset((Activity.WAITING_FOR_SAMPLES, Activity.ASLEEP))
 _SWAPS: Final = frozenset((Activity.APPLYING_WEIGHTS, Activity.WAITING_FOR_WEIGHTS))
 
 
@@ -74,13 +85,20 @@ class ScalingSettings(msgspec.Struct, frozen=True, kw_only=True):
     most: int
     hold_s: float
     """Length of a reading, and of the time before it, at least."""
+    lent: frozenset[str] = frozenset()
+    """Of the engines those that are lent the learner's devices."""
 
 
 def scaling_of(options: EnginesOptions) -> ScalingSettings | None:
     """Of ``engines.scale: by_bound``; None where engines stay until an operator says otherwise."""
     if options.scale != "by_bound":
         return None
-    return ScalingSettings(fewest=fewest_engines(options), most=most_engines(options), hold_s=options.scale_hold_s)
+    return ScalingSettings(
+        fewest=fewest_engines(options),
+        most=most_engines(options),
+        hold_s=options.scale_hold_s,
+        lent=lent_engines(options),
+    )
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,9 +107,12 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     num_engines: int
     duration_s: float
     waited: float
-    """Share of it in which the Learner waited for samples."""
+    """Share of it in which the Learner waited for samples, its devices lent or not."""
     used: float
     """Share of the slots' time in which they decode, are held by an episode, or wait for a swap of weights."""
+    num_lent: int = 0
+    """Of the engines, those that are lent the learner's devices."""
+    steps_per_s: float = 0.0
 
 
 class Verdict(NamedTuple):
@@ -113,9 +134,17 @@ class BoundPolicy:
         """Readings in a row, up to now, in which there were too few engines, and too many."""
         self._left: Reading | None = None
         """After which some were let go, if that was the last change."""
+        self._without: Reading | None = None
+        """After which devices were lent, until it is known whether that pays."""
+        self._lend_again, self._num_unlent = LEND_AGAIN, LEND_AGAIN
+        """Readings after lending that did not pay before it is tried again, and those since then."""
+        self._has_lent = False
+        """And that did not pay."""
 
     def verdict(self, reading: Reading) -> Verdict:
         """What this reading says, after those of before."""
+        if why := self._costs_more(reading):
+            return Verdict(reading.num_engines - reading.num_lent, why)
         num_now, wanted, why = reading.num_engines, self._wanted(reading), ""
         self._num_short = self._num_short + 1 if wanted > num_now else 0
         self._num_idle = self._num_idle + 1 if wanted < num_now else 0
@@ -128,15 +157,39 @@ class BoundPolicy:
         if not why:
             return Verdict(num_now, "")
         self._num_short = self._num_idle = 0
+        if wanted > self._num_own and not reading.num_lent:
+            self._without = reading
         return Verdict(
             wanted,
             f"{why}: in {reading.duration_s:.0f} s the learner waited {_percent(reading.waited)} of the time, and "
             f"engines used {_percent(reading.used)} of their slots",
         )
 
+    @property
+    def _num_own(self) -> int:
+        """Engines with devices of their own, at most."""
+        return self._settings.most - len(self._settings.lent)
+
+    def _costs_more(self, reading: Reading) -> str:
+        """Why nobody is to be lent devices any more, at the first reading in which some are; empty if that pays."""
+        self._num_unlent += not reading.num_lent
+        before, self._without = self._without, self._without if not reading.num_lent else None
+        if before is None or not reading.num_lent or reading.steps_per_s >= (1 + PAYS) * before.steps_per_s:
+            return ""
+        if self._has_lent:
+            self._lend_again *= 4
+        self._has_lent, self._num_unlent = True, 0
+        self._num_short = self._num_idle = 0
+        return (
+            f"lending does not pay: {_per_hour(reading)} steps/h with the learner's devices lent while it waits, "
+            f"{_per_hour(before)} without"
+        )
+
     def _wanted(self, reading: Reading) -> int:
         """As many as would be right if every reading were like this one."""
         num_now, fewest, most = reading.num_engines, self._settings.fewest, self._settings.most
+        if not reading.num_lent and self._num_unlent < self._lend_again:
+            most = max(num_now, self._num_own)
         if reading.waited >= WAITS:
             if reading.used >= FULL:
                 enough = math.floor(num_now / max(1e-9, 1 - reading.waited))
@@ -206,8 +259,10 @@ class EngineScaler:
             return
         if name == LEARNER:
             self._learner_s += length_s
-            self._waited_s += length_s * (span.activity is Activity.WAITING_FOR_SAMPLES)
+            self._waited_s += length_s * (span.activity in _WAITING)
             return
+        if span.activity is Activity.ASLEEP:
+            return  # its device is the Learner's
         held = span.outside + (span.occupancy if span.activity is Activity.WORKING else 0.0)
         self._engines_s += length_s
         self._used_s += length_s * (1.0 if span.activity in _SWAPS else min(1.0, held))
@@ -235,6 +290,8 @@ class EngineScaler:
             duration_s=duration_s,
             waited=self._waited_s / max(1e-9, self._learner_s),
             used=self._used_s / max(1e-9, self._engines_s),
+            num_lent=len(self._settings.lent.intersection(self._engines)),
+            steps_per_s=self._num_steps / duration_s,
         )
         self._begin()
         verdict = self._policy.verdict(reading)
@@ -242,6 +299,11 @@ class EngineScaler:
         if wanted == num_engines:
             return None
         return EnginesAsked(engines=resized(self._engines, wanted, but=self._but), reason=verdict.reason)
+
+
+def _per_hour(reading: Reading) -> str:
+    per_hour = 3600 * reading.steps_per_s
+    return f"{per_hour:,.0f}" if per_hour >= 100 else f"{per_hour:.3g}"
 
 
 def _percent(share: float) -> str:

@@ -20,7 +20,7 @@ from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.app import app
 from penstock.runtime.observability.operations import Scaling, read_operations
-from penstock.runtime.observability.trackers import read_steps
+from penstock.runtime.observability.trackers import read_activity, read_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +53,11 @@ def recorded_engines(folder: Path) -> list[list[str]]:
 
 def trained_by(folder: Path) -> set[str]:
     return {engine for (engine,) in rows(folder, "SELECT DISTINCT engine FROM samples WHERE state = 'trained'")}
+
+
+def slept(folder: Path) -> set[str]:
+    """Who has given a device up for a while."""
+    return {name for name, rows in read_activity(folder).items() if any(row.activity == "asleep" for row in rows)}
 
 
 def await_state(run: LiveRun, holds: Callable[[], bool], first_step: int) -> int:
@@ -98,6 +103,34 @@ def test_one_engine_two_engines_one_engine_with_real_models(tmp_path: Path) -> N
     last = rows(folder, "SELECT DISTINCT engine FROM samples WHERE state = 'trained' AND version > 145")
     assert last == [("engine/1",)]
     assert audit_ledger(folder / LEDGER_FILE).is_clean
+
+
+def test_an_engine_that_is_lent_the_learners_device_generates_while_it_waits(tmp_path: Path) -> None:
+    options = (
+        "engines.count=1",
+        "engines.max=2",
+        "engines.lent=1",
+        "engines.lend_after_s=0.2",
+        "engines.slots=4",
+        "engines.device=cpu",
+        "learner.device=cpu",
+        "learner.groups_per_batch=4",
+        "learner.warm_start=null",
+        "sampling.max_response_tokens=128",
+        "run.num_steps=40",
+    )
+    with LiveRun(CHAOS / "torch.yaml", tmp_path, options) as run:
+        run.await_steps(2)
+        folder = run.folder
+        penstock("scale", str(folder), "engines=+1")
+        summary = run.finish()
+    assert summary.version == 40
+    assert summary.restarts == ()
+    assert "engine/1" in trained_by(folder)
+    assert recorded_engines(folder) == [["engine/0"], ["engine/0", "engine/1"]]
+    assert audit_ledger(folder / LEDGER_FILE).is_clean
+    assert slept(folder) >= {"learner", "engine/1"}
+    assert "engine/0" not in slept(folder)
 
 
 def test_an_engine_joins_where_generation_binds_and_says_why(tmp_path: Path) -> None:

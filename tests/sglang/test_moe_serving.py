@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from penstock.backends.engines.options import OptionValue
     from penstock.backends.engines.served.sglang.environment import SglangEnvironment
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 VARIABLES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "TORCHDYNAMO_DISABLE": "1"}
-LAYOUTS: dict[str, dict[str, int | bool]] = {
+LAYOUTS: dict[str, dict[str, OptionValue]] = {
     "tensor": {"tp_size": 2},
     "experts": {"tp_size": 2, "ep_size": 2},
     "attention": {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},

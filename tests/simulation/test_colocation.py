@@ -94,7 +94,7 @@ def test_other_policies_take_turns_as_well() -> None:
     """An operator may change the policy of a run."""
     for seed in range(60):
         trial = draw_trial("fully_async", seed)
-        run_trial(msgspec.structs.replace(trial, colocated=True), with_digest=False)
+        run_trial(msgspec.structs.replace(trial, colocated=True, num_lent=0), with_digest=False)
 
 
 # --- bugs that are planted --------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ from penstock.actors.buffer.learner_side import LearnerSide
 from penstock.actors.buffer.machine import Buffer
 from penstock.actors.buffer.operator_side import OperatorSide
 from penstock.actors.buffer.run_state import RunState
+from penstock.actors.engine_worker.machine import EngineWorker
+from penstock.actors.engine_worker.weights import Weights
 from penstock.actors.filter.assembly import Assembly
 from penstock.actors.filter.machine import Filter
 from penstock.actors.learner.machine import Learner
@@ -36,8 +38,10 @@ from penstock.actors.prompt_source import leases
 from penstock.actors.prompt_source.issuing import Issuing
 from penstock.actors.prompt_source.leases import Lease
 from penstock.actors.prompt_source.order import PromptOrder, mix
+from penstock.actors.prompt_source.routing import Router
 from penstock.actors.weight_publisher import fan_out
 from penstock.actors.weight_publisher.fan_out import FanOut
+from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.backends.ledger.memory import MemoryStore
 from penstock.messages.commands import Record
 from penstock.messages.flow import GroupAdmitted, ScoringFailed
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
     from penstock.messages.base import Event
     from penstock.messages.ledger import GroupRecorded
     from penstock.messages.local import LearnerOpened
+    from penstock.messages.weights import EngineReady
 
 MAX_TRIALS = 400
 POLICIES = ("fully_async", "one_step_off", "sync")
@@ -353,6 +358,49 @@ def keeps_who_is_given_up() -> AbstractContextManager[Any]:
     return patch.object(OperatorSide, "given_up", lambda self, event: None)
 
 
+def lends_awake() -> AbstractContextManager[Any]:
+    """The Learner gives its devices away before it sleeps."""
+
+    def lend(self: Learner) -> None:
+        if self._is_waiting:
+            self._out.extend(self.turns.free())
+
+    return patch.object(Learner, "_lend", lend)
+
+
+def keeps_what_it_has() -> AbstractContextManager[Any]:
+    """An engine that gives a lent device back keeps its requests until the next turn."""
+    leave = EngineWorker._leave
+    return patch.object(EngineWorker, "_leave", lambda self: leave(self) if self._is_leaving else None)
+
+
+def counts_on_who_sleeps() -> AbstractContextManager[Any]:
+    """WeightPublisher does not see that a lent device was taken back."""
+    on_ready = WeightPublisher._on_ready
+
+    def credulous(self: WeightPublisher, event: EngineReady) -> None:
+        if event.num_slots:
+            on_ready(self, msgspec.structs.replace(event, turn=0))
+
+    return patch.object(WeightPublisher, "_on_ready", credulous)
+
+
+def sends_to_who_sleeps() -> AbstractContextManager[Any]:
+    """PromptSource does not see it."""
+    ready = Router.ready
+
+    def credulous(self: Router, name: str, epoch: int, num_slots: int, sweep: int, turn: int = 0) -> None:
+        if num_slots:
+            ready(self, name, epoch, num_slots, sweep)
+
+    return patch.object(Router, "ready", credulous)
+
+
+def wakes_with_what_it_had() -> AbstractContextManager[Any]:
+    """An engine believes that it serves what it served before its memory was given up."""
+    return patch.object(Weights, "forget", lambda self: None)
+
+
 @contextmanager
 def _both(*plants: AbstractContextManager[Any]) -> Generator[None]:
     """Several plants as one."""
@@ -391,10 +439,19 @@ MUTATIONS = (
     names_as_a_source_who_has_other_weights,
     waits_in_a_circle,
     keeps_who_is_given_up,
+    lends_awake,
+    keeps_what_it_has,
+    counts_on_who_sleeps,
+    sends_to_who_sleeps,
+    wakes_with_what_it_had,
 )
 
 
-FOUND_BY = {"deadline_is_off_by_one": 142, "comes_back_without_telling_anyone": 29}
+FOUND_BY = {
+    "deadline_is_off_by_one": 142,
+    "comes_back_without_telling_anyone": 29,
+    "wakes_with_what_it_had": 954,
+}
 """Of bugs that few trials find, the one that did when this was written. It goes first, before all in their order."""
 
 

@@ -41,6 +41,7 @@ from penstock.runtime.scenario.modelled import load_modelled
 if TYPE_CHECKING:
     from penstock.runtime.scenario import Scenario
 
+CPUS = ("engines.device=cpu", "learner.device=cpu")
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 STEADY = Steady(
     num_steps=12, step_s=1.0, tokens_per_s=100.0, engines={WORKING: 1.0}, learner={WORKING: 1.0}, occupancy=1.0,
@@ -332,6 +333,9 @@ def test_more_slots_than_anything_has_shown_are_not_tried() -> None:
 def test_a_plan_is_of_a_fixed_number_of_engines_whatever_the_scenario_follows() -> None:
     space = space_of(Asked(num_devices=4), "engines.max=4", "engines.scale=by_bound")
     assert any(text.startswith("engines.scale: by_bound") for text in space.not_searched)
+    lends = space_of(Asked(num_devices=4), "engines.max=4", "engines.lent=1", *CPUS)
+    assert any(text.startswith("engines.lent: ") for text in lends.not_searched)
+    assert "engines.lent=0" in lends.overrides_of(lends.candidates[0])
     assert {space.modelled_of(each).engines.scale for each in space.candidates[:3]} == {"fixed"}
 
 

@@ -114,6 +114,11 @@ SHOWS_AT: dict[str, tuple[int, str, set[str]]] = {
     "names_as_a_source_who_has_other_weights": (14, "weight_publisher", {"WeightsApplied"}),
     "waits_in_a_circle": (14, "weight_publisher", {"WeightsFetched"}),
     "keeps_who_is_given_up": (17, "buffer", {"EngineGivenUp"}),
+    "lends_awake": (4, "learner", {"TimerFired"}),
+    "keeps_what_it_has": (4, "engine-1", {"GenerationEnded", "DeviceTurned"}),
+    "counts_on_who_sleeps": (4, "weight_publisher", {"EngineReady"}),
+    "sends_to_who_sleeps": (4, "prompt_source", {"PromptsFetched", "EngineReady"}),
+    "wakes_with_what_it_had": (4, "engine-1", {"WeightsStaged", "DeviceTurned"}),
 }
 """Of planted bugs: a trial whose run comes to the rule, and the actor and events on which the rule is applied."""
 NOT_OF_ACTORS = {"admits_twice", "two_writers", "reads_before_it_claims", "forgets_that_rows_were_chosen"}

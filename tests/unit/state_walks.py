@@ -17,6 +17,7 @@ from test_actor_weight_publisher import PublisherBench
 from penstock.actors.engine_worker.machine import EngineWorker
 from penstock.actors.engine_worker.phases import Phase as EnginePhase
 from penstock.actors.engine_worker.settings import EngineWorkerSettings
+from penstock.actors.learner.machine import LEND_TIMER
 from penstock.actors.learner.phases import Phase as LearnerPhase
 from penstock.actors.weight_publisher.phases import Phase as PublisherPhase
 from penstock.messages.evaluation import PublishDemanded
@@ -51,6 +52,7 @@ from penstock.messages.weights import EngineReady, PublishFailed, WeightsApplied
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.actors.weight_publisher.engines import EngineState
     from penstock.messages.samples import Outcome
     from penstock.messages.weights import WeightManifest
 
@@ -82,11 +84,11 @@ class Walk:
 class EngineWalk(Walk):
     """An EngineWorker between PromptSource, WeightPublisher, its engine and perhaps a Learner on the same device."""
 
-    def __init__(self, seed: int, *, takes_turns: bool, retracts: bool) -> None:
+    def __init__(self, seed: int, *, takes_turns: bool, retracts: bool, is_lent: bool = False) -> None:
         super().__init__(seed)
         self.bench = EngineBench()
         self.bench.driver.machine = EngineWorker(
-            EngineWorkerSettings(name="engine/0", epoch=0, takes_turns=takes_turns, retracts=retracts)
+            EngineWorkerSettings(name="engine/0", epoch=0, takes_turns=takes_turns, is_lent=is_lent, retracts=retracts)
         )
         self.takes_turns = takes_turns
         self.holder, self.turn = Holder.LEARNER, 0
@@ -180,9 +182,10 @@ class EngineWalk(Walk):
 class LearnerWalk(Walk):
     """A Learner between the Buffer, the WeightPublisher, its backend and perhaps engines on the same devices."""
 
-    def __init__(self, seed: int, *, shares: bool) -> None:
+    def __init__(self, seed: int, *, shares: bool, lends: bool = False) -> None:
+        """``lends``: the devices that it shares are its own, and engines get them only while it waits."""
         super().__init__(seed)
-        self.bench = Learning() if shares else LearnerBench()
+        self.bench = Learning(lend_after_s=1.0 if lends else None) if shares else LearnerBench()
         self.epochs: dict[str, int] = {}
         self.num_joined = 0
         self.shares = shares
@@ -220,6 +223,7 @@ class LearnerWalk(Walk):
         if (writing := learner.saving.writing) is not None:
             found.append(("write", lambda: hear(CheckpointWritten(version=writing, path="c"))))
         if self.shares:
+            found.append(("wait", lambda: hear(TimerFired(key=LEND_TIMER))))
             found += [("join", self._join), *(("lose", lambda name=name: self._lose(name)) for name in self.epochs)]
             found += [("yield", lambda name=name: self._yield(name)) for name in self.epochs]  # type: ignore[misc]
         return found
@@ -256,10 +260,12 @@ class LearnerWalk(Walk):
 class PublisherWalk(Walk):
     """A WeightPublisher, perhaps one that follows another, between the Learner and three engines."""
 
-    def __init__(self, seed: int, *, leaves: bool) -> None:
-        """``leaves``: engines may be told to leave the run."""
+    def __init__(self, seed: int, *, leaves: bool, lends: bool = False) -> None:
+        """``leaves``: engines may be told to leave the run; ``lends``: devices that they are lent are taken back."""
         super().__init__(seed)
-        self.leaves = leaves
+        self.leaves, self.lends = leaves, lends
+        self.turn = 0
+        """Of devices that engines are lent."""
         self.bench = PublisherBench(max_failed_publishes=1000)
         self.publish = self.version = 0
 
@@ -274,6 +280,8 @@ class PublisherWalk(Walk):
             if self.leaves and self.rng.random() < 0.1:  # else hardly any gets far
                 leaving = EngineLeaving(name=engine.name, epoch=engine.epoch)
                 found.append(("leave", lambda leaving=leaving: self.bench.hear(leaving)))  # type: ignore[misc]
+            if self.lends and self.rng.random() < 0.05:
+                found.append(("takes back", lambda engine=engine: self._take_back(engine)))  # type: ignore[misc]
             if engine.phase is not PublisherPhase.QUARANTINED:
                 found.append(("older", lambda index=index: self._says_older(index)))  # type: ignore[misc]
             match engine.phase:
@@ -298,6 +306,11 @@ class PublisherWalk(Walk):
         name = engine_name(index)
         epoch = self.bench.epochs[name] = self.bench.epochs.get(name, -1) + 1
         self.bench.hear(EngineJoined(name=name, epoch=epoch))
+
+    def _take_back(self, engine: EngineState) -> None:
+        self.turn += 1
+        taken = EngineReady(engine=engine.name, engine_epoch=engine.epoch, num_slots=0, turn=self.turn)
+        self.bench.hear(taken)
 
     def _fetched(self, name: str, target: WeightManifest) -> None:
         fetched = WeightsFetched(

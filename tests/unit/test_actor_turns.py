@@ -73,9 +73,10 @@ ENGINES = ("engine/0", "engine/1")
 class Learning:
     """A Learner that shares devices with two engines, which are played by hand."""
 
-    def __init__(self, epoch: int = 0) -> None:
+    def __init__(self, epoch: int = 0, *, lend_after_s: float | None = None) -> None:
         settings = LearnerSettings(
             epoch=epoch,
+            lend_after_s=lend_after_s,
             publish_every=1,
             save_every=1000,
             shares_with=ENGINES,
@@ -278,9 +279,9 @@ def test_engines_with_devices_of_their_own_are_told_nothing() -> None:
 class Sharing(EngineBench):
     """An engine that shares its device; the Learner is played by hand."""
 
-    def __init__(self, epoch: int = 0) -> None:
+    def __init__(self, epoch: int = 0, *, is_lent: bool = False) -> None:
         super().__init__(epoch=epoch)
-        settings = EngineWorkerSettings(name="engine/0", epoch=epoch, takes_turns=True)
+        settings = EngineWorkerSettings(name="engine/0", epoch=epoch, takes_turns=True, is_lent=is_lent)
         self.driver = drive.Driver(EngineWorker(settings))
         self.turn = 0
 

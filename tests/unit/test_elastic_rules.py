@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from penstock.backends.engines.options import lent_engines
 from penstock.messages.errors import UserFault
 from penstock.messages.names import engine_name
 from penstock.runtime.cli.app import app
-from penstock.runtime.run.placement import needs_of
+from penstock.runtime.cli.placement import placement
+from penstock.runtime.run.placement import needs_of, on_learners_devices
 from penstock.runtime.run.wiring import actor_names, possible_actors
 from penstock.runtime.scenario import load_scenario
 
@@ -39,6 +41,10 @@ ATTACHED = ("engines.backend=sglang", "engines.addresses=[http://10.0.0.7:30000]
             "engines.scale: with staleness.max_staleness 0",
         ),
         (("engines.max=3", "engines.scale=by_bound", "run.only=rollout"), "and run.only is rollout"),
+        (("engines.count=2", "engines.max=3", "engines.lent=2"), "set engines.max to 4 or more"),
+        (("engines.max=3", "engines.lent=1"), "engines.lent: engines are lent the learner's devices where both are on"),
+        (("engines.max=3", "engines.lent=1", "run.only=rollout"), "engines.lent: nothing trains"),
+        (("engines.max=3", "engines.lent=1", *ATTACHED), "engines.lent: servers that run already"),
     ],
 )
 def test_what_cannot_join_or_leave_is_refused_with_the_key(overrides: tuple[str, ...], key: str) -> None:
@@ -64,3 +70,11 @@ def test_a_command_that_says_nothing_clear_is_refused(words: list[str]) -> None:
     done = CliRunner().invoke(app, ["scale", *words])
     assert done.exit_code != 0
     assert "expected" in str(done.exception) + done.output
+
+
+def test_the_last_engines_are_lent_the_learners_device_and_the_placement_says_so() -> None:
+    lends = ("engines.count=2", "engines.max=3", "engines.lent=1", "engines.device=cpu", "learner.device=cpu")
+    scenario = load_scenario(SCENARIO, list(lends))
+    assert lent_engines(scenario.engines) == on_learners_devices(scenario) == {"engine/2"}
+    (engines,) = [each for each in placement(scenario) if each.name.startswith("engine/")]
+    assert "1 of them on the learner's device" in engines.remark

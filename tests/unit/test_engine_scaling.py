@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -81,6 +82,43 @@ def test_where_slots_are_free_and_the_learner_waits_engines_stay() -> None:
     policy = BoundPolicy(SETTINGS)
     reading = Reading(num_engines=4, duration_s=60.0, waited=0.7, used=0.3)
     assert all(policy.verdict(reading).num_engines == 4 for _ in range(50))
+
+
+def lent(num_lent: int, steps_per_s: float, waited: float = 0.5) -> Reading:
+    """Of two engines and so many that are lent the learner's device."""
+    return Reading(
+        num_engines=2 + num_lent, duration_s=60.0, waited=waited, used=0.99, num_lent=num_lent, steps_per_s=steps_per_s
+    )
+
+
+def lending() -> BoundPolicy:
+    return BoundPolicy(ScalingSettings(fewest=2, most=3, hold_s=10.0, lent=frozenset(("engine/2",))))
+
+
+def test_devices_are_lent_where_generation_binds_and_stay_so_where_that_pays() -> None:
+    policy = lending()
+    assert policy.verdict(lent(0, 1.0)).num_engines == 3
+    assert all(policy.verdict(lent(1, steps_per_s)).num_engines == 3 for steps_per_s in (1.1, 0.9, 1.1))
+
+
+def test_devices_that_were_lent_in_vain_are_lent_again_ever_more_seldom() -> None:
+    policy, num_lent, waits = lending(), 0, list[int]()
+    for number in range(60):
+        wanted, reason = policy.verdict(lent(num_lent, 1.0))
+        if wanted == 3 and not num_lent:
+            waits.append(number)
+        elif wanted == 2 and num_lent:
+            assert reason.startswith("lending does not pay: 3,600 steps/h with the learner's devices lent")
+        num_lent = wanted - 2
+    assert [late - early for early, late in itertools.pairwise(waits)] == [
+        engine_scaling.LEND_AGAIN + 1,
+        4 * engine_scaling.LEND_AGAIN + 1,
+    ]
+
+
+def test_a_learner_that_does_not_wait_lends_nothing() -> None:
+    policy = lending()
+    assert policy.verdict(lent(0, 1.0, waited=0.1)).num_engines == 2
 
 
 def test_engines_that_are_missed_come_back_and_are_let_go_ever_more_seldom() -> None:

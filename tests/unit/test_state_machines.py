@@ -16,6 +16,7 @@ import test_actor_buffer_parts
 import test_actor_buffer_phases
 import test_actor_buffer_recovery
 import test_actor_evaluation
+import test_actor_lending
 import test_actor_weight_publisher
 from engine_bench import issued
 from state_walks import EngineWalk, LearnerWalk, PublisherWalk
@@ -45,6 +46,7 @@ TESTS = (
     test_actor_buffer_phases,
     test_actor_buffer_recovery,
     test_actor_evaluation,
+    test_actor_lending,
     test_actor_weight_publisher,
 )
 NEW = SampleKey(1, 0)
@@ -199,6 +201,8 @@ def test_every_step_of_the_tables_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
             EngineWalk(seed, takes_turns=flag, retracts=False).go(1000)
             EngineWalk(seed, takes_turns=flag, retracts=True).go(200)
             LearnerWalk(seed, shares=flag).go(1000)
+        EngineWalk(seed, takes_turns=True, retracts=False, is_lent=True).go(1000)
+        LearnerWalk(seed, shares=True, lends=True).go(1000)
         for num_steps in range(5, 400, 5):
             walk = EngineWalk(seed, takes_turns=False, retracts=False)
             walk.go(num_steps)
@@ -207,6 +211,7 @@ def test_every_step_of_the_tables_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     for seed in range(25):
         PublisherWalk(seed, leaves=False).go(1000)
         PublisherWalk(seed, leaves=True).go(2000)
+        PublisherWalk(seed, leaves=False, lends=True).go(500)
     dead = [
         f"{machine.title}: {state} → {after} on {cause.__name__}"
         for machine in MACHINES

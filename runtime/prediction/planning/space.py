@@ -72,6 +72,7 @@ class Space:
             f"staleness.max_staleness={candidate.max_staleness}",
             *([] if keeps_mode else ["staleness.update_mode=null"]),
             *([] if engines.scale == "fixed" else ["engines.scale=fixed"]),
+            *(["engines.lent=0"] if engines.lent else []),
         ]
         if candidate.is_colocated != (engines.placement == COLOCATE):
             found.append(f"engines.placement={COLOCATE if candidate.is_colocated else 'auto'}")
@@ -227,6 +228,8 @@ class Space:
         yield "samples_per_group, groups_per_batch, learning rates: they change what is learnt, which is not modelled"
         if self.real.engines.scale != "fixed":
             yield f"engines.scale: {self.real.engines.scale}: a plan is of a fixed number of engines"
+        if self.real.engines.lent:
+            yield "engines.lent: a plan is of engines with devices of their own, or of turns of all (colocate)"
         yield "update modes: sync and one_step_off have their own, fully_async that of the scenario"
         if not self._asked.engine_speeds:
             yield (

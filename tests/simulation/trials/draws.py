@@ -112,6 +112,7 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _operate(trial, random.Random(f"requests {policy} {seed}"))
     trial = _scale(trial, random.Random(f"engines {policy} {seed}"))
     trial = _follow_the_bound(trial, random.Random(f"bound {policy} {seed}"))
+    trial = _lend(trial, random.Random(f"lending {policy} {seed}"))
     trial = _notice(trial, random.Random(f"notices {policy} {seed}"))
     trial = _pass_on(trial, random.Random(f"fan out {policy} {seed}"))
     return _wear_out(trial, random.Random(f"worn {policy} {seed}"))
@@ -219,6 +220,39 @@ def _follow_the_bound(trial: Trial, rng: random.Random) -> Trial:
     if rng.random() >= 1 / 3 or trial.max_engines is None:
         return trial
     return msgspec.structs.replace(trial, scale_hold_s=rng.choice((0.5, 2.0)), num_steps=12)
+
+
+def _lend(trial: Trial, rng: random.Random) -> Trial:
+    """One of two of those whose engines join and leave has some of these on the learner's devices, and takes long for
+    its steps or for its samples; about when such engines come, and at any moment, the learner is lost as well."""
+    most = (trial.max_engines or 0) - trial.num_engines
+    if rng.random() >= 0.5 or most < 1:
+        return trial
+    return lending(trial, rng, rng.randint(1, most))
+
+
+def lending(trial: Trial, rng: random.Random, num_lent: int) -> Trial:
+    """The trial with so many of its ``max_engines`` on the learner's devices."""
+    latency = msgspec.structs.replace(
+        trial.latency,
+        sleep_s=rng.choice((0.0, 0.1, 2.0)),
+        wake_s=rng.choice((0.0, 0.5)),
+        token_s=rng.choice((trial.latency.token_s, 0.2)),
+    )
+    learner = msgspec.structs.replace(trial.learner, sleep_s=rng.choice((0.0, 0.1)), wake_s=rng.choice((0.0, 0.5)))
+    span_s = trial.num_steps * (trial.learner.step_s + 2.0)
+    faults = tuple(
+        Fault(at_s=rng.uniform(0.0, span_s), kind=FaultKind.KILL, target=LEARNER)
+        for _ in range(rng.choice((0, 0, 1, 2)))
+    )
+    return msgspec.structs.replace(
+        trial,
+        num_lent=num_lent,
+        lend_after_s=rng.choice((0.01, 0.2, 1.0)),
+        latency=latency,
+        learner=learner,
+        faults=(*trial.faults, *faults),
+    )
 
 
 def _draw_elastic_fault(rng: random.Random, request: Request, names: list[str]) -> Fault:
@@ -416,7 +450,7 @@ def _colocate(trial: Trial, rng: random.Random) -> Trial:
 def colocated(trial: Trial) -> Trial:
     """The trial with the learner on the devices of its engines, which swap nothing while they generate."""
     mode = UpdateMode.DRAIN if trial.update_mode is UpdateMode.IN_FLIGHT else trial.update_mode
-    return msgspec.structs.replace(trial, colocated=True, update_mode=mode)
+    return msgspec.structs.replace(trial, colocated=True, num_lent=0, update_mode=mode)
 
 
 def _operate(trial: Trial, rng: random.Random) -> Trial:

@@ -5,8 +5,8 @@ Invariants:
 * The engines that are there, or about to be, are those that the ledger names, but for leavers whose time is not up.
 * An engine is lost no more often than a run allows of one actor and once more, unless the ledger has named others
   meanwhile: whoever is given up is not started again. It is given up only while enough are left.
-* PromptSource sends nothing to an engine that it knows to leave, nor to one that came when others served already and
-  has not been named among those that serve.
+* PromptSource sends nothing to an engine that it knows to leave, nor to one that came when others served already, or
+  whose lent device was taken back, and has not been named among those that serve since.
 * What a leaver has handed back goes on from every token that it had made, where no message is lost.
 * A leaver goes early only when whatever it had finished has reached the Scorer.
 * A newcomer is given only weights that another engine has passed with, while there is one and there are such.
@@ -32,7 +32,7 @@ from penstock.messages.local import GenerationEnded
 from penstock.messages.membership import EngineEmptied, EngineJoined, EngineLeaving, EngineLost
 from penstock.messages.names import BUFFER, SCORER, is_engine
 from penstock.messages.samples import Cancelled
-from penstock.messages.weights import VersionAnnounced, WeightsCommitted
+from penstock.messages.weights import EngineReady, VersionAnnounced, WeightsCommitted
 from penstock.runtime.hosts.virtual.process import Status
 from penstock.runtime.shell.restarts import WINDOW_S
 
@@ -67,6 +67,8 @@ class ElasticWatch:
         """By incarnation of PromptSource: engines that it has heard were lost, and not before that they leave."""
         self._newcomers: dict[Process, set[str]] = {}
         """By incarnation of PromptSource and of WeightPublisher: those that came late and do not serve yet."""
+        self._turns: dict[tuple[Process, str, int], int] = {}
+        """By incarnation of PromptSource and of an engine that is lent its devices: the last turn that was heard of."""
         self._leavers: dict[Process, set[str]] = {}
         """By incarnation of PromptSource: those that it has heard of."""
         self._served: dict[Process, set[str]] = {}
@@ -112,6 +114,8 @@ class ElasticWatch:
         newcomers, leavers = self._newcomers.setdefault(process, set()), self._leavers.setdefault(process, set())
         match event:
             case EngineJoined():
+                for names in (served, newcomers):
+                    names.discard(event.name)
                 if self._told.get(process, {}).get(event.name) == event.epoch:
                     served.add(event.name)
                 elif served - {event.name}:
@@ -120,6 +124,12 @@ class ElasticWatch:
                 self._num_lost[process] += event.name not in leavers
                 for names in (served, newcomers, leavers):
                     names.discard(event.name)
+            case EngineReady():
+                life = process, event.engine, event.engine_epoch
+                if event.turn > (known := self._turns.get(life, 0)) and (known or not event.num_slots):
+                    served.discard(event.engine)  # its lent device was taken back
+                    newcomers.add(event.engine)
+                self._turns[life] = max(known, event.turn)
             case GenerationClosed(outcome=Cancelled()):
                 self.num_handed_back += 1
                 assert header is not None
@@ -160,6 +170,8 @@ class ElasticWatch:
             newcomers.add(event.name)
         elif isinstance(event, EngineLost | EngineLeaving):
             newcomers.discard(event.name)
+        elif isinstance(event, EngineReady) and event.turn:  # lent its devices: it begins again without weights
+            newcomers.add(event.engine)
         engines = machine.engines.by_name
         newcomers -= {name for name in newcomers if name in engines and engines[name].version >= 0}
         counted = [

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.engines.options import lent_engines
 from penstock.messages.ledger import RowsRecorded
 from penstock.messages.rows import RowSource
 from penstock.runtime.hosts.virtual.event_digest import EventDigest
@@ -31,6 +32,7 @@ from trials.draws import colocated, draw_trial
 from trials.elastic_watch import ElasticWatch
 from trials.fan_out import FanOutWatch
 from trials.faults import inject
+from trials.lending_watch import LendingWatch
 from trials.oracle import Oracle
 from trials.oracle_checks import Rules, kept_by
 from trials.requests import OperatorWatch
@@ -96,8 +98,12 @@ class TrialRun:
         self.fan_out = FanOutWatch()
         if trial.passes_on:
             self.host.watch(self.fan_out)
-        if trial.colocated:
-            self.host.watch(DeviceWatch(trial.engines, self.host))
+        lent = lent_engines(trial.scenario.engines)
+        self.lending = LendingWatch(lent)
+        if lent:
+            self.host.watch(self.lending)
+        if trial.colocated or lent:
+            self.host.watch(DeviceWatch(lent or trial.engines, self.host))
         self.operator = OperatorWatch(trial.requests, self.host)
         self.host.watch(self.operator, events=False)
         inject(self.host, trial.faults)

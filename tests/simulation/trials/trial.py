@@ -121,6 +121,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Engines beside these for rows that hold their responses: about half of them, then."""
     max_engines: int | None = None
     """So many at most when engines join and leave, one of these at least; None: they do not."""
+    num_lent: int = 0
+    """Of ``max_engines``, the last so many live on the learner's devices and take them while it waits."""
+    lend_after_s: float = 1.0
     scale_hold_s: float | None = None
     """Of ``engines.scale: by_bound``; None: only an operator changes them."""
     num_slots: int = 4
@@ -300,6 +303,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 slots=self.num_slots,
                 min=None if self.max_engines is None else 1,
                 max=self.max_engines,
+                lent=self.num_lent,
+                lend_after_s=self.lend_after_s,
                 scale="fixed" if self.scale_hold_s is None else "by_bound",
                 scale_hold_s=self.scale_hold_s or 60.0,
                 more=self._recorded,

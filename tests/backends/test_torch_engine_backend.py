@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch_engine_bench import PROMPT, WAIT_S, BenchFactory, CountingFetcher, generate_command
 from engine_cases import (
     CONTEXT,
     Case,
@@ -23,6 +22,7 @@ from engine_cases import (
     tokens_of,
     weights_of,
 )
+from torch_engine_bench import PROMPT, WAIT_S, BenchFactory, CountingFetcher, generate_command
 
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
 from penstock.backends.engines.torch.factory import open_torch_engine

@@ -16,9 +16,9 @@ import msgspec
 import psutil
 import pytest
 import torch
-from torch_engine_bench import PROMPT, WAIT_S, Bench, BenchFactory, CountingFetcher
 from engine_cases import Case, make_case, open_engine, random_tokens, request, weights_of
 from test_torch_engine_graphs import adapters_of, always, captures_on
+from torch_engine_bench import PROMPT, WAIT_S, Bench, BenchFactory, CountingFetcher
 
 from penstock.backends.checkpoint.model_config import read_model_config
 from penstock.backends.engines.torch import engine as engine_module

@@ -97,15 +97,19 @@ MUTANTS = (
                 for command in commands:
                     if type(command) is Send:
                         self._send(command, cause)
-                    elif not isinstance(command, _DONE_BEFORE):
-                        self._carry_out(command)
+                    elif _is_for_backend(command):
+                        self._host.execute(command)
+                    elif type(command) is ReplaceActor or type(command) is FailRun:
+                        self._host.ask_supervisor(command)
 """,
         """            for commands, cause in effects:
                 for command in commands:
                     if type(command) is Send:
                         self._send(command, cause)
-                    elif not isinstance(command, _DONE_BEFORE):
-                        self._carry_out(command)
+                    elif _is_for_backend(command):
+                        self._host.execute(command)
+                    elif type(command) is ReplaceActor or type(command) is FailRun:
+                        self._host.ask_supervisor(command)
             if records:
                 self._host.commit(records)
 """,
@@ -114,8 +118,8 @@ MUTANTS = (
     Mutant(
         "every frame counts as a gap",
         "runtime/shell/shell.py",
-        "if header.link_sequence > received + 1:",
-        "if header.link_sequence >= received + 1:",
+        "self.num_gaps += sequence > received + 1",
+        "self.num_gaps += sequence >= received + 1",
         SHELL,
     ),
     Mutant(
@@ -149,7 +153,7 @@ MUTANTS = (
     Mutant(
         "a control event is sent beside the later one that replaces it",
         "runtime/shell/shell.py",
-        "return [item for item in outgoing if item.event.delivery is not control or last[item.event.topic()] is item]",
+        "return [item for item in outgoing if item.event.delivery is not CONTROL or last[item.event.topic()] is item]",
         "return outgoing",
         SHELL,
     ),

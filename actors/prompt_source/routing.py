@@ -157,7 +157,9 @@ class Router:
             self._num_ready += bool(num_slots) - bool(view.num_slots)
             if turn > view.turn:
                 is_first = not view.turn  # that is heard of here: who serves what may have been said before
-                view.version = view.version if is_first and num_slots else -1
+                if not (is_first and num_slots):
+                    self._num_serving -= view.version >= 0
+                    view.version = -1
                 view.is_newcomer, view.turn = True, turn
             self._num_slots += num_slots - view.num_slots
             view.num_slots, view.progressed = num_slots, sweep

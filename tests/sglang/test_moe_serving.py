@@ -1,7 +1,7 @@
 """A mixture of experts over two processes: divided matrices, and attention on a part of the requests each.
 
-Divided experts (``ep_size``) are not among them: on a CPU the pinned server looks up an expert that is elsewhere by index
-−1 and dies with the first request (``moe_forward_native``).
+Divided experts (``ep_size``) are not among them: on a CPU the pinned server looks up an expert that is elsewhere by
+index −1 and dies with the first request (``moe_forward_native``).
 """
 
 from __future__ import annotations

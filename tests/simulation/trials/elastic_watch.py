@@ -156,7 +156,8 @@ class ElasticWatch:
             )
 
     def _assert_goes_on(self, process: Process, issued: SampleIssued) -> None:
-        attempt, num_tokens = self._handed_back.get((process, issued.key), (-1, 0))
+        # The next issue goes on; or a PromptSource that had not known the sample begins again, with the same attempts.
+        attempt, num_tokens = self._handed_back.pop((process, issued.key), (-1, 0))
         if not self._keeps_tokens or issued.attempt != attempt + 1:
             return
         num_known = 0 if issued.prefix is None else issued.prefix.num_tokens

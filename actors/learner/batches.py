@@ -42,14 +42,8 @@ def oldest_age(batch: BatchReady) -> int:
     least = consumed_at - batch.max_staleness if batch.mask_stale else -1
     ages: list[int] = []
     for sample in (sample for group in batch.groups for sample in group.samples):
-        bounds = sample.version_bounds
-        if bounds is None:
-            continue
-        oldest, newest = bounds
+        versions = sample.versions
         if batch.mask_old_tokens:
-            oldest = newest
-        if oldest >= least:
-            ages.append(consumed_at - oldest)
-        elif newest >= least:
-            ages.append(consumed_at - min(version for version in sample.versions if version >= least))
+            versions = versions and {max(versions)}
+        ages += [consumed_at - version for version in versions if version >= least]
     return max(ages, default=0)

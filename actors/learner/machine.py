@@ -114,6 +114,7 @@ class Learner:
         """To be loaded."""
         self._exported: WeightsExported | None = None
         """To be told when the engines have the devices."""
+        self._lends = settings.lend_after_s is not None
         self._is_waiting = False
         """For a batch, with devices that it could lend."""
         self._out: list[AnyCommand] = []
@@ -199,7 +200,8 @@ class Learner:
             case _:
                 assert_never(event)
         self._advance()
-        self._look_at_wait()
+        if self._lends:
+            self._look_at_wait()
         out, self._out = self._out, []
         return out
 
@@ -286,10 +288,6 @@ class Learner:
         self._out.extend((*told, *self.turns.free()))
 
     # --- devices that are lent --------------------------------------------------------------------------------
-
-    @property
-    def _lends(self) -> bool:
-        return self.settings.lend_after_s is not None
 
     def _look_at_wait(self) -> None:
         """Count how long the Learner waits for a batch, while an engine could have its devices."""

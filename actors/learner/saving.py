@@ -36,16 +36,17 @@ class Saving:
         return []
 
     def is_wanted(self, version: int) -> bool:
-        """Whether one of the version at hand is due or demanded, and can be begun."""
+        """Whether :meth:`start` would write one of the version at hand."""
         is_demanded = self._demanded is not None and version >= self._demanded
         return (self.is_due or is_demanded) and self.writing is None
 
     def start(self, version: int) -> list[AnyCommand]:
         """Write the version at hand, if that is due or demanded and can be."""
-        if not self.is_wanted(version):
+        is_demanded = self._demanded is not None and version >= self._demanded
+        if not (self.is_due or is_demanded) or self.writing is not None:
             return []
         self.is_due = False
-        if self._demanded is not None and version >= self._demanded:
+        if is_demanded:
             self._demanded = None  # what is demanded of a later version is demanded still
         if self._saved is not None and self._saved.version == version:
             return [Send(BUFFER, self._saved)]

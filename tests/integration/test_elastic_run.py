@@ -117,16 +117,14 @@ def test_an_engine_that_is_lent_the_learners_device_generates_while_it_waits(tmp
         "learner.groups_per_batch=4",
         "learner.warm_start=null",
         "sampling.max_response_tokens=128",
-        "run.num_steps=40",
+        "run.num_steps=100000",
     )
     with LiveRun(CHAOS / "torch.yaml", tmp_path, options) as run:
         run.await_steps(2)
         folder = run.folder
         penstock("scale", str(folder), "engines=+1")
-        summary = run.finish()
-    assert summary.version == 40
-    assert summary.restarts == ()
-    assert "engine/1" in trained_by(folder)
+        await_state(run, lambda: "engine/1" in trained_by(folder), 3)
+        run.interrupt()
     assert recorded_engines(folder) == [["engine/0"], ["engine/0", "engine/1"]]
     assert audit_ledger(folder / LEDGER_FILE).is_clean
     assert slept(folder) >= {"learner", "engine/1"}

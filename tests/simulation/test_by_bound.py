@@ -11,7 +11,7 @@ import pytest
 from trials.draws import draw_trial
 from trials.fuzz import TrialRun
 
-from penstock.backends.simulated import engine, lengths
+from penstock.backends.simulated import lengths
 from penstock.messages.ledger import EnginesRecorded
 from penstock.messages.names import LEARNER
 from penstock.runtime.hosts.virtual.simulate import Simulation
@@ -99,7 +99,7 @@ def test_responses_that_become_longer_bring_engines() -> None:
         factor = min(1.6, 0.5 + command.key.group_id / 2500)
         return int(length_of(model, max_tokens, command, run_seed=run_seed) * factor) + 1
 
-    with patch.object(engine, "num_tokens_of", longer):
+    with patch.object(lengths, "num_tokens_of", longer):
         found = ran(simulation("engines.count=2", "run.num_steps=500"))
     assert found == sorted(found), "longer and longer: nobody has to go"
     assert is_right(found[-1], 1.6)

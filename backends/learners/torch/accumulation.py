@@ -96,8 +96,12 @@ class Accumulation:
             OutOfMemoryError: a micro-batch was too large; some gradients have been added.
         """
         known = work.known or self._opened(work)
-        totals, equal = self._roles.together(lambda: self._gradients(work, known, pairs))
-        return Added(known, self._roles.all_figures(totals) | equal)
+        if self._roles.are_apart:
+            totals, equal = self._roles.together(lambda: self._gradients(work, known, pairs))
+            totals = self._roles.all_figures(totals)
+        else:
+            totals, equal = self._gradients(work, known, pairs)
+        return Added(known, totals | equal)
 
     def _gradients(
         self, work: UpdateWork, known: BatchTokens, pairs: Update | None

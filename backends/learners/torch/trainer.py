@@ -203,7 +203,8 @@ class PolicyTrainer(BatchTrainer):
         if self._optimizer is not None and "train/loss" in totals:
             rate = policy_learning_rate(step, self._options, num_steps=self._num_steps)
             norms["train/grad_norm"] = self._optimizer.step(rate, loss=totals["train/loss"], name=name)
-        norms = self.roles.all_figures(norms)
+        if self.roles.are_apart:
+            norms = self.roles.all_figures(norms)
         if not self._scale.is_dynamic:
             return norms
         found = {key: norm for key, norm in norms.items() if math.isfinite(norm)}

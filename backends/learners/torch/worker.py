@@ -147,7 +147,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             reference = self._stored_reference(folder, record)
         else:
             model = self._loaded(_base_folder(folder, record), plan.options.lora)
-            reference = new_reference(model, plan.options, self._workers)
+            reference = new_reference(model, plan.options, self._roles.own)
         trainer = self._trainer(model, reference)
         tensors = load_state(
             folder / STATE_FOLDER, trainer.layouts(), is_wanted=lambda name: is_held(name, self._roles)

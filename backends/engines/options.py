@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, field
@@ -12,6 +12,9 @@ from penstock.messages.base import OptionValue as OptionValue
 from penstock.messages.kept_tokens import MAX_KEPT
 from penstock.messages.names import engine_name
 from penstock.messages.option_keys import FileKey
+
+NOTICE_CLOUDS: Final = ("aws", "azure", "gcp")
+"""Whose machines can ask whether they will be taken."""
 
 
 class SamplingOptions(Options, frozen=True, kw_only=True):
@@ -188,11 +191,14 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     """An engine that is to leave hands back what it has, and goes; after so long it is taken anyway."""
     notice_s: Annotated[float, Meta(gt=0)] | None = None
     """Seconds between word that an engine's machine will be taken, and that moment. Such word is SIGTERM to the
-    engine's process, or `notice_file`. The engine then hands back what it has, with every token, and another takes its
-    place when the notice has run out. null: SIGTERM ends the process."""
+    engine's process, `notice_file`, or `notice_url`. The engine then hands back what it has, with every token, and
+    another takes its place when the notice has run out. null: SIGTERM ends the process."""
     notice_file: str | None = None
     """A file on the machines of engines that appears, or is touched, when the machine will be taken; it is looked for
     every `runtime.heartbeat_s`. Needs `notice_s`."""
+    notice_url: str | None = None
+    """Who is asked every 2 s whether the machine will be taken: ``aws``, ``gcp`` or ``azure``, whose machines can ask
+    their cloud, or an address that answers with status 200 when it will be, and 404 or 204 before. Needs `notice_s`."""
     more: tuple[EngineGroupOptions, ...] = ()
     """Engines of other kinds beside these, in the same run."""
     placement: Literal["auto", "pack", "spread", "colocate"] = "auto"

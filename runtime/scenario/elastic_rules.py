@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.engines.options import are_elastic, most_engines
+from penstock.backends.engines.options import NOTICE_CLOUDS, are_elastic, most_engines
 from penstock.backends.engines.spec import are_modelled, capabilities_of, engines_that
 from penstock.backends.protocol import Capability
 
@@ -23,9 +23,17 @@ def notice_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     """Of engines whose machines may be taken."""
     engines = s.engines
     if engines.notice_s is None:
-        if engines.notice_file is not None:
-            yield ("engines", "notice_file"), "how long before says engines.notice_s; set it as well"
+        for name, value in (("notice_file", engines.notice_file), ("notice_url", engines.notice_url)):
+            if value is not None:
+                yield ("engines", name), "how long before says engines.notice_s; set it as well"
         return
+    url = engines.notice_url
+    if url is not None and url not in NOTICE_CLOUDS and not url.startswith(("http://", "https://")):
+        yield (
+            ("engines", "notice_url"),
+            f"{url!r} cannot be asked; give one of {', '.join(NOTICE_CLOUDS)}, or an address that begins with "
+            "http:// or https://",
+        )
     key = ("engines", "notice_s")
     if engines.placement == "colocate":
         yield key, "the machine of a colocated engine is the learner's, which cannot leave; remove it"

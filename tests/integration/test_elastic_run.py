@@ -6,7 +6,10 @@ import json
 import os
 import signal
 import sqlite3
-from contextlib import closing, suppress
+import threading
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +26,7 @@ from penstock.runtime.observability.operations import Scaling, read_operations
 from penstock.runtime.observability.trackers import read_activity, read_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator, Sequence
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.both_hosts]
 
@@ -179,27 +182,53 @@ def test_a_run_that_is_resumed_has_the_engines_that_it_had(tmp_path: Path) -> No
     assert audit_ledger(folder / LEDGER_FILE).is_clean
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "file"])
+@pytest.mark.parametrize("how", ["SIGTERM", "file", pytest.param("url", marks=pytest.mark.slow)])
 def test_an_engine_whose_machine_is_taken_hands_back_every_token_and_comes_back(tmp_path: Path, how: str) -> None:
     file = tmp_path / "notice"
-    options = ("engines.notice_s=5", f"engines.notice_file={file}", "run.num_steps=100000", "learner.warm_start=null")
-    with LiveRun(CHAOS / "torch.yaml", tmp_path, options) as run:
+    with served(tmp_path) as address:
+        url = f"{address}/{file.name}"  # there is nothing under it before the file is
+        word = f"engines.notice_url={url}" if how == "url" else f"engines.notice_file={file}"
+        options = ("engines.notice_s=5", word, "run.num_steps=100000", "learner.warm_start=null")
+        told = {"SIGTERM": "SIGTERM", "file": f"the file {file}", "url": f"the notice service {url}"}[how]
+        _machine_is_taken(tmp_path, options, told)
+
+
+@contextmanager
+def served(folder: Path) -> Generator[str]:
+    """A folder over HTTP; gives the address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _machine_is_taken(folder: Path, options: Sequence[str], told: str) -> None:
+    file, is_told_by_signal = folder / "notice", told == "SIGTERM"
+    with LiveRun(CHAOS / "torch.yaml", folder, options) as run:
         run.await_steps(3)
-        folder, names = run.folder, {"engine/0", "engine/1"} if how == "file" else {"engine/1"}
+        folder, names = run.folder, {"engine/1"} if is_told_by_signal else {"engine/0", "engine/1"}
         pids = {name: run.pid_of(name) for name in names}
-        if how == "file":
-            file.touch()
-        else:
+        if is_told_by_signal:
             os.kill(run.pid_of("engine/1"), signal.SIGTERM)
+        else:
+            file.touch()
+        if "notice_url" in options[1]:
+            for name in names:
+                run.await_log(f"the machine of {name} is taken")
+            file.unlink()  # the engines that come are on another machine, of which there is no such word
         step = await_state(run, lambda: all(run.pid_of(name) != pid for name, pid in pids.items()), 3)
         version = read_steps(folder)[-1].version
         query = f"SELECT DISTINCT engine FROM samples WHERE state = 'trained' AND version > {version + 2}"
         await_state(run, lambda: {engine for (engine,) in rows(folder, query)} >= names, step)
         summary = run.interrupt()
         output, steps = run.output, read_steps(folder)
-    who = f"the file {file}" if how == "file" else "SIGTERM"
     for name in names:
-        assert f"the machine of {name} is taken in 5.0 s, as {who} says" in output
+        assert f"the machine of {name} is taken in 5.0 s, as {told} says" in output
         assert f"{name} has left, with nothing left to do" in output
     assert summary.restarts == (), "who leaves with its machine is no loss"
     assert [step.metrics.get("prompt_source/lost_tokens") for step in steps][-1] in (0, None)

@@ -76,6 +76,11 @@ def test_a_file_is_word_when_it_is_newer_than_the_process(tmp_path: Path) -> Non
     ("overrides", "reason"),
     [
         ({"engines.notice_file": "/run/notice"}, r"how long before says engines\.notice_s; set it as well"),
+        ({"engines.notice_url": "aws"}, r"how long before says engines\.notice_s; set it as well"),
+        (
+            {"engines.notice_s": 5, "engines.notice_url": "file:///etc/hostname"},
+            "'file:///etc/hostname' cannot be asked; give one of aws, azure, gcp, or an address that begins with http://",
+        ),
         (
             {
                 "engines.notice_s": 5,

@@ -240,8 +240,11 @@ class Session:
         engines = job.scenario.engines
 
         def boot_of(name: str, epoch: int) -> Boot:
-            word = (engines.notice_s, engines.notice_file) if is_engine(name) else (None, None)
-            return msgspec.structs.replace(common, name=name, epoch=epoch, notice_s=word[0], notice_file=word[1])
+            boot = msgspec.structs.replace(common, name=name, epoch=epoch)
+            if not is_engine(name):
+                return boot
+            file, url = engines.notice_file, engines.notice_url
+            return msgspec.structs.replace(boot, notice_s=engines.notice_s, notice_file=file, notice_url=url)
 
         return boot_of
 

@@ -104,6 +104,7 @@ class Boot(Value, frozen=True, kw_only=True):
     notice_s: float | None = None
     """Of an engine: it has so long from word that its machine is taken. None: there is no such word."""
     notice_file: str | None = None
+    notice_url: str | None = None
     validate: bool
     trace_salt: bytes
     """What the ids of traces are made from; empty when nothing is traced."""

@@ -89,7 +89,7 @@ class MachineNoticed(Event, frozen=True, kw_only=True):
     notice_s: float
     """From now on."""
     how: str
-    """Who says so: ``SIGTERM``, or the file of ``engines.notice_file``."""
+    """Who says so: ``SIGTERM``, the file of ``engines.notice_file``, or ``engines.notice_url``."""
 
 
 class ReplacementAsked(Event, frozen=True, kw_only=True):

@@ -182,7 +182,7 @@ class ActorLoop:
         self._next_report_s = self._next_lines_s = 0.0
         self._recording = recording
         self._store = open_ledger(Path(boot.run_folder)) if boot.name == BUFFER else None
-        self._notice = MachineNotice(boot.notice_s, boot.notice_file)
+        self._notice = MachineNotice(boot.notice_s, boot.notice_file, boot.notice_url)
         self._timers = ThreadTimers(self._fail)
         self._machine: Machine[Any] = _built(wiring, boot, plan, self._store, recording)
         # Asked once: an instance check of a protocol is slow, and there is a commit in nearly every turn.

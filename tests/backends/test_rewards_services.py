@@ -318,10 +318,10 @@ def test_calls_that_wait_for_a_place_do_not_lose_their_time(
 ) -> None:
     """One request at a time: when the last one begins, more time has passed than each of them has."""
     rewards = driver(
-        remote(service, max_concurrent=1, num_retries=0, breaker_failures=1000, timeout_s=15.0, request_timeout_s=10.0)
+        remote(service, max_concurrent=1, num_retries=0, breaker_failures=1000, timeout_s=8.0, request_timeout_s=5.0)
     )
     values = rewards.values(*(score_of("hang", index) for index in range(2)), score_of("fine", 2))
-    assert [str(value) for value in values[:2]] == ["reward.remote: no answer within 10 s (1 tries)"] * 2
+    assert [str(value) for value in values[:2]] == ["reward.remote: no answer within 5 s (1 tries)"] * 2
     assert values[2] == 1.0
 
 

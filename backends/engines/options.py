@@ -143,6 +143,9 @@ class EngineGroupOptions(Options, frozen=True, kw_only=True):
     """An sglang-router in front of all ``addresses``, which are then one engine."""
     simulated_speed: Annotated[float, Meta(gt=0)] = 1.0
     """Of engines of the backend `simulated`: 0.5 takes twice as long for a token as ``engines.simulated`` says."""
+    simulated_fetch_s: Annotated[float, Meta(ge=0)] | None = None
+    """Of engines of the backend `simulated`: how long new weights are on their way to these, in place of
+    ``engines.simulated.fetch_weights_s``: engines behind a slow link."""
 
 
 class EngineProfileOptions(Options, frozen=True, kw_only=True):

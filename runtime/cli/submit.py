@@ -59,7 +59,7 @@ class Submission:
     @property
     def client(self) -> SchedulerClient:
         """Who is asked."""
-        return client(self.scheduler, self.options, self.secret_names)
+        return client(self.options, self.secret_names)
 
     def tell(self, text: str) -> None:
         """One line on the terminal."""

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 import msgspec
+import yaml
 
 from penstock.messages.errors import UserFault
+from penstock.runtime.launch.runs import RECORD_NAME
 from penstock.runtime.safe_text import terminal_text
-from penstock.runtime.submit.options import RayJobOptions
+from penstock.runtime.submit.options import RayJobOptions, SkyPilotOptions
 from penstock.runtime.submit.scheduler_names import Scheduler
-from penstock.runtime.submit.tools import LAUNCH_TIMEOUT_S, call, stream, try_call
+from penstock.runtime.submit.tools import CALL_TIMEOUT_S, LAUNCH_TIMEOUT_S, call, stream, try_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 
 STOP_TIMEOUT_S: Final = 660.0
 """For a run to write its checkpoint."""
+END_TIMEOUT_S: Final = 60.0
+"""From the end of a run to that of its job; then the job is cancelled."""
 
 
 class Stage(StrEnum):
@@ -194,13 +200,13 @@ class RayJob:
 
 
 class SkyPilot:
-    """``sky``: a cluster of the run's own, that stays for the next attempt until it has been idle."""
+    """``sky``: a cluster of the run's own, that stays for the next attempt until it has been idle. A submission is
+    called ``CLUSTER/NUMBER``, as what stops a run is another job of its cluster."""
 
     program = "sky"
     STATES: Final = {
         0: JobState(Stage.COMPLETED, "SUCCEEDED"),
         100: JobState(Stage.ENDED, "FAILED"),
-        101: JobState(Stage.RUNNING, "not finished"),
         102: JobState(Stage.ENDED, "not found"),
         103: JobState(Stage.ENDED, "CANCELLED"),
     }
@@ -208,18 +214,27 @@ class SkyPilot:
     NO_CLUSTER: Final = ("not found", "does not exist", "is not up", "STOPPED")
     """Words of it where the cluster is stopped or gone, and every job of it with it."""
 
-    def __init__(self, secret_names: tuple[str, ...]) -> None:
-        self._secret_names = secret_names
+    NOT_FINISHED: Final = 101
+    """Another one; what the job does is in the words."""
+    RUNNING: Final = "RUNNING"
+    SAID: Final = re.compile(r"^Job (\d+): (\w+)", re.MULTILINE)
+
+    def __init__(self, options: SkyPilotOptions, secret_names: tuple[str, ...]) -> None:
+        self._setup, self._secret_names = options.setup, secret_names
 
     def submit(self, job: Job, script: Path) -> str:
         """See :class:`SchedulerClient`, as for the other methods."""
         secrets = tuple(word for name in self._secret_names for word in ("--secret", name))
         words = ("sky", "launch", "--cluster", job.name, "--yes", "--detach-run", *secrets, str(script))
         call(words, timeout_s=LAUNCH_TIMEOUT_S)
-        return job.name
+        said = self.SAID.search(try_call(("sky", "logs", "--status", job.name)).stdout)
+        return job.name if said is None else f"{job.name}/{said[1]}"
 
     def state(self, job: Job, job_id: str) -> JobState:
-        asked = try_call(("sky", "logs", "--status", job_id))
+        asked = try_call(("sky", "logs", "--status", *job_id.split("/")))
+        if asked.returncode == self.NOT_FINISHED:
+            word = found[2] if (found := self.SAID.search(asked.stdout)) else self.RUNNING
+            return JobState(Stage.RUNNING if word == self.RUNNING else Stage.WAITING, word)
         if (known := self.STATES.get(asked.returncode)) is not None:
             return known
         said = terminal_text((asked.stderr + asked.stdout).strip(), max_chars=1000)
@@ -228,17 +243,50 @@ class SkyPilot:
         raise UserFault(f"sky logs --status {job_id}: exit code {asked.returncode}: {said}")
 
     def log(self, job: Job, job_id: str, poll_s: float) -> Iterator[str]:
-        yield from _lines(("sky", "logs", "--follow", job_id))
+        yield from _lines(("sky", "logs", "--follow", *job_id.split("/")))
 
     def stop(self, job: Job, job_id: str) -> None:
-        call(("sky", "cancel", "--yes", "--all", job_id))
+        cluster, _, number = job_id.partition("/")
+        by_hand = f"sky cancel --yes {cluster} {number or '--all'}"
+        if not number:
+            raise UserFault(f"which job of {cluster} the run is is not known here; to end it without saving: {by_hand}")
+        if self.state(job, job_id).stage is Stage.RUNNING:
+            self._have_saved(job, cluster, by_hand)
+            end_s = time.monotonic() + END_TIMEOUT_S
+            while not self.state(job, job_id).is_over and time.monotonic() < end_s:
+                time.sleep(1.0)
+        if not self.state(job, job_id).is_over:
+            call(("sky", "cancel", "--yes", cluster, number))
+
+    def _have_saved(self, job: Job, cluster: str, by_hand: str) -> None:
+        """``penstock stop`` on the run's first node: a job of as many nodes has the same one first.
+
+        Raises:
+            UserFault: it failed, or took too long; the run may go on.
+        """
+        nodes = yaml.safe_load(job.script(Scheduler.SKYPILOT).read_bytes()).get("num_nodes", 1)
+        run = shlex.quote(job.record.run_folder)
+        script = (
+            "set -euo pipefail",
+            *self._setup,
+            f'if [ "$SKYPILOT_NODE_RANK" = 0 ] && [ -e {run}/{RECORD_NAME} ]; then',
+            f"    penstock stop {run} --timeout 600",
+            "fi",
+        )
+        task = job.own_folder / "stop.yaml"
+        task.touch(mode=0o600)  # lines of set-up are the user's
+        task.write_text(yaml.safe_dump({"name": "stop", "num_nodes": nodes, "run": "\n".join(script)}))
+        try:
+            call(("sky", "exec", cluster, str(task)), timeout_s=STOP_TIMEOUT_S + CALL_TIMEOUT_S)
+        except UserFault as error:
+            raise UserFault(f"{error}\nto end the run without saving: {by_hand}") from None
 
 
-def client(scheduler: Scheduler, options: SubmitOptions, secret_names: tuple[str, ...] = ()) -> SchedulerClient:
+def client(options: SubmitOptions, secret_names: tuple[str, ...] = ()) -> SchedulerClient:
     """The one that is meant."""
     if isinstance(options, RayJobOptions):
         return RayJob(options)
-    return Slurm() if scheduler is Scheduler.SLURM else SkyPilot(secret_names)
+    return SkyPilot(options, secret_names) if isinstance(options, SkyPilotOptions) else Slurm()
 
 
 def _lines(words: tuple[str, ...]) -> Iterator[str]:

@@ -18,6 +18,7 @@ import pytest
 
 from penstock.backends.engines.served.base.hand_over import NotHandedOverError
 from penstock.backends.engines.served.base.launched import LaunchedServer
+from penstock.backends.engines.served.base.left_servers import end_servers, left_servers
 from penstock.backends.engines.served.base.settings import OWNER_VARIABLE
 from penstock.backends.engines.served.base.taking_over import LeftServer, LeftWeights, take_over
 from penstock.backends.engines.served.sglang.settings import SglangSettings
@@ -265,6 +266,27 @@ def test_a_launch_ends_what_was_left(leave: Callable[..., Left]) -> None:
         assert await server.end() == []
 
     asyncio.run(run())
+
+
+def test_who_knows_that_nobody_comes_ends_what_was_left(leave: Callable[..., Left]) -> None:
+    left = leave()
+    found = left_servers(left.marks)
+    assert len(found) == 1
+    kill(left.launcher)
+    assert end_servers(found) == []
+    assert not any(is_running(pid, ticks) for pid, ticks in left.processes.items())
+    assert left_servers(left.marks) == []
+
+
+def test_a_left_server_whose_guardian_is_stopped_is_ended_as_well(leave: Callable[..., Left]) -> None:
+    left = leave()
+    kill(left.launcher)
+    [guardian] = [
+        pid for pid in left.processes if "penstock.backends.processes.guardian" in _read(f"/proc/{pid}/cmdline")
+    ]
+    os.kill(guardian, signal.SIGSTOP)
+    assert end_servers(left_servers(left.marks), timeout_s=2.0) == []
+    assert not any(is_running(pid, ticks) for pid, ticks in left.processes.items())
 
 
 def test_a_server_whose_launcher_was_the_last_ends_with_it(leave: Callable[..., Left]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import resource
+import secrets
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
+from penstock.backends.engines.served.base.hand_over import socket_name_of
+from penstock.backends.engines.served.base.settings import OWNER_VARIABLE, SERVER_VARIABLE
+from penstock.backends.processes.guardian import GuardianJob, start_guardian
 from penstock.messages.arrays import ArrayLengthError
 from penstock.messages.base import Event, Metric
 from penstock.messages.commands import FailRun, Record, ReplaceActor, Send, StartTimer
@@ -59,6 +63,7 @@ from penstock.messages.samples import (
 from penstock.messages.training import Activity, Balance, CauseCount, RunFinished, StepReported, StopAsked
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterable
 
     from penstock.backends.ledger.protocol import LedgerStore
@@ -97,6 +102,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The learner's backend fails on its own thread."""
     stubborn: str = ""
     """The backend of this actor does not close in time."""
+    leaves_server: str = ""
+    """Each incarnation of this engine starts a program that is kept for a successor."""
     engines: tuple[str, ...] = ()
     """Those that the Buffer has recorded; empty: it says nothing of engines."""
     closes_books: bool = True
@@ -303,9 +310,28 @@ UNIONS: dict[Role, Any] = {
 }
 
 
+KEPT: list[subprocess.Popen[bytes]] = []
+"""Guardians, whose lines end with this process."""
+
+
+def leave_server(owner: str) -> None:
+    """Start a program as an engine starts a server that a successor may take over."""
+    server_id, log_path = secrets.token_hex(16), os.devnull
+    job = GuardianJob(
+        command=("sleep", "600"), launcher_pid=os.getpid(), log_path=log_path, max_log_bytes=1 << 20, linger_s=600.0,
+        socket_name=socket_name_of(server_id),
+    )  # fmt: skip
+    guardian = start_guardian(job, {**os.environ, OWNER_VARIABLE: owner, SERVER_VARIABLE: server_id})
+    KEPT.append(guardian)
+    assert guardian.stdout is not None
+    assert guardian.stdout.readline().startswith(b"P ")
+
+
 def build_machine(
     name: str, plan: RunPlan, *, epoch: int, records: Iterable[LedgerEntry] = (), kept: KeptBooks | None = None
 ) -> EchoMachine:
+    if plan.leaves_server == name:
+        leave_server(name)
     if plan.user_error == name:
         raise UserFault(plan.story)
     if name == ENGINE:

@@ -13,8 +13,10 @@ import pytest
 from host_echo import ENGINE, RunPlan
 from host_harness import EchoRun, wait_for_the_end_of
 
+from penstock.backends.engines.served.base.settings import OWNER_VARIABLE
 from penstock.backends.ledger.sqlite import SqliteReader, SqliteStore
 from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.backends.processes.process_facts import marked_processes
 from penstock.messages.ledger import GroupRecorded
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR
 from penstock.runtime.hosts.driver.main import exit_code_of
@@ -275,6 +277,26 @@ def test_a_surplus_engine_that_the_user_has_to_mend_something_for_is_given_up_at
     assert run.witness.losses == [("engine/1", "engines.sglang: no")]
     assert (SUPERVISOR, "the run goes on without engine/1: engines.sglang: no") in run.witness.notices
     assert [state for name, _, state in run.witness.states if name == "engine/1"] == ["starting", "up", "lost", "left"]
+
+
+@pytest.mark.both_hosts
+def test_the_servers_of_an_engine_that_is_given_up_end_while_the_run_goes_on(host: ProcessHost, tmp_path: Path) -> None:
+    plan = RunPlan(
+        num_groups=100_000, crash="engine/1", leaves_server="engine/1", engines=(ENGINE, "engine/1")
+    )  # fmt: skip
+    run = EchoRun(host, tmp_path, plan, joining=("engine/1",), max_restarts=1)
+    marks = [f"{OWNER_VARIABLE}=engine/1".encode(), f"PENSTOCK_RUN_FOLDER={tmp_path}".encode()]
+    left: set[int] = set()
+
+    def stop_when_they_have_ended(run: EchoRun) -> None:
+        left.update(found := marked_processes(marks))
+        if ("engine/1", 2, "left") in run.witness.states and not found:
+            run.stop()
+
+    outcome = run.play(stop_when_they_have_ended)
+    assert outcome.kind is OutcomeKind.STOPPED
+    assert len(left) >= 2, "a guardian that waited for a successor, and what it kept"
+    assert any(text.startswith("the run goes on without engine/1") for _, text in run.witness.notices)
 
 
 def test_the_same_of_the_last_engine_ends_the_run(host: ProcessHost, tmp_path: Path) -> None:

@@ -23,11 +23,14 @@ from conformance_bench import (
 from served_engines import GREEDILY, TOLERANCE, check, check_computed, largest_difference, prompt_of
 from tiny_models import VOCAB_SIZE
 
+from penstock.backends.weights.network import Landing
+from penstock.backends.weights.pushing import PushExporter
 from penstock.messages.arrays import floats_view
 from penstock.messages.canary import canary_difference
 from penstock.messages.local import GenerationAdvanced, GenerationEnded, WeightsSwapped
 from penstock.messages.samples import Cancelled, InfraError, Part
 from penstock.messages.training import UpdateMode
+from penstock.messages.weights import WeightSource
 from penstock.runtime.scenario.resolve import LOOSE_CANARY
 
 if TYPE_CHECKING:
@@ -254,6 +257,32 @@ def test_weights_that_were_damaged_on_the_way_are_refused_and_the_engine_goes_on
     assert not staged.digest
     assert staged.error
     check(served.model, prompt_of(81), served.bench.ended(prompt_of(81)), version)
+    served.update(UpdateMode.DRAIN)
+
+
+def test_weights_that_another_engine_passes_on_are_those_of_the_learner(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "penstock.backends.weights.network")
+    bench, other = served.bench, Landing()
+    disk, bench.exporter = bench.exporter, PushExporter("network", 1, "127.0.0.1")
+    try:
+        source = WeightSource("engine/1", 0, other.pass_on("engine/1", "127.0.0.1"))
+        for _ in range(2):  # whole, and then what has changed since
+            served.model = served.next_model()
+            manifest = msgspec.structs.replace(bench.export(weights_of(served.model)), sources=(source,))
+            other.land(manifest)
+            caplog.clear()
+            staged = bench.fetch(manifest)
+            assert (staged.digest, staged.error) == (manifest.digest, "")
+            assert ": 0 bytes came from the learner" in caplog.text
+            bench.apply(manifest, UpdateMode.DRAIN)
+            assert bench.hear(WeightsSwapped).digest == manifest.digest
+            check(served.model, prompt_of(82), bench.ended(prompt_of(82)), manifest.version)
+    finally:
+        other.stop()
+        bench.exporter.close()
+        bench.exporter = disk
     served.update(UpdateMode.DRAIN)
 
 

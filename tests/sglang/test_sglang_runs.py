@@ -140,6 +140,8 @@ def test_a_run_survives_the_loss_of_its_servers_under_every_policy(
         run.await_steps(len(read_steps(run.folder)) + NUM_STEPS)
         summary = run.interrupt()
         folder = run.folder
+        passed_on = [step.metrics.get("engine/weights_passed_on_bytes") or 0.0 for step in read_steps(folder)]
+    assert (passed_on[-1] > 0) == (transport == "network"), "from server to server, what can be"
     assert {"engine/0", "engine/1"} <= {restarts.name for restarts in summary.restarts}
     assert audit_ledger(folder / LEDGER_FILE).is_clean
     groups = groups_trained(folder)

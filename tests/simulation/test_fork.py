@@ -206,6 +206,7 @@ def test_another_policy_shows_at_the_grant_that_it_does_not_give() -> None:
         ("engines.slots=4", {BUFFER, PROMPT_SOURCE, "engine/0", "engine/1"}, False),
         ("staleness.target_outstanding=8", {BUFFER}, False),
         ("engines.simulated_speed=0.5", set[str](), False),
+        ("engines.simulated_fetch_s=30", set[str](), False),
     ],
 )
 def test_what_actors_are_built_with_replaces_them_in_both(key: str, replaced: set[str], *, is_quicker: bool) -> None:

@@ -1,16 +1,22 @@
-"""Engines of unequal speed: a slot takes its next sample when it is free, so each has as many as it can make."""
+"""Engines of unequal speed: a slot takes its next sample when it is free, so each has as many as it can make. And
+engines whose weights come late, which wait with what they were given."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from penstock.messages.ledger import GroupRecorded
+from penstock.messages.samples import TerminalState
 from penstock.runtime.hosts.virtual.simulate import Simulation
 from penstock.runtime.scenario import load_scenario
 from penstock.runtime.scenario.resolve import resolve
+
+if TYPE_CHECKING:
+    from penstock.messages.training import Balance
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -49,6 +55,38 @@ def test_load_follows_speed_to_within_a_twentieth_of_the_best_split(routing: str
     alone, _ = ran("staleness.max_staleness=8", speeds=(1.0,))
     assert with_all <= 1.05 * alone / sum(SPEEDS), "no split of these samples is quicker than all slots in use"
     assert shares == pytest.approx([speed / sum(SPEEDS) for speed in SPEEDS], abs=0.03)
+
+
+def late(fetch_s: float | None, *overrides: str) -> tuple[float, Balance]:
+    """Seconds of a step, and what became of all samples, with an engine whose weights take so long; None: without."""
+    more = [] if fetch_s is None else [f"engines.more=[{{backend: simulated, slots: 8, simulated_fetch_s: {fetch_s}}}]"]
+    scenario = load_scenario(SCENARIO, [*GENERATION_BINDS, "run.num_steps=50", *more, *overrides])
+    simulated = Simulation(resolve(scenario))
+    ending = simulated.run()
+    assert ending.completed
+    times = simulated.accounts.step_times
+    return (times[-5] - times[5]) / (len(times) - 10), simulated.last_word(ending).balance
+
+
+ETAS = {0: ("staleness.policy=sync", "staleness.max_staleness=0"), 1: ("staleness.max_staleness=1",),
+        2: ("staleness.max_staleness=2",), 8: ("staleness.max_staleness=8",)}  # fmt: skip
+
+
+@pytest.mark.parametrize("on_stale", ["wait", "drop"])
+@pytest.mark.parametrize("eta", [0, 1, 2])
+def test_an_engine_whose_weights_take_longer_than_a_step_makes_no_token_that_is_lost(eta: int, on_stale: str) -> None:
+    step_s, balance = late(20.0, *ETAS[eta], f"staleness.on_stale={on_stale}")
+    assert step_s < 30.0, "what it has waits for its next weights, and the run with it"
+    lost = [each for each in balance.ended if each.state != TerminalState.TRAINED]
+    assert sum(each.num_tokens for each in lost) == 0, "what is past its deadline had not begun"
+    if on_stale == "wait":
+        assert lost == []
+
+
+def test_an_engine_whose_weights_come_late_pays_with_a_large_bound_and_costs_with_a_small_one() -> None:
+    """As docs/clusters.md has it."""
+    assert late(20.0, *ETAS[1])[0] > 1.5 * late(None, *ETAS[1])[0]
+    assert late(20.0, *ETAS[8])[0] < 0.9 * late(None, *ETAS[8])[0]
 
 
 def test_a_small_bound_waits_for_what_the_slowest_engine_began() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from penstock.backends.ledger.sqlite import SqliteStore
@@ -236,14 +238,74 @@ def test_skypilot_is_asked_through_sky(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "secret" not in (job.own_folder / "task.yaml").read_text().replace("secrets:", "")
     program("sky", 'case "$*" in *--status*) exit 101;; esac')
     assert "running" in command("skypilot", "--job", "status", config=config).output
-    command("skypilot", "--job", "stop", config=config)
-    assert f"sky cancel --yes --all {job.name}" in asked()
+    with pytest.raises(UserFault, match=f"to end it without saving: sky cancel --yes {job.name} --all"):
+        command("skypilot", "--job", "stop", config=config)
     program("sky", "echo 'no connection to the API server' >&2; exit 1")
     with pytest.raises(UserFault, match="exit code 1: no connection to the API server"):
         command("skypilot", config=config)  # not known to be over, so not launched once more
     program("sky", 'case "$*" in *--status*) echo "Cluster x does not exist" >&2; exit 1;; esac')
     assert command("skypilot", "--job", "submit", config=config).exit_code == 0
     assert any(line.startswith("sky launch") for line in asked())
+
+
+def skypilot(word: str, code: int = 101, exec_code: int = 0) -> None:
+    """What the cluster's seventh job does from now on, until the run was stopped or the job was cancelled."""
+    program(
+        "sky",
+        f"""cd {Path.cwd()}; case "$*" in
+        exec*) touch over; exit {exec_code};;
+        cancel*) touch over;;
+        *--status*) [ -e over ] && {{ echo "Job 7: FAILED"; exit 100; }}; echo "Job 7: {word}"; exit {code};;
+        esac""",
+    )
+
+
+def test_skypilot_has_a_run_saved_before_its_job_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = f"shared_folder: {Path.cwd()}/shared\naccelerators: H100\nnodes: 2\nsetup: [module load cuda]\n"
+    skypilot("RUNNING")
+    command("skypilot", "--job", "submit", config=config)
+    job = job_of(Scheduler.SKYPILOT)
+    assert job.record.job_id == f"{job.name}/7"
+    asked()
+    assert command("skypilot", "--job", "stop", config=config).exit_code == 0
+    task = job.own_folder / "stop.yaml"
+    lines = asked()
+    assert f"sky exec {job.name} {task}" in lines
+    assert not [line for line in lines if line.startswith("sky cancel")], "it has ended by itself"
+    assert "is over (FAILED)" in command("skypilot", "--job", "stop", config=config).output
+
+    # What the nodes are told: the first alone has the run stop, and only once it has begun.
+    written = yaml.safe_load(task.read_text())
+    run = Path("shared", job.folder.name).absolute()
+    run.mkdir(parents=True)
+    assert written["num_nodes"] == 2
+    program("module", "")
+    program("penstock", "")
+    asked()
+    for begun, rank, expected in ((False, 0, []), (True, 1, []), (True, 0, [f"penstock stop {run} --timeout 600"])):
+        if begun:
+            (run / "run.json").touch()
+        monkeypatch.setenv("SKYPILOT_NODE_RANK", str(rank))
+        subprocess.run(["bash", "-c", written["run"]], check=True, timeout=30)
+        assert asked() == ["module load cuda", *expected]
+
+
+def test_skypilot_cancels_what_has_not_begun_and_leaves_what_cannot_be_saved() -> None:
+    skypilot("SETTING_UP")
+    command("skypilot", "--job", "submit", config=SKYPILOT)
+    job = job_of(Scheduler.SKYPILOT)
+    assert "waiting (SETTING_UP)" in command("skypilot", "--job", "status", config=SKYPILOT).output
+    command("skypilot", "--job", "stop", config=SKYPILOT)
+    lines = asked()
+    assert f"sky cancel --yes {job.name} 7" in lines
+    assert not [line for line in lines if line.startswith("sky exec")]
+    Path("over").unlink()
+    skypilot("RUNNING", exec_code=100)
+    with pytest.raises(
+        UserFault, match=f"sky exec: exit code 100(.|\\n)*without saving: sky cancel --yes {job.name} 7"
+    ):
+        command("skypilot", "--job", "stop", config=SKYPILOT)
+    assert not [line for line in asked() if line.startswith("sky cancel")]
 
 
 def test_what_the_login_node_lacks_is_told_before_it_is_submitted() -> None:

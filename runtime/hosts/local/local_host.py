@@ -152,6 +152,8 @@ class LocalLauncher:
     def __init__(self, host: LocalHost, placement: Placement) -> None:
         self._host = host
         self._devices = devices_of(placement, visible_gpus())
+        self._boot: Boot | None = None
+        """The last; all are of one run."""
         self._numbers: dict[tuple[str, int], int] = {}
         self._answers: dict[int, tuple[str, int, int]] = {}
         """Of each process: name, epoch, and the file that its last word is written to."""
@@ -160,12 +162,19 @@ class LocalLauncher:
         return self._host.fileno()
 
     def launch(self, boot: Boot) -> None:
+        self._boot = boot
         answer = memory_file()
         is_early = role_of(boot.name) in self._host.modules.early
         devices = self._devices.get(boot.name)
         number = self._host.fork(ChildKind.ACTOR, boot.name, boot, answer, devices, is_early=is_early)
         self._numbers[boot.name, boot.epoch] = number
         self._answers[number] = boot.name, boot.epoch, answer
+
+    def end_left(self, name: str) -> None:
+        from penstock.runtime.hosts.processes.left_behind import end_left_here
+
+        if self._boot is not None:
+            end_left_here(name, self._boot)
 
     def make_spare(self) -> None:
         """Nothing to do: the zygote is warm."""

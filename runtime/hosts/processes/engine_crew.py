@@ -6,6 +6,7 @@ Invariants:
 * One that says that its machine is taken is told to leave, and another takes its place when the notice has run out.
 * Under ``engines.scale: by_bound`` the Buffer is asked for other engines as an operator would ask it.
 * Who goes is given up as one that is lost: announced, killed, and followed only if it is wanted again.
+* What an engine has left to a successor is ended when it goes for good: by the launcher, on whatever machine.
 * The Buffer is told of one that was lost too often until it has recorded that the run goes on without it.
 
 | waits for | who ends it |
@@ -52,6 +53,7 @@ class EngineCrew:
         *,
         start: Callable[[str, int], None],
         part_from: Callable[[Incarnation], None],
+        end_left: Callable[[str], None],
         broadcast: Callable[[DirectoryChanged], None],
         ask: Callable[[EnginesAsked | EngineGivenUp], None],
         forget: Callable[[str], None],
@@ -66,6 +68,7 @@ class EngineCrew:
             due: restarts by name: when, and as which epoch.
             start: starts an incarnation of this name and epoch.
             part_from: gives an incarnation up, before everyone.
+            end_left: ends the servers that were left to a successor of this name.
             broadcast: tells everyone.
             ask: says to the Buffer which engines there are to be, or are not.
             forget: has the restarts of this name count no more.
@@ -73,7 +76,8 @@ class EngineCrew:
             sink: is told what happens.
         """
         self._settings, self._directory, self._crew, self._due = settings, directory, crew, due
-        self._start, self._part_from, self._broadcast, self._sink = start, part_from, broadcast, sink
+        self._start, self._part_from, self._end_left = start, part_from, end_left
+        self._broadcast, self._sink = broadcast, sink
         self.membership = EngineMembership(settings.leave_timeout_s, settings.fewest_engines)
         self._ask, self._scaler = ask, None if settings.scaling is None else EngineScaler(settings.scaling)
         self._forget, self._fail = forget, fail
@@ -145,10 +149,15 @@ class EngineCrew:
         """This engine, which was just lost, is not started again; False if the run cannot do without it."""
         if not self.membership.give_up(name, epoch, story):
             return False
-        self._sink.on_actor(name, epoch, "left")
+        self.has_gone(name, epoch)
         self._sink.on_notice(SUPERVISOR, f"the run goes on without {name}: {story}", is_warning=True)
         self._tell_at_s = now_s
         return True
+
+    def has_gone(self, name: str, epoch: int) -> None:
+        """This incarnation, which was just killed, is followed by none."""
+        self._sink.on_actor(name, epoch, "left")
+        self._end_left(name)
 
     def look(self, now_s: float) -> None:
         """Take those whose time is up, and tell the Buffer of those that are given up."""
@@ -164,6 +173,6 @@ class EngineCrew:
 
     def _leave(self, incarnation: Incarnation, how: str, now_s: float) -> None:
         self._part_from(incarnation)
-        self._sink.on_actor(incarnation.name, incarnation.epoch, "left")
+        self.has_gone(incarnation.name, incarnation.epoch)
         self._sink.on_notice(SUPERVISOR, f"{incarnation.name} has left, {how}")
         self.match(now_s)

@@ -26,6 +26,11 @@ STORY_PIPE_VARIABLE: Final = "PENSTOCK_STORY_PIPE"
 """Number of the descriptor that the driver writes to."""
 
 
+def run_variables(run_id: str, run_folder: str) -> dict[str, str]:
+    """What marks what a process of this run starts."""
+    return {RUN_ID_VARIABLE: run_id, RUN_FOLDER_VARIABLE: run_folder}
+
+
 class DriverJob(Value, frozen=True, kw_only=True):
     """One run, as the driver gets it."""
 

@@ -57,6 +57,11 @@ class Launcher(Protocol):
         """Kill a process, whatever state it is in."""
         ...
 
+    def end_left(self, name: str) -> None:
+        """Nobody comes after this engine, which was just killed: end the servers that it and those before it have left
+        to a successor, on whatever machine. Returns at once."""
+        ...
+
     def make_spare(self) -> None:
         """Everybody is there, with what he had to load: have a process ready that the next replacement can take over.
         Said again and again; one is enough."""

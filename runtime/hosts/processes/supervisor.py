@@ -131,8 +131,8 @@ class Supervisor:
         """Who was given up because somebody asked for it, or has left: its successor takes nothing over."""
         self._engines = EngineCrew(
             settings, self._directory, self._crew, self._due, ask=lambda event: self._say(BUFFER, event),
-            start=self._start, part_from=self._part_from, broadcast=self._broadcast, forget=self.restarts.forget,
-            fail=lambda story: self._conclude(OutcomeKind.FAILED, story), sink=sink,
+            start=self._start, part_from=self._part_from, end_left=launcher.end_left, broadcast=self._broadcast,
+            forget=self.restarts.forget, fail=lambda story: self._conclude(OutcomeKind.FAILED, story), sink=sink,
         )  # fmt: skip
         self._outcome: Outcome | None = None
         self._finished: RunFinished | None = None
@@ -400,7 +400,7 @@ class Supervisor:
             return
         self._sink.on_lost(name, cause)
         if not is_replaced:
-            self._sink.on_actor(name, epoch, "left")
+            self._engines.has_gone(name, epoch)
             self._engines.match(now_s)
             return
         pause_s = None if is_for_good else self.restarts.pause_s(name, now_s)

@@ -68,11 +68,18 @@ def _node_host() -> str:
 
 
 class NodeKiller:
-    """Kills processes of another node; a small Ray actor, one a node, because the driver cannot signal them."""
+    """Kills processes of another node; a small Ray actor, one a node, because the driver cannot signal them. It does
+    several things at once."""
 
     def kill(self, pid: int, start_ticks: int) -> bool:
         """SIGKILL this very process; False when it is gone."""
         return descendants.kill(pid, start_ticks)
+
+    def end_left(self, marks: list[bytes]) -> list[int]:
+        """End the servers with these marks that are on this node now; processes that would not go."""
+        from penstock.backends.engines.served.base.left_servers import end_servers, left_servers
+
+        return end_servers(left_servers(marks))
 
 
 def _other_nodes() -> RemoteRanks | None:

@@ -50,6 +50,8 @@ OBJECT_STORE_BYTES: Final = 80 << 20
 MAX_TEMP_PATH: Final = 40
 """Ray puts sockets below it, whose paths may have 107 bytes."""
 KILL_TIMEOUT_S: Final = 2.0
+NUM_KILLER_THREADS: Final = 4
+"""A process is killed while servers end."""
 SPREAD: Final = "SPREAD"
 SPARE: Final = "spare"
 SESSIONS: Final = "/r"
@@ -283,7 +285,8 @@ class RayLauncher:
         self._ended: Wakeup[EndedProcess] = Wakeup()
         self._handles: dict[tuple[str, int], Any] = {}
         self._launched: set[str] = set()
-        self._wiring = ""
+        self._boot: Boot | None = None
+        """The last; all are of one run."""
         self._actor_class: Any = ray.remote(ActorProcess)
         self._killer_class: Any = ray.remote(NodeKiller)
         self._killers: dict[str, Any] = {}
@@ -302,16 +305,27 @@ class RayLauncher:
         else:
             actor = self._actor(0, self._strategy(boot.name))
         self._launched.add(boot.name)
-        self._wiring = boot.wiring
+        self._boot = boot
         self._handles[boot.name, boot.epoch] = actor  # Ray ends an actor that nobody refers to
         holder, devices = (None, None) if seat is None else (seat.holder, seat.devices)
         result = actor.run.remote(msgspec.msgpack.encode(boot), holder, devices)
         result.future().add_done_callback(self._on_done(boot.name, boot.epoch))
 
+    def end_left(self, name: str) -> None:
+        from penstock.runtime.hosts.processes.left_behind import end_left_here, marks_of
+
+        boot = self._boot
+        if boot is None:
+            return
+        end_left_here(name, boot)
+        marks = marks_of(name, boot)
+        for killer in self._killers.values():  # an engine comes back on other nodes, so what it left may be on any
+            killer.end_left.remote(marks).future().add_done_callback(_on_left(name))
+
     def make_spare(self) -> None:
-        if self._spare is None:
+        if self._spare is None and self._boot is not None:
             self._spare = self._actor(0, self._strategy(SPARE))
-            self._spare.warm_up.remote(self._wiring)
+            self._spare.warm_up.remote(self._boot.wiring)
 
     def announced(self, process: ProcessStarted) -> None:
         if not self.is_local(process):
@@ -384,5 +398,16 @@ class RayLauncher:
 
         if node_id not in self._killers:
             strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-            self._killers[node_id] = self._killer_class.options(num_cpus=0, scheduling_strategy=strategy).remote()
+            options = {"num_cpus": 0, "max_concurrency": NUM_KILLER_THREADS, "scheduling_strategy": strategy}
+            self._killers[node_id] = self._killer_class.options(**options).remote()
         return self._killers[node_id]
+
+
+def _on_left(name: str) -> Callable[[Any], None]:
+    from penstock.runtime.hosts.processes.left_behind import tell_left
+
+    def done(future: Any) -> None:  # noqa: ANN401 - a future of Ray's, on a thread of Ray's
+        if future.exception() is None:  # else the node is gone, and what was on it
+            tell_left(name, future.result())
+
+    return done

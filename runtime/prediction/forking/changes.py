@@ -2,7 +2,7 @@
 
 * The policy (:data:`POLICY_KEYS`): the Buffer is told, as by ``penstock policy``.
 * ``engines.count`` of a run whose engines may join and leave: the Buffer is told, as by ``penstock scale``.
-* Models (:data:`MODEL_BLOCKS`, :data:`SPEED`): the backends take as long as they say.
+* Models (:data:`MODEL_BLOCKS`, :data:`MODEL_KEYS`): the backends take as long as they say.
 * What an actor is built with (:data:`BUILT_KEYS`, ``prompt_source.*``): that actor is replaced, as when a run is
   resumed, in both futures, so that they differ in the value alone.
 
@@ -52,7 +52,7 @@ BUILT_KEYS: Final = (
 )
 BUILT_BLOCK: Final = "prompt_source"
 MODEL_BLOCKS: Final = ("engines.simulated", "learner.simulated", "reward.simulated")
-SPEED: Final = "engines.simulated_speed"
+MODEL_KEYS: Final = ("engines.simulated_speed", "engines.simulated_fetch_s")
 STATELESS: Final = ("runtime", "observability")
 REQUEST: Final = 1 << 50
 """Of what the Buffer is asked at a fork; no operator of a run has asked under it."""
@@ -146,7 +146,7 @@ def read_change(folder: Path, overrides: Sequence[str], models: Models | None) -
 def _check_key(folder: Path, key: str) -> None:
     block = key.partition(".")[0]
     is_known = (
-        key in (*POLICY_KEYS, *BUILT_KEYS, SPEED)
+        key in (*POLICY_KEYS, *BUILT_KEYS, *MODEL_KEYS)
         or block == BUILT_BLOCK
         or any(key == name or key.startswith(f"{name}.") for name in MODEL_BLOCKS)
     )
@@ -158,7 +158,7 @@ def _check_key(folder: Path, key: str) -> None:
         why = "the models say how engines behave, and this key does not enter them"
     else:
         why = REASONS.get(block, OTHER_REASON)
-    can = (*POLICY_KEYS, *BUILT_KEYS, f"{BUILT_BLOCK}.*", SPEED, *(f"{name}.*" for name in MODEL_BLOCKS))
+    can = (*POLICY_KEYS, *BUILT_KEYS, f"{BUILT_BLOCK}.*", *MODEL_KEYS, *(f"{name}.*" for name in MODEL_BLOCKS))
     raise UserFault(
         f"--fork: {key} cannot change in a run that goes on: {why}. What can: {', '.join(can)}; for a run of its own "
         f"from the start: penstock simulate {folder / SCENARIO_FILE} {key}=…"

@@ -38,6 +38,11 @@ def id_of(pid: int) -> str:
     return next((each.removeprefix(mark).decode() for each in environment_of(pid) if each.startswith(mark)), "")
 
 
+def socket_name_of(server_id: str) -> str:
+    """Where its guardian listens for a successor, among the abstract names of Unix sockets."""
+    return f"penstock-server-{server_id}"
+
+
 async def handed_over(guardian: GuardianLine) -> tuple[int, Handed]:
     """The server's main process, and what is handed over."""
     main_pid = 0

@@ -37,7 +37,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from penstock.backends.engines.served.base.guardian_line import FoundGuardian, GuardianLine, OwnGuardian
-from penstock.backends.engines.served.base.hand_over import NotHandedOverError, compare, handed_over, id_of
+from penstock.backends.engines.served.base.hand_over import (
+    NotHandedOverError,
+    compare,
+    handed_over,
+    id_of,
+    socket_name_of,
+)
 from penstock.backends.engines.served.base.processes import (
     ServerProcess,
     Watch,
@@ -46,7 +52,7 @@ from penstock.backends.engines.served.base.processes import (
     how_it_ended,
     named_processes,
 )
-from penstock.backends.engines.served.base.settings import OWNER_VARIABLE, RUN_VARIABLES, SERVER_VARIABLE
+from penstock.backends.engines.served.base.settings import SERVER_VARIABLE, owner_marks
 from penstock.backends.processes.guardian import (
     Exited,
     GuardianJob,
@@ -148,7 +154,7 @@ class LaunchedServer:
             raise UserFault(f"{settings.kind}'s interpreter {settings.python} is not there or cannot be executed")
         if not settings.model_folder.is_dir():
             raise UserFault(f"the model folder {settings.model_folder} is not there")
-        if settings.owner and (left := await end_marked(_owner_marks(settings.owner), END_TIMEOUT_S)):
+        if settings.owner and (left := await end_marked(owner_marks(settings.owner, os.environ), END_TIMEOUT_S)):
             raise ServerStartError(f"processes {left} of an earlier server of {settings.owner} cannot be ended")
         server = cls(settings, report)
         try:
@@ -172,7 +178,7 @@ class LaunchedServer:
             secrets=(settings.admin_api_key,),
             secret_path=key_path,
             linger_s=settings.linger_s,
-            socket_name=_socket_name(self._id),
+            socket_name=socket_name_of(self._id),
         )
         guardian = OwnGuardian(start_guardian(job, settings.environment_of(os.environ, self._id)))
         self._guardian = guardian
@@ -197,13 +203,13 @@ class LaunchedServer:
         Raises:
             NotHandedOverError: there is none, or another one. It may run still: ``launch`` ends it.
         """
-        marks = _owner_marks(settings.owner)
+        marks = owner_marks(settings.owner, os.environ)
         found = {id_of(pid) for pid in marked_processes(marks)} - {""}
         if len(found) != 1:
             raise NotHandedOverError(f"{len(found) or 'none'} of its servers are left")
         [server_id] = found
         try:
-            guardian = await FoundGuardian.open(_socket_name(server_id))
+            guardian = await FoundGuardian.open(socket_name_of(server_id))
         except OSError as error:
             raise NotHandedOverError(f"nobody hands it over ({error})") from None
         try:
@@ -384,13 +390,3 @@ class LaunchedServer:
                 await self._guardian_gone.wait()
         except TimeoutError:
             self._guardian.kill()  # the sweep finds what it has not managed to kill
-
-
-def _owner_marks(owner: str) -> list[bytes]:
-    """What is in the environment of an owner's servers of this run."""
-    run = [f"{name}={os.environ[name]}" for name in RUN_VARIABLES if name in os.environ]
-    return [mark.encode() for mark in (f"{OWNER_VARIABLE}={owner}", *run)]
-
-
-def _socket_name(server_id: str) -> str:
-    return f"penstock-server-{server_id}"

@@ -25,6 +25,18 @@ OWNER_VARIABLE: Final = "PENSTOCK_SERVER_OWNER"
 RUN_VARIABLES: Final = ("PENSTOCK_RUN_ID", "PENSTOCK_RUN_FOLDER")
 """By these a resumed run finds what an earlier drive has left on the machine."""
 
+
+def owner_marks(owner: str, environment: Mapping[str, str]) -> list[bytes]:
+    """What is in the environment of an owner's servers.
+
+    Args:
+        owner: who launched them.
+        environment: that of a process of the same run.
+    """
+    run = [f"{name}={environment[name]}" for name in RUN_VARIABLES if name in environment]
+    return [mark.encode() for mark in (f"{OWNER_VARIABLE}={owner}", *run)]
+
+
 _LEFT_OUT_PREFIXES: Final = ("PYTHON", "RAY_", "PENSTOCK_", "TORCHELASTIC_", "OMP_", "MKL_", "KMP_", "GOMP_")
 _LEFT_OUT: Final = frozenset(
     {

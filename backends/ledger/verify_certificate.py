@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     Json = dict[str, "Json"] | list["Json"] | str | int | None
 
@@ -331,7 +331,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading(path: Path) -> Generator[None]:
     """Errors name the file, which neither those of JSON nor those of SQLite do."""
     try:
         yield

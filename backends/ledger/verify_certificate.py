@@ -10,6 +10,7 @@ and compares. Exit code 0: all agrees; 1: something does not, one line each; 2: 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import sqlite3
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     Json = dict[str, "Json"] | list["Json"] | str | int | None
 
@@ -329,18 +330,32 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if found else 0
 
 
+@contextlib.contextmanager
+def _reading(path: Path) -> Generator[None]:
+    """Errors name the file, which neither those of JSON nor those of SQLite do."""
+    try:
+        yield
+    except (OSError, ValueError, RecursionError, sqlite3.Error) as error:
+        raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
 def _check(given: argparse.Namespace) -> list[str]:
-    certificate = json.loads(given.certificate.read_bytes())
+    with _reading(given.certificate):
+        certificate = json.loads(given.certificate.read_bytes())
     if certificate["penstock_certificate"] != FORMAT:
         raise ValueError(f"form {certificate['penstock_certificate']}, this verifier reads form {FORMAT}")
     found = list(findings_of(certificate))
     if given.ledger:
-        found = [*differences("ledger", certificate["ledger"], read_ledger(given.ledger), "the ledger file"), *found]
+        with _reading(given.ledger):
+            facts = read_ledger(given.ledger)
+        found = [*differences("ledger", certificate["ledger"], facts, "the ledger file"), *found]
     if given.scenario:
-        digest = hashlib.sha256(given.scenario.read_bytes()).hexdigest()
+        with _reading(given.scenario):
+            digest = hashlib.sha256(given.scenario.read_bytes()).hexdigest()
         found += differences("scenario_sha256", certificate["scenario_sha256"], digest, "the scenario file")
     if given.weights:
-        publishes = read_publishes(given.weights.read_bytes())
+        with _reading(given.weights):
+            publishes = read_publishes(given.weights.read_bytes())
         found += differences("weights.publishes", certificate["weights"]["publishes"], publishes, "the file of weights")
     return found
 

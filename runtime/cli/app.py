@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from typing import Annotated
@@ -17,6 +18,23 @@ from penstock.runtime.safe_text import without_credentials
 __all__ = ["app", "control_commands", "main", "planning_commands", "prepare_commands", "run_commands", "view_commands"]
 
 INTERRUPTED = 130
+
+
+def _unwrap_help(program: typer.Typer) -> None:
+    """A paragraph of a docstring is as wide as its reader's terminal, not as the source: where markup is understood,
+    the library takes each line end of the source for one that is meant."""
+    for command in program.registered_commands:
+        text = command.help or inspect.getdoc(command.callback) or ""
+        command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", text)
+    for group in program.registered_groups:
+        if group.typer_instance is not None:
+            _unwrap_help(group.typer_instance)
+
+
+_unwrap_help(app)
+PARTS = [part.__name__ for part in (run_commands, view_commands, control_commands, prepare_commands, planning_commands)]
+"""In this order their commands are listed; what somebody new types first comes first."""
+app.registered_commands.sort(key=lambda command: PARTS.index(command.callback.__module__) if command.callback else 0)
 
 
 def _refuse_dashed_keys(words: list[str]) -> None:

@@ -96,14 +96,15 @@ def _waste_table(report: AuditReport, folder: Path) -> Table:
     table.add_column("waste by cause")
     table.add_column("tokens", justify="right")
     table.add_column("of all", justify="right")
-    total = max(1, sum(count.num_made_tokens for count in report.balance.ended) + report.in_system_tokens)
+    generated = sum(count.num_made_tokens for count in report.balance.ended) + report.in_system_tokens
+    total = max(1, generated)
     wasted = sorted(_wasted(report), key=lambda count: -count.num_made_tokens)
     for count in wasted:
         share = f"{100 * count.num_made_tokens / total:.1f} %"
         table.add_row(escape(f"{count.state}: {count.cause}"), count_text(count.num_made_tokens), share)
     if not wasted:
         table.add_row("none in the ledger", NOTHING, NOTHING)
-    for text, num_tokens in _estimates(folder):
+    for text, num_tokens in _estimates(folder, generated):
         table.add_row(f"[dim]{escape(text)}[/]", f"[dim]≈ {count_text(num_tokens)}[/]", NOTHING)
     return table
 
@@ -112,13 +113,14 @@ def _wasted(report: AuditReport) -> Iterator[CauseCount]:
     return (count for count in report.balance.ended if count.state not in USEFUL and count.num_made_tokens)
 
 
-def _estimates(folder: Path) -> Iterator[tuple[str, int]]:
-    """What no ledger can know, from what the driver wrote when the run ended."""
+def _estimates(folder: Path, generated: int) -> Iterator[tuple[str, int]]:
+    """What no ledger can know, from what the driver wrote when the run ended. ``generated``: tokens in the ledger,
+    which has more than the driver was told where a run that ends for its failures has settled some since."""
     summary = read_summary(folder)
     if summary is None:
         return
     yield "lost with engines that were killed, not reported", summary.tokens_lost_estimate
-    if beyond := max(0, summary.tokens_reported - summary.tokens_generated):
+    if beyond := max(0, summary.tokens_reported - max(summary.tokens_generated, generated)):
         yield "reported by engines, and in no response that came", beyond
 
 

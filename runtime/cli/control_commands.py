@@ -39,11 +39,17 @@ def policy(
 ) -> None:
     """Switch a run that goes on to another staleness policy. It holds for every group that is granted from then on;
     what is under way keeps the bound that it was granted under."""
+    from penstock.actors.buffer.policies import BUILTIN
     from penstock.runtime.launch.control import SwitchPolicy
 
     names = [word for word in arguments if "=" not in word or Path(word).is_dir()]
     if len(names) not in (1, 2):
         raise UserFault(f"expected [RUN] POLICY [KEY=VALUE]..., such as fully_async max_staleness=4; found {arguments}")
+    if len(names) == 1 and Path(names[0]).is_dir() and names[0] not in BUILTIN:
+        raise UserFault(
+            f"{names[0]} is a run; say which policy it is to follow, also where only a key changes: penstock policy "
+            f"{' '.join([names[0], 'fully_async', *(word for word in arguments if word != names[0])])}"
+        )
     options: dict[str, int | float | str] = {}
     for word in arguments:
         if word not in names:

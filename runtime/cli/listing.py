@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.status import duration
+from penstock.runtime.cli.tables import aligned
 from penstock.runtime.launch.runs import RECORD_NAME
 from penstock.runtime.launch.status import run_status
-from penstock.runtime.safe_text import terminal_lines
+from penstock.runtime.safe_text import terminal_lines, terminal_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from rich.console import Console
@@ -34,14 +37,24 @@ def show_runs(parent: Path, console: Console) -> int:
     if not found:
         console.print(f"{escape(terminal_lines(str(parent)))}: no run is there")
         return 1
-    table = Table(*COLUMNS, box=None, pad_edge=False, header_style="bold")
-    for column in table.columns[:2]:
-        column.overflow = "fold"
-    for folder, status in sorted(found, key=_began_at, reverse=True):
-        cells = [folder.name, status] if isinstance(status, str) else _cells(folder, status)
-        table.add_row(*(escape(terminal_lines(cell)) for cell in cells))
-    console.print(table)
+    known = sorted(found, key=_began_at, reverse=True)
+    rows = [_cells(folder, status) for folder, status in known if not isinstance(status, str)]
+    for line in _lines([list(COLUMNS), *rows], console):
+        console.print(line, soft_wrap=True)
+    for folder, status in known:
+        if isinstance(status, str):
+            console.print(Text(f"{terminal_text(folder.name)}  {terminal_lines(status)}"), soft_wrap=True)
     return 0
+
+
+def _lines(rows: list[list[str]], console: Console) -> Iterator[Text]:
+    """A line for each row; two on a terminal that has no room for that, as a name is whole for whoever copies it."""
+    lines = aligned(rows)
+    if console.is_terminal and max(map(cell_len, lines)) > console.width:
+        details = aligned([row[1:] for row in rows])
+        lines = [f"{row[0]}\n  {detail}" for row, detail in zip(rows, details, strict=True)]
+    yield Text(lines[0], style="bold")
+    yield from map(Text, lines[1:])
 
 
 def _began_at(found: tuple[Path, RunStatus | str]) -> float:
@@ -62,4 +75,4 @@ def _cells(folder: Path, status: RunStatus) -> list[str]:
     took = "" if ended_at is None else duration(ended_at - status.began_at)
     step = "none yet" if status.num_steps is None else f"{status.version} of {status.num_steps}"
     reward = "" if status.reward is None else f"{status.reward:.3f}"
-    return [folder.name, status.state, began, took, step, reward]
+    return [terminal_text(folder.name), status.state, began, took, step, reward]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.runtime.prediction.forecast import Forecast, Interval
-    from penstock.runtime.prediction.models import Models
+    from penstock.runtime.prediction.models import Check, Models
     from penstock.runtime.scenario import Scenario
 
 
@@ -52,7 +52,7 @@ def show_models(models: Models, out: Path, console: Console, *, as_json: bool) -
         return
     console.print(_fits_table(models))
     if models.checks:
-        console.print(_checks_table(models))
+        console.print(checks_table(models.checks))
     for text in models.unknown:
         console.print(f"[yellow]not learnt[/] {escape(text)}", soft_wrap=True)
     console.print(f"written: {escape(str(out))}", soft_wrap=True)
@@ -71,16 +71,19 @@ def _fits_table(models: Models) -> Table:
     return table
 
 
-def _checks_table(models: Models) -> Table:
+def checks_table(checks: Sequence[Check]) -> Table:
+    """Recorded runs beside their own scenarios, played with the models."""
     table = Table(title="the same runs, played with these models", box=box.ROUNDED, title_justify="left")
-    for heading in ("run", "policy", "step", "error", "engines busy", "predicted", "learner busy", "predicted"):
-        table.add_column(heading, justify="left" if heading in ("run", "policy") else "right")
-    for check in models.checks:
+    table.add_column("run\npolicy", overflow="fold")
+    for heading in ("step\nerror", "engines busy\npredicted", "learner busy\npredicted"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for check in checks:  # two lines each, as one does not fit into a terminal of 80 columns
         table.add_row(
-            escape(check.folder.rpartition("/")[2]), escape(check.policy), length_text(check.step_s),
-            percent(check.step_error, sign=True), percent(check.engines_busy), percent(check.engines_busy_predicted),
-            percent(check.learner_busy), percent(check.learner_busy_predicted),
-        )  # fmt: skip
+            escape(f"{check.folder.rpartition('/')[2]}\n{check.policy}"),
+            f"{length_text(check.step_s)}\n{percent(check.step_error, sign=True)}",
+            f"{percent(check.engines_busy)}\n{percent(check.engines_busy_predicted)}",
+            f"{percent(check.learner_busy)}\n{percent(check.learner_busy_predicted)}",
+        )
     return table
 
 

@@ -26,6 +26,7 @@ from penstock.runtime.hosts.processes.leftovers import clear_leftovers, end_proc
 from penstock.runtime.launch.launch import Ended, check, drive, write_scenario
 from penstock.runtime.launch.runs import SCENARIO_NAME, hold_run, read_record
 from penstock.runtime.launch.status import state_of
+from penstock.runtime.observability.trackers import read_steps
 from penstock.runtime.scenario import load_scenario
 from penstock.runtime.scenario.keys import show
 
@@ -182,10 +183,17 @@ def num_begun(folder: Path) -> int:
     """How many batches the ledger of a run has leased, the trained ones included.
 
     Raises:
-        UserFault: it cannot be read.
+        UserFault: it cannot be read, or is gone: a new one would have the run begin anew among what it has done.
     """
     path = folder / LEDGER_FILE
     if not path.exists():
+        if steps := read_steps(folder):
+            raise UserFault(
+                f"{path}: the ledger is not there, and the run has trained {steps[-1].version} steps: what they were "
+                f"trained on, and so what comes next, stands nowhere else. Put it back, with {LEDGER_FILE}-wal where "
+                "there was one; or begin a new run from a checkpoint: penstock run SCENARIO "
+                f"model.path={folder}/checkpoints/…"
+            )
         return 0
     try:
         with closing(open_read_only(path)) as database:

@@ -201,7 +201,7 @@ def ledger_file(folder: Path) -> Path:
     file = folder / LEDGER_FILE
     if not file.is_file():
         read_record(folder)  # says so when this is no run at all
-        raise UserFault(f"{folder}: the run has no {LEDGER_FILE}; its Buffer has not started yet")
+        raise UserFault(f"{folder}: the run has no {LEDGER_FILE}: its Buffer has not started yet, or the file is gone")
     return file
 
 

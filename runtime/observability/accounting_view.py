@@ -124,7 +124,8 @@ def _lane_text(lanes: list[LaneAccount]) -> str:
     missing_s = sum(lane.remainder_s for lane in lanes)
     whole_s = sum(lane.wall_s for lane in lanes)
     text = shares_text(total, "workers" if lanes[0].name == SCORER else "slots")
-    return text if missing_s < 0.005 * whole_s else f"{text}; {100 * missing_s / whole_s:.1f} % not reported yet"
+    is_small = missing_s <= 0.005 * whole_s  # both are 0 for a lane of which nothing was reported yet
+    return text if is_small else f"{text}; {100 * missing_s / whole_s:.1f} % not reported yet"
 
 
 def _share(number: int, total: int) -> str:

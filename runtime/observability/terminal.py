@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import IO, TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from penstock.runtime.terminal import TerminalConsole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_log = logging.getLogger(__name__)
 
 
 class DetachedConsole(TerminalConsole):
@@ -39,3 +42,11 @@ class DetachedConsole(TerminalConsole):
     @size.setter
     def size(self, new_size: tuple[int, int]) -> None:
         self.width, self.height = new_size
+
+    def on_broken_pipe(self) -> None:
+        """Whoever read has gone, as ``head`` does and a ``tee`` that is killed. What is shown goes nowhere from then
+        on, and the run goes on: a display is no reason to end it."""
+        _log.warning("nobody reads what is shown any more: it is in the run's folder alone from here on")
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)

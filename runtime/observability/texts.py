@@ -23,6 +23,8 @@ NOTHING: Final = "–"
 MAX_EVALUATED: Final = 3
 """Datasets with a figure at the top."""
 _UNTOLD: Final = ("group_id", "index", "min_version", "deadline_version", "tool")
+_TIMES: Final = {"tool_s": "in tools", "row_wait_s": "until its row was there"}
+"""What is behind a time; other names of times stand for themselves."""
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 
@@ -207,7 +209,7 @@ def told(attributes: Mapping[str, AttributeValue]) -> Iterator[str]:
             yield f"to {value}"
         elif name.startswith("num_") and isinstance(value, int):
             yield f"{value:,} {name.removeprefix('num_').replace('_', ' ')}"
-        elif name == "tool_s" and isinstance(value, float):
-            yield f"{length_text(value)} in tools"
+        elif name.endswith("_s") and isinstance(value, float):
+            yield f"{length_text(value)} {_TIMES.get(name, name.removesuffix('_s').replace('_', ' '))}"
         else:
             yield f"{name.replace('_', ' ')} {number_text(value) if isinstance(value, float) else value}"

@@ -105,8 +105,20 @@ def _played(scenario: Scenario) -> Steady:
     watch = _Watch(scenario)
     ending = watch.simulation.run(None)
     if watch.after is None:
-        raise UserFault(f"the simulation with seed {scenario.run.seed} did not complete: {ending.story}")
+        told = f"{ending.story}{_hint(scenario)}"
+        raise UserFault(f"the simulation with seed {scenario.run.seed} did not complete: {told}")
     return watch.steady()
+
+
+def _hint(scenario: Scenario) -> str:
+    """Where no modelled group can pass the filter: of runs whose rewards were all alike, that is what is learnt."""
+    rate = scenario.reward.simulated.success_rate
+    if not scenario.filter.drop_zero_spread or 0.0 < rate < 1.0:
+        return ""
+    return (
+        f". Here no group can pass: {rate:g} of the modelled answers earn a reward (reward.simulated.success_rate, "
+        "which --models has from its runs), so all of a group are alike; filter.drop_zero_spread=false keeps them"
+    )
 
 
 def _told_less(scenario: Scenario) -> Scenario:

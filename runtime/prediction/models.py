@@ -164,6 +164,6 @@ def read_models(path: Path) -> Models:
         UserFault: it is missing, or no such file; the message says where.
     """
     try:
-        return msgspec.convert(read_source(path).data, Models)
+        return msgspec.convert(read_source(path, "file of models").data, Models)
     except msgspec.ValidationError as error:
         raise UserFault(f"{path}: {error}; write it anew with: penstock calibrate") from None

@@ -305,7 +305,7 @@ def _time_of_step(folder: Path, until: str) -> float | None:
             raise UserFault(f"--until: {until!r} is neither the number of a step nor an event, such as buffer-1:123")
         return None
     if (at_s := time_of_step(folder, int(until))) is None:
-        raise UserFault(f"--until: step {until} is not in the recording")
+        raise UserFault(f"--until: step {until} is not in the recording; {recorded_steps(folder)}")
     return at_s
 
 
@@ -315,11 +315,20 @@ def time_of_step(folder: Path, version: int) -> float | None:
     Raises:
         UserFault: nothing was recorded.
     """
+    return next((at_s for at_s, step in _steps(folder) if step == version), None)
+
+
+def recorded_steps(folder: Path) -> str:
+    """Which steps the recording of a run has, to be said where another one was asked for."""
+    steps = [step for _, step in _steps(folder)]
+    return f"it has steps {min(steps)} to {max(steps)}" if steps else "it has none"
+
+
+def _steps(folder: Path) -> Iterator[tuple[float, int]]:
     buffers = [path for path in recorded_files(folder) if path.stem.rpartition("-")[0] == BUFFER]
     for at_s, _, row in merged_rows(buffers):
-        if isinstance(row, Handled) and row.event == _STEP and row.subject == f"step {version}":
-            return at_s
-    return None
+        if isinstance(row, Handled) and row.event == _STEP and row.subject.removeprefix("step ").isdecimal():
+            yield at_s, int(row.subject.removeprefix("step "))
 
 
 def _notes(folder: Path) -> dict[str, None]:

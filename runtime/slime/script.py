@@ -70,7 +70,11 @@ def read_script(path: Path) -> LaunchScript:
     except RecursionError:
         raise UserFault(f"{path}: brackets are nested too deep to be read") from None
     if not shell.launches:
-        raise UserFault(f"{path}: no command in it starts slime's {' or '.join(_PROGRAMS)}")
+        raise UserFault(
+            f"{path}: no command in it starts slime's {' or '.join(_PROGRAMS)}, and only such launch scripts "
+            "are converted; the keys of verl and TRL are in docs/from_verl.md and docs/from_trl.md, and a scenario "
+            "that has one is told its name here"
+        )
     *earlier, launch = shell.launches
     flags = _flags(launch.words[1:], path.name)
     if not flags:

@@ -594,3 +594,10 @@ def test_a_drift_of_lengths_is_told(recording: Recording) -> None:
     found = calibrate([recording._replace(samples=longer)])
     assert any(text.startswith("lengths changed by +") for text in found.unknown)
     assert calibration.DRIFT == 0.1
+
+
+def test_models_of_runs_without_any_reward_say_why_nothing_is_trained() -> None:
+    alike = ("reward.simulated.success_rate=0", "filter.drop_zero_spread=")
+    with pytest.raises(UserFault, match=r"no group can pass: 0 of the modelled answers .*drop_zero_spread=false"):
+        forecast(truth("sync", alike[0], f"{alike[1]}true"), [0])
+    assert forecast(truth("sync", alike[0], f"{alike[1]}false"), [0]).goodput.mean > 0

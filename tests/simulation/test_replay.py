@@ -208,7 +208,7 @@ def test_it_stops_behind_a_step_behind_an_event_and_where_it_is_asked_to_break()
     ("options", "why"),
     [
         ({"until": "soon"}, "neither the number of a step nor an event"),
-        ({"until": "999"}, "step 999 is not in the recording"),
+        ({"until": "999"}, "step 999 is not in the recording; it has steps 1 to "),
         ({"actor": "nobody"}, "nobody is not in the recording, which has buffer, "),
     ],
 )

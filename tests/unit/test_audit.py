@@ -45,10 +45,11 @@ from penstock.messages.ledger import (
     VersionRecorded,
 )
 from penstock.messages.samples import TerminalState
-from penstock.messages.training import CauseCount, OnStale, UpdateMode
+from penstock.messages.training import Balance, CauseCount, OnStale, UpdateMode
 from penstock.runtime.cli.app import app
 from penstock.runtime.cli.audit import show_audit
 from penstock.runtime.launch.runs import open_record
+from penstock.runtime.observability.summary import MachineFacts, RunSummary, write_summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -593,6 +594,31 @@ def test_the_command_prints_ends_waste_and_verdict(tmp_path: Path) -> None:
     assert ["issued", "balanced", "20", "54"] in rows
     assert ["stale:", "past_deadline", "12", "22.2", "%"] in rows
     assert "clean: log, tables, payloads and checkpoints agree" in text
+
+
+def ended_early(folder: Path) -> None:
+    """The summary of a run that ended for its failures: its Buffer had said so before what failed was settled."""
+    nothing = Balance(issued=20, in_system=20, ended=())
+    write_summary(
+        folder,
+        RunSummary(
+            scenario="x", penstock_version="0", seed=0, policy="sync", staleness_bound=0, started_at="",
+            completed=False, machine=MachineFacts(system="Linux", python="3.11", num_cpus=2, memory_bytes=1), story="",
+            version=0, num_steps=1, wall_s=1.0, training_s=1.0, first10_reward=None, last10_reward=None,
+            mean_staleness=None, max_staleness=0, mean_logprob_abs_diff=None, max_logprob_abs_diff=None,
+            balance=nothing, tokens_generated=0,
+            tokens_trained=0, tokens_wasted=(), tokens_lost_estimate=0, tokens_reported=54 + 7, restarts=(),
+            checkpoint="", report="", metrics="",
+        ),
+    )  # fmt: skip
+
+
+def test_tokens_that_are_in_the_ledger_have_come(tmp_path: Path) -> None:
+    ledger_of(make.whole_run(), tmp_path)
+    ended_early(tmp_path)
+    rows = [line.split() for line in shown(tmp_path)[1].splitlines()]
+    assert ["issued", "balanced", "20", "54"] in rows
+    assert ["reported", "by", "engines,", "and", "in", "no", "response", "that", "came", "≈", "7", "–"] in rows
 
 
 def test_the_command_names_what_disagrees_and_fails(tmp_path: Path) -> None:

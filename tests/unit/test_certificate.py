@@ -398,7 +398,11 @@ def test_what_cannot_be_certified_is_refused_with_the_reason(run: Path) -> None:
 
 def test_what_cannot_be_read_is_said_with_exit_code_2(run: Path) -> None:
     assert verify(run, "--ledger", SCENARIO_NAME)[0] == 2
-    assert verify(run, "--ledger", "missing.sqlite")[0] == 2
+    assert verify(run, "--ledger", "missing.sqlite") == (
+        2,
+        "cannot be read: 'missing.sqlite: unable to open database file'\n",
+    )
+    assert verify(run, "--weights", "no.jsonl") == (2, "cannot be read: 'no.jsonl: No such file or directory'\n")
     for text in ("no JSON", "[]", "{}", '{"penstock_certificate": 1}', '{"penstock_certificate": 2}'):
         (run / CERTIFICATE).write_text(text)
         code, told = verify(run)

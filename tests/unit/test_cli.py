@@ -24,11 +24,32 @@ from penstock.runtime.scenario.source import read_source
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
-def penstock(*arguments: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def penstock(*arguments: str | Path, folder: Path | None = None, width: int = 200) -> subprocess.CompletedProcess[str]:
     """Run the command as users do, in a process of its own."""
     command = [sys.executable, "-c", "from penstock.runtime.cli import main; main()", *map(str, arguments)]
-    environment = os.environ | {"TERM": "dumb", "COLUMNS": "200"}
+    environment = os.environ | {"TERM": "dumb", "COLUMNS": str(width)}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, env=environment)
+
+
+def test_help_begins_with_run_and_breaks_no_sentence_where_the_source_does() -> None:
+    _, commands = penstock("--help", width=80).stdout.split("─ Commands ─")
+    assert commands.splitlines()[1].split()[1] == "run"
+    assert max(map(len, commands.splitlines())) <= 80
+    for shown, whole in (
+        (commands, "│             for every group that is granted from then on; what is under way  │"),
+        (
+            penstock("replay", "--help", width=80).stdout,
+            " by simulation, twice: as it was and with the overrides; it prints both         ",
+        ),
+    ):
+        assert whole.rstrip() in [line.rstrip() for line in shown.splitlines()]
+
+
+def test_a_policy_that_is_not_named_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    done = penstock("policy", "mine", "max_staleness=4", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.endswith("penstock policy mine fully_async max_staleness=4\n")
 
 
 def test_help_lists_every_command() -> None:

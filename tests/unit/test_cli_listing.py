@@ -55,3 +55,17 @@ def test_a_folder_without_a_run_says_so_and_fails(tmp_path: Path) -> None:
     out = StringIO()
     assert show_runs(tmp_path / "nowhere", Console(file=out, width=160, soft_wrap=True)) == 1
     assert "nowhere: no run is there" in out.getvalue()
+
+
+def test_names_are_whole_on_a_narrow_terminal_and_lines_in_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "evaluate-mine-20261128-003122-20261128-004808"
+    close_record(tmp_path / name, opened(tmp_path / name, 1_000.0, monkeypatch), 0)
+    terminal, pipe = StringIO(), StringIO()
+    show_runs(tmp_path, Console(file=terminal, width=80, force_terminal=True, no_color=True, color_system=None))
+    show_runs(tmp_path, Console(file=pipe, width=80))
+    _, head, first, second = terminal.getvalue().splitlines()
+    assert (first, second.split()[0]) == (name, "completed")
+    assert max(map(len, (head, first, second))) <= 80
+    assert pipe.getvalue().splitlines()[1].split()[:2] == [name, "completed"]

@@ -21,12 +21,13 @@ from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.backends.weights.segments import SHARED_FOLDER, segment_name
 from penstock.messages.errors import UserFault
 from penstock.messages.ledger import BatchLeased, StepRecorded
-from penstock.messages.training import UpdateMode
+from penstock.messages.training import Balance, UpdateMode
 from penstock.runtime.hosts.processes.job import RUN_FOLDER_VARIABLE, RUN_ID_VARIABLE
 from penstock.runtime.hosts.processes.leftovers import clear_leftovers, end_process, processes_of
 from penstock.runtime.launch.launch import claim_drive, has_entries, resume_command
 from penstock.runtime.launch.resume import num_begun, overridden, resume
 from penstock.runtime.launch.runs import close_record, hold_run, open_record, read_record, start_ticks
+from penstock.runtime.observability.trackers import METRICS_FILE, StepRow
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
@@ -157,6 +158,20 @@ def test_steps_that_are_begun_are_finished(folder: Path) -> None:
     assert num_begun(folder) == 4
     assert "run.num_steps: 3 is below the 4 steps that are trained or begun" in refused(folder, "run.num_steps=3")
     assert load_scenario(folder / "scenario.yaml").run.num_steps == 10  # as it was
+
+
+def test_a_run_whose_ledger_is_gone_does_not_begin_anew_among_what_it_has_done(folder: Path) -> None:
+    (folder / LEDGER_FILE).unlink()
+    assert num_begun(folder) == 0  # killed before it came to anything
+    step = StepRow(
+        version=3, at_s=1.0, num_steps=10, metrics={}, staleness_counts=(1,), response_lengths=(1,), group_ids=(3,),
+        balance=Balance(issued=1, in_system=0, ended=()),
+    )  # fmt: skip
+    (folder / METRICS_FILE).write_bytes(msgspec.json.encode(step) + b"\n")
+    told = refused(folder)
+    assert told.startswith(f"{folder / LEDGER_FILE}: the ledger is not there, and the run has trained 3 steps")
+    assert "Put it back" in told
+    assert not (folder / LEDGER_FILE).exists()
 
 
 # --- who drives it ----------------------------------------------------------------------------------------------

@@ -580,3 +580,15 @@ def test_a_sparkline_has_the_width_and_the_course() -> None:
     assert sparkline([5.0, 5.0], 8) == "▄▄"
     assert sparkline([], 8) == ""
     assert sparkline([1.0, 2.0], 0) == ""
+
+
+def test_a_run_outlives_whoever_read_what_it_shows() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w", buffering=1) as file:
+        console = DetachedConsole(file)
+        console.print("read")
+        assert os.read(reader, 100) == b"read\n"
+        os.close(reader)
+        console.print("by nobody")
+        console.print("nor this")
+        file.flush()

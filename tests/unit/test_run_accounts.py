@@ -218,6 +218,11 @@ def test_many_engines_share_a_line_and_time_that_is_missing_is_said() -> None:
     assert text.endswith("37.5 % not reported yet")
 
 
+def test_a_run_that_begins_has_lanes_without_any_time() -> None:
+    begins = Accounts(wall_s=0.0, has_ended=False, lanes=(lane("learner", 0.0, wall_s=0.0),), tokens=account())
+    assert "learner" in rendered(begins)
+
+
 def test_estimates_are_marked_and_what_is_missing_cries() -> None:
     accounts = Accounts(wall_s=10.0, has_ended=True, lanes=(), tokens=account(generated=103))
     rows = {row.what: row for row in token_rows(accounts)}

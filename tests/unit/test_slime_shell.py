@@ -159,6 +159,7 @@ def test_nothing_is_run(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("echo hello\n", "no command in it starts slime's train.py"),
+        ("trainer: {total_epochs: 15}\n", "the keys of verl and TRL are in docs/from_verl.md"),
         ("python train.py\n", "run.sh:1: there is not one --flag behind train.py"),
         ("A=(\n --lr 'open\n", "run.sh:.*never ends"),
         ("A=(--lr 1\n", "run.sh:1: an array that begins here never ends"),

@@ -18,6 +18,7 @@ from penstock.runtime.observability import gen_ai
 from penstock.runtime.observability.lives import STAGES, Fate, life_of
 from penstock.runtime.observability.span_collector import readable_span
 from penstock.runtime.observability.span_file import actor_attributes
+from penstock.runtime.observability.texts import told
 from penstock.runtime.observability.trace_view import write_view
 from penstock.runtime.observability.traces import SpanRow
 from penstock.runtime.observability.trackers import ActivityRow
@@ -295,3 +296,9 @@ def test_spans_carry_the_names_that_viewers_of_language_models_look_for() -> Non
     }
     assert gen_ai.conventional("score", {"failure": EVIL})[ERROR_TYPE] == "scoring_failed"
     assert gen_ai.conventional("filter", {"kept": True}) == {}
+
+
+def test_times_of_a_stage_are_told_with_their_unit_after_the_number() -> None:
+    assert list(told({"row_wait_s": 1.94e-4, "tool_s": 1.5, "queue_wait_s": 0.25})) == [
+        "0.2 ms until its row was there", "1.5 s in tools", "250.0 ms queue wait",
+    ]  # fmt: skip

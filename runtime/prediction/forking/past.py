@@ -22,6 +22,7 @@ from penstock.runtime.run.replay import (
     checked_rules,
     merged_rows,
     recorded_files,
+    recorded_steps,
     time_of_step,
     unpacked,
 )
@@ -68,7 +69,7 @@ def read_past(folder: Path, step: int, *, anyway: bool) -> Past:
         UserFault: the step is not in the recording, or the run is of a kind that cannot be gone on with.
     """
     if (at_s := time_of_step(folder, step)) is None:
-        raise UserFault(f"--fork: step {step} is not in the recording of {folder}")
+        raise UserFault(f"--fork: step {step} is not in the recording of {folder}; {recorded_steps(folder)}")
     began: dict[str, Began] = {}
     files: dict[str, Path] = {}
     notes: dict[str, None] = {}

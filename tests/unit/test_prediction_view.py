@@ -1,0 +1,29 @@
+"""What ``penstock calibrate`` prints, on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+
+from penstock.runtime.cli.prediction import checks_table
+from penstock.runtime.prediction.models import Check
+
+
+def test_names_and_figures_of_the_runs_played_again_are_whole() -> None:
+    check = Check(
+        folder="runs/fully_async-20261128-003943",
+        policy="fully_async",
+        step_s=0.2393,
+        step_error=-0.369,
+        engines_busy=0.8,
+        engines_busy_predicted=0.941,
+        learner_busy=0.609,
+        learner_busy_predicted=0.594,
+    )
+    out = StringIO()
+    Console(file=out, width=80).print(checks_table([check]))
+    shown = out.getvalue()
+    assert "…" not in shown
+    whole = ("fully_async-20261128-003943", "239.3 ms", "-36.9 %", "80.0 %", "94.1 %", "60.9 %", "59.4 %", "predicted")
+    assert [text for text in whole if text not in shown] == []

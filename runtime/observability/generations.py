@@ -41,10 +41,13 @@ class Open(dict[KeyT, ValueT]):
 
     def begin(self, key: KeyT, value: ValueT) -> None:
         """It is the newest from here on, also where it had begun before."""
-        self.pop(key, None)
-        if len(self) >= MAX_OPEN:
-            del self[next(iter(self))]
+        num_open = len(self)
         self[key] = value
+        if len(self) == num_open:  # rare, and a key that is a sample costs as much to look up as to keep
+            del self[key]
+            self[key] = value
+        elif num_open >= MAX_OPEN:
+            del self[next(iter(self))]
 
 
 class _Generation:
@@ -66,9 +69,7 @@ class _Generation:
             self.tool_ns += step.end_ns - step.begin_ns
 
     def told(self) -> Attributes:
-        """Of an episode; nothing of a sample that is one response."""
-        if not self.num_turns and not self.num_calls:
-            return ()
+        """Of an episode."""
         return ("num_turns", self.num_turns), ("num_calls", self.num_calls), ("tool_s", self.tool_ns / 1e9)
 
 
@@ -112,17 +113,20 @@ class GenerationStages:
         if begun is None:
             return
         now_ns = self._now_ns()
-        self._interrupted.pop(key, None)
-        if isinstance(event.outcome, Cancelled) and event.outcome.cause == "interrupted":
+        outcome = event.outcome
+        if self._interrupted:
+            self._interrupted.pop(key, None)
+        if type(outcome) is Cancelled and outcome.cause == "interrupted":
             self._interrupted.begin(key, begun)
             self._arrived.begin(key, now_ns)
         attributes: Attributes = (
             ("attempt", event.attempt),
-            ("outcome", _outcome(type(event.outcome))),
+            ("outcome", _outcome(type(outcome))),
             ("num_tokens", event.part.num_tokens),
             ("versions", _versions(event.part.spans)),
-            *begun.told(),
         )
+        if begun.num_turns or begun.num_calls:
+            attributes = (*attributes, *begun.told())
         parent_id = attempt_span_id(begun.trace_id, event.attempt)
         self._record(begun.trace_id, parent_id, "generate", begun.at_ns, now_ns, attributes, span_id=begun.span_id)
         if begun.num_turns:

@@ -78,7 +78,13 @@ from penstock.messages.training import BatchReady
 from penstock.messages.weights import VersionAnnounced, WeightsExported, WeightsStaged
 from penstock.runtime.observability.generations import GenerationStages, Open
 from penstock.runtime.observability.group_spans import record_together
-from penstock.runtime.observability.spans import SPAN_ID_BYTES, attempt_span_id, root_span_id, sample_trace_id
+from penstock.runtime.observability.spans import (
+    SPAN_ID_BYTES,
+    attempt_span_id,
+    root_span_id,
+    sample_trace_id,
+    trace_id_of,
+)
 from penstock.runtime.observability.subjects import KEY_OF
 
 if TYPE_CHECKING:
@@ -239,7 +245,7 @@ class StageRecorder:
         key = sent.key
         if not self.kept[key.group_id]:
             return
-        trace_id, now_ns = self._ids.trace_of(key), self._now_ns()
+        trace_id, now_ns = trace_id_of(self._ids.salt, key.group_id, key.index), self._now_ns()
         attributes: Attributes = (
             ("group_id", key.group_id),
             ("index", key.index),
@@ -297,7 +303,7 @@ class StageRecorder:
         """The stage of a sample that had come here is over."""
         arrived_ns = self._arrived.pop(key, None)
         if arrived_ns is not None:
-            trace_id = self._ids.trace_of(key)
+            trace_id = trace_id_of(self._ids.salt, key.group_id, key.index)
             self._record(trace_id, trace_id[:SPAN_ID_BYTES], name, arrived_ns, self._now_ns(), attributes)
 
     # --- Buffer -----------------------------------------------------------------------------------------------

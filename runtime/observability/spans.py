@@ -94,12 +94,12 @@ def next_span_id(span_id: bytes, index: int) -> bytes:
 
 def step_trace_id(run_salt: bytes, version: int) -> bytes:
     """The trace of the step that makes ``version``, 16 bytes."""
-    return _derive(run_salt, b"step/%d" % version)
+    return blake2b(b"step/%d" % version, digest_size=TRACE_ID_BYTES, key=run_salt).digest()
 
 
 def version_trace_id(run_salt: bytes, version: int) -> bytes:
     """The trace of the way of ``version`` from the learner to the engines, 16 bytes."""
-    return _derive(run_salt, b"version/%d" % version)
+    return blake2b(b"version/%d" % version, digest_size=TRACE_ID_BYTES, key=run_salt).digest()
 
 
 def root_span_id(trace_id: bytes) -> bytes:
@@ -205,7 +205,3 @@ class SpanRecorder:
         taken = spans[:limit]
         del spans[: len(taken)]
         return taken
-
-
-def _derive(run_salt: bytes, what: bytes) -> bytes:
-    return blake2b(what, digest_size=TRACE_ID_BYTES, key=run_salt).digest()

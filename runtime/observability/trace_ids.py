@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.runtime.observability.spans import (
@@ -54,9 +54,9 @@ class TraceIds:
         self.salt: Final = run_salt
         self.kept: Final[Mapping[int, bool]] = _Decided(run_salt, fraction)
         """Whether the samples of a group are traced, by its id; it has an answer for every id."""
-        self.step = lru_cache(maxsize=CACHED_VERSIONS)(self._step)
+        self.step: Final = lru_cache(maxsize=CACHED_VERSIONS)(partial(step_trace_id, run_salt))
         """The trace of the step that makes this version."""
-        self.version = lru_cache(maxsize=CACHED_VERSIONS)(self._version)
+        self.version: Final = lru_cache(maxsize=CACHED_VERSIONS)(partial(version_trace_id, run_salt))
         """The trace of this version's way to the engines."""
 
     def first_trace(self, group_id: int) -> bytes:
@@ -72,9 +72,3 @@ class TraceIds:
         """A link to the root span of a version."""
         trace_id = self.version(version)
         return trace_id, root_span_id(trace_id)
-
-    def _step(self, version: int) -> bytes:
-        return step_trace_id(self.salt, version)
-
-    def _version(self, version: int) -> bytes:
-        return version_trace_id(self.salt, version)

@@ -46,6 +46,7 @@ class EventObserver:
         name: str,
         epoch: int,
         now_s: Callable[[], float],
+        offset_s: float = 0.0,
         stages: StageRecorder | None = None,
         weights: WeightsLog | None = None,
         recording: Recording | None = None,
@@ -55,7 +56,8 @@ class EventObserver:
             log: where the events go; whoever made it closes it.
             name: of the actor.
             epoch: its incarnation.
-            now_s: seconds since the start of the run.
+            now_s: seconds of a clock that never goes back.
+            offset_s: what turns them into seconds since the start of the run.
             stages: what takes the stages, where there are traces.
             weights: where publishes go, of a Learner; whoever made it closes it.
             recording: what takes each event whole, with its commands; whoever made it closes it.
@@ -64,6 +66,7 @@ class EventObserver:
         self._name = name
         self._epoch = epoch
         self._now_s = now_s
+        self._offset_s = offset_s
         self._kept = None if stages is None else stages.kept
         self._plans = _Plans(stages)
         self._on_sent = {} if stages is None else stages.on_sent
@@ -76,7 +79,7 @@ class EventObserver:
         # Most events are about a sample: one look-up and no call of Python's, as either costs as much as the rest.
         name, about_of, (depends, act, others) = self._plans[type(event)]
         about = about_of(event)
-        self._append(self._now_s(), self._name, self._epoch, name, about)
+        self._append(self._now_s() + self._offset_s, self._name, self._epoch, name, about)
         if self._recording is not None:
             self._recording.add(event, header, commands)
         if self._weights is not None:
@@ -97,6 +100,6 @@ class EventObserver:
 
     def failed(self, event: Event, header: Header | None, error: Exception) -> None:
         """Log the event on which the actor has raised: it is the last one."""
-        self._append(self._now_s(), self._name, self._epoch, type(event).__name__, subject_text(event))
+        self._append(self._now_s() + self._offset_s, self._name, self._epoch, type(event).__name__, subject_text(event))
         if self._recording is not None:
             self._recording.add(event, header, [], error)

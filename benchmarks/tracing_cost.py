@@ -2,6 +2,10 @@
 
 CPU time of one thread, the smallest of several repetitions, each thing measured in the same process one after the
 other and again.
+
+``--runs N`` measures nothing of this, but what tracing takes in a run: N runs of the scenario of ``control_plane`` with
+tracing and N without, in turn, with a stop-watch around what observes in every actor. What it adds to the CPU time of a
+run beside that (colder caches) is in the difference of whole runs alone, see ``control_plane --ledger traces``.
 """
 
 from __future__ import annotations
@@ -20,7 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.benchmarks._progress import in_turn
+from penstock.benchmarks._runs import run
+from penstock.benchmarks._stop_watch import environment, read
 from penstock.benchmarks._traced_group import cost_us
+from penstock.benchmarks.control_plane import GROUPS_PER_BATCH, SCENARIO, rate_of
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.base import Metric
 from penstock.messages.commands import Send
@@ -48,6 +55,7 @@ NUM_CALLS: Final = 20_000
 REPETITIONS: Final = 7
 SPANS_A_BATCH: Final = 512
 GROUPS_A_REPETITION: Final = 640
+STEPS_A_RUN: Final = 200
 FRACTIONS: Final = {"with every group traced": 1.0, "with one in ten": 0.1, "with none": 0.0}
 
 
@@ -56,7 +64,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="penstock bench tracing_cost", description=__doc__)
     parser.add_argument("--calls", type=int, default=NUM_CALLS, help="calls in one repetition")
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
+    parser.add_argument("--runs", type=int, default=0, help="runs with tracing, and as many without, to look into")
     given = parser.parse_args(arguments)
+    if given.runs:
+        return _measure_runs(given.runs)
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(Path(folder), given.calls, given.repetitions)
     table = Table("what", "least µs", "median µs", title="CPU time of one call")
@@ -71,6 +82,43 @@ def main(arguments: list[str] | None = None) -> int:
     costs = ", ".join(f"{cost:.0f} µs {what}" for what, cost in groups.items())
     console.print(f"A group of 8 samples through all actors, medians of {given.repetitions} pairs: {costs}.")
     return 0
+
+
+def _measure_runs(num_runs: int) -> int:
+    """Print what tracing takes in the processes of a run; returns the exit code."""
+    costs: list[tuple[float, ...]] = []
+    for number in in_turn(range(num_runs), lambda number: f"runs, pair {number + 1}"):
+        order = (True, False) if number % 2 else (False, True)
+        runs = {is_traced: _watched_run(is_traced=is_traced) for is_traced in order}
+        (with_us, exporters_us, all_us), (without_us, _, _) = runs[True], runs[False]
+        observers_us = with_us - without_us
+        costs.append((without_us, observers_us, exporters_us, 100 * (observers_us + exporters_us) / all_us))
+    table = Table("in a run with one group in ten traced", "median", "least", "most", title=f"{num_runs} pairs of runs")
+    names = (
+        "event log, µs a group",
+        "tracing in the observers, µs",
+        "threads that write spans, µs",
+        "both, % of CPU time",
+    )
+    for name, found in zip(names, zip(*costs, strict=True), strict=True):
+        table.add_row(name, *(f"{figure:.2f}" for figure in (statistics.median(found), min(found), max(found))))
+    Console().print(table)
+    return 0
+
+
+def _watched_run(*, is_traced: bool) -> tuple[float, float, float]:
+    """Of the observers, of the threads that write spans, and of all processes after their start: µs a group."""
+    with tempfile.TemporaryDirectory() as folder:
+        watch = Path(folder) / "watch"
+        overrides = (
+            "runtime.host=local",
+            f"run.num_steps={STEPS_A_RUN}",
+            f"observability.tracing={str(is_traced).lower()}",
+        )
+        finished = run(SCENARIO, overrides, Path(folder) / "run", environment=environment(watch))
+        watched, rate, num_groups = read(watch), rate_of(finished), finished.steps[-1].version * GROUPS_PER_BATCH
+    us_a_group = 1e6 / num_groups
+    return watched.observers_s * us_a_group, watched.exporters_s * us_a_group, 1000 * rate.cpu_ms_after_start
 
 
 RECORDED: Final = "a span recorded"

@@ -3,24 +3,37 @@ publishes to a log of weights, and the stages of samples, steps and versions to 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any
 
 from penstock.messages.commands import Send
-from penstock.runtime.observability.subjects import KEY_OF, subject_text
+from penstock.runtime.observability.subjects import SUBJECTS, subject_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.samples import SampleKey
     from penstock.messages.wire import Header
     from penstock.runtime.observability.recording import Recording
-    from penstock.runtime.observability.stages import StageRecorder
+    from penstock.runtime.observability.stages import StageRecorder, Stages
     from penstock.runtime.observability.trackers import EventLog
     from penstock.runtime.observability.weights_log import WeightsLog
 
-_UNASKED: Final[Collection[object]] = ()
+
+class _Plans(dict[type["Event"], tuple[str, "Callable[[Any], Any]", "Stages"]]):
+    """Of a class of events its name, how to tell what one is about, and what is recorded of it: worked out once, and
+    found by one look-up."""
+
+    def __init__(self, stages: StageRecorder | None) -> None:
+        super().__init__()
+        self._stages = stages
+        for kind in SUBJECTS:
+            self[kind]
+
+    def __missing__(self, kind: type[Event]) -> tuple[str, Callable[[Any], Any], Stages]:
+        stages = (False, None, ()) if self._stages is None else self._stages.after(kind)
+        plan = self[kind] = kind.__name__, SUBJECTS.get(kind, subject_text), stages
+        return plan
 
 
 class EventObserver:
@@ -33,6 +46,7 @@ class EventObserver:
         name: str,
         epoch: int,
         now_s: Callable[[], float],
+        offset_s: float = 0.0,
         stages: StageRecorder | None = None,
         weights: WeightsLog | None = None,
         recording: Recording | None = None,
@@ -42,7 +56,8 @@ class EventObserver:
             log: where the events go; whoever made it closes it.
             name: of the actor.
             epoch: its incarnation.
-            now_s: seconds since the start of the run.
+            now_s: seconds of a clock that never goes back.
+            offset_s: what turns them into seconds since the start of the run.
             stages: what takes the stages, where there are traces.
             weights: where publishes go, of a Learner; whoever made it closes it.
             recording: what takes each event whole, with its commands; whoever made it closes it.
@@ -51,12 +66,9 @@ class EventObserver:
         self._name = name
         self._epoch = epoch
         self._now_s = now_s
+        self._offset_s = offset_s
         self._kept = None if stages is None else stages.kept
-        self._of_samples = {
-            kind: (key_of, _UNASKED if stages is None else stages.others_after(kind)) for kind, key_of in KEY_OF.items()
-        }
-        """How to tell which sample an event is about, and what else its commands may be about."""
-        self._on_event = {} if stages is None else stages.on_event
+        self._plans = _Plans(stages)
         self._on_sent = {} if stages is None else stages.on_sent
         self._on_command = {} if stages is None else stages.on_command
         self._weights = weights
@@ -64,25 +76,18 @@ class EventObserver:
 
     def handled(self, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
         """Log the event, and record the stages that it ends or that its commands begin or end."""
-        kind = type(event)
-        of_sample = self._of_samples.get(kind)  # here, as most events are about one, and a call costs as much as this
-        key: SampleKey | None = None
-        others = _UNASKED
-        about: str | SampleKey
-        if of_sample is None:
-            about = subject_text(event)
-        else:
-            key_of, others = of_sample
-            about = key = key_of(event)
-        self._append(self._now_s(), self._name, self._epoch, kind.__name__, about)
+        # Most events are about a sample: one look-up and no call of Python's, as either costs as much as the rest.
+        name, about_of, (depends, act, others) = self._plans[type(event)]
+        about = about_of(event)
+        self._append(self._now_s() + self._offset_s, self._name, self._epoch, name, about)
         if self._recording is not None:
             self._recording.add(event, header, commands)
         if self._weights is not None:
             self._weights.saw(event)
         if self._kept is None:
             return
-        if key is None or self._kept[key.group_id]:
-            if (act := self._on_event.get(kind)) is not None:
+        if not depends or self._kept[about.group_id]:
+            if act is not None:
                 act(event)
         elif not others:
             return
@@ -95,6 +100,6 @@ class EventObserver:
 
     def failed(self, event: Event, header: Header | None, error: Exception) -> None:
         """Log the event on which the actor has raised: it is the last one."""
-        self._append(self._now_s(), self._name, self._epoch, type(event).__name__, subject_text(event))
+        self._append(self._now_s() + self._offset_s, self._name, self._epoch, type(event).__name__, subject_text(event))
         if self._recording is not None:
             self._recording.add(event, header, [], error)

@@ -13,9 +13,11 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import msgspec
+
 from penstock.messages.local import TurnTaken
 from penstock.messages.samples import Cancelled
-from penstock.runtime.observability.spans import CHAT, COMPLETION, TOOL, attempt_span_id
+from penstock.runtime.observability.spans import CHAT, COMPLETION, TOOL, attempt_span_id, trace_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,22 +43,25 @@ class Open(dict[KeyT, ValueT]):
 
     def begin(self, key: KeyT, value: ValueT) -> None:
         """It is the newest from here on, also where it had begun before."""
-        self.pop(key, None)
-        if len(self) >= MAX_OPEN:
-            del self[next(iter(self))]
+        num_open = len(self)
         self[key] = value
+        if len(self) == num_open:  # rare, and a key that is a sample costs as much to look up as to keep
+            del self[key]
+            self[key] = value
+        elif num_open >= MAX_OPEN:
+            del self[next(iter(self))]
 
 
-class _Generation:
+class _Generation(msgspec.Struct, gc=False):
     """A generation that runs, or was interrupted."""
 
-    __slots__ = ("at_ns", "num_calls", "num_turns", "span_id", "tool_ns", "trace_id")
-
-    def __init__(self, at_ns: int, trace_id: bytes, span_id: bytes) -> None:
-        self.at_ns = at_ns
-        self.trace_id = trace_id
-        self.span_id = span_id
-        self.num_turns = self.num_calls = self.tool_ns = 0
+    at_ns: int
+    trace_id: bytes
+    span_id: bytes = b""
+    """Of its span, once that or something below it is recorded."""
+    num_turns: int = 0
+    num_calls: int = 0
+    tool_ns: int = 0
 
     def count(self, step: TurnTaken | ToolCalled) -> None:
         if isinstance(step, TurnTaken):
@@ -66,9 +71,7 @@ class _Generation:
             self.tool_ns += step.end_ns - step.begin_ns
 
     def told(self) -> Attributes:
-        """Of an episode; nothing of a sample that is one response."""
-        if not self.num_turns and not self.num_calls:
-            return ()
+        """Of an episode."""
         return ("num_turns", self.num_turns), ("num_calls", self.num_calls), ("tool_s", self.tool_ns / 1e9)
 
 
@@ -85,7 +88,7 @@ class GenerationStages:
         self._record = recorder.record
         self._new_id = recorder.new_id
         self._has_news = recorder.has_news
-        self._ids = ids
+        self._salt = ids.salt
         self._kept = ids.kept
         self._arrived = arrived
         self._generating: Open[SampleKey, _Generation] = Open()
@@ -99,12 +102,12 @@ class GenerationStages:
         key, attempt = command.key, command.attempt
         if not self._kept[key.group_id]:
             return
-        trace_id, now_ns = self._ids.trace_of(key), self._now_ns()
+        trace_id, now_ns = trace_id_of(self._salt, key.group_id, key.index), self._now_ns()
         arrived_ns = self._arrived.pop(key, None)
         if arrived_ns is not None:
             parent_id = attempt_span_id(trace_id, attempt)
             self._record(trace_id, parent_id, "queue", arrived_ns, now_ns, (("attempt", attempt),))
-        self._generating.begin(key, _Generation(now_ns, trace_id, self._new_id()))
+        self._generating.begin(key, _Generation(now_ns, trace_id))
 
     def ended(self, event: GenerationEnded) -> None:
         key = event.key
@@ -112,19 +115,23 @@ class GenerationStages:
         if begun is None:
             return
         now_ns = self._now_ns()
-        self._interrupted.pop(key, None)
-        if isinstance(event.outcome, Cancelled) and event.outcome.cause == "interrupted":
+        outcome = event.outcome
+        if self._interrupted:
+            self._interrupted.pop(key, None)
+        if type(outcome) is Cancelled and outcome.cause == "interrupted":
             self._interrupted.begin(key, begun)
             self._arrived.begin(key, now_ns)
         attributes: Attributes = (
             ("attempt", event.attempt),
-            ("outcome", _outcome(type(event.outcome))),
+            ("outcome", _outcome(type(outcome))),
             ("num_tokens", event.part.num_tokens),
             ("versions", _versions(event.part.spans)),
-            *begun.told(),
         )
+        if begun.num_turns or begun.num_calls:
+            attributes = (*attributes, *begun.told())
         parent_id = attempt_span_id(begun.trace_id, event.attempt)
-        self._record(begun.trace_id, parent_id, "generate", begun.at_ns, now_ns, attributes, span_id=begun.span_id)
+        trace_id, at_ns = begun.trace_id, begun.at_ns
+        begun.span_id = self._record(trace_id, parent_id, "generate", at_ns, now_ns, attributes, span_id=begun.span_id)
         if begun.num_turns:
             self._has_news.set()
 
@@ -132,12 +139,13 @@ class GenerationStages:
         step, key = event.step, event.key
         if step is None:
             return
-        trace_id = self._ids.trace_of(key)
+        trace_id = trace_id_of(self._salt, key.group_id, key.index)
         during = self._generating.get(key)
         if during is None or step.begin_ns < during.at_ns:  # a call that has outlived an interruption
             during = self._interrupted.get(key) or during
         if during is not None:
             during.count(step)
+            during.span_id = during.span_id or self._new_id()
         parent_id = attempt_span_id(trace_id, event.attempt) if during is None else during.span_id
         name, attributes = _turn(step) if isinstance(step, TurnTaken) else _call(step)
         told: Attributes = (("attempt", event.attempt), *attributes)
@@ -152,6 +160,8 @@ def _outcome(kind: type[Outcome]) -> str:
 
 def _versions(spans: tuple[VersionSpan, ...]) -> str:
     """Version spans as ``3:120 4:12``: 120 tokens of version 3, then 12 of version 4."""
+    if len(spans) == 1:  # nearly always, and a list costs as much again
+        return f"{spans[0].version}:{spans[0].num_tokens}"
     return " ".join([f"{span.version}:{span.num_tokens}" for span in spans])
 
 

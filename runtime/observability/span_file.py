@@ -38,7 +38,7 @@ class _Encoded(msgspec.Struct, frozen=True, kw_only=True):
 
     resource: dict[str, AttributeValue]
     end_ns: int
-    spans: list[msgspec.Raw]
+    spans: msgspec.Raw
 
 
 def actor_attributes(name: str, epoch: int) -> dict[str, AttributeValue]:
@@ -72,8 +72,8 @@ class SpanFile:
             OSError: it could not be written.
         """
         if spans:
-            end_ns, encoded = decoded_span(spans[0])[5], list(map(msgspec.Raw, spans))
-            self._lines.append(_Encoded(resource=self._resource, end_ns=end_ns, spans=encoded))
+            encoded = msgspec.Raw(b"[" + b",".join(spans) + b"]")
+            self._lines.append(_Encoded(resource=self._resource, end_ns=decoded_span(spans[0])[5], spans=encoded))
 
     def close(self) -> None:
         """Close the file."""

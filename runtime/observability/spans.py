@@ -94,12 +94,12 @@ def next_span_id(span_id: bytes, index: int) -> bytes:
 
 def step_trace_id(run_salt: bytes, version: int) -> bytes:
     """The trace of the step that makes ``version``, 16 bytes."""
-    return _derive(run_salt, b"step/%d" % version)
+    return blake2b(b"step/%d" % version, digest_size=TRACE_ID_BYTES, key=run_salt).digest()
 
 
 def version_trace_id(run_salt: bytes, version: int) -> bytes:
     """The trace of the way of ``version`` from the learner to the engines, 16 bytes."""
-    return _derive(run_salt, b"version/%d" % version)
+    return blake2b(b"version/%d" % version, digest_size=TRACE_ID_BYTES, key=run_salt).digest()
 
 
 def root_span_id(trace_id: bytes) -> bytes:
@@ -164,7 +164,14 @@ class SpanRecorder:
     ) -> bytes:
         """Record a finished span; returns its id (8 bytes), a new one unless one is given."""
         span_id = span_id or _span_id(self._next_id())
-        self._add((trace_id, span_id, parent_id, name, start_ns, end_ns, attributes, links))
+        spans = self._spans
+        if len(spans) < self._limit:
+            try:
+                spans.append(_encode((trace_id, span_id, parent_id, name, start_ns, end_ns, attributes, links)))
+            except UnicodeEncodeError:  # foreign text, such as the id of a model's call, with half a character
+                self.num_dropped += 1
+        else:
+            self.num_dropped += 1
         return span_id
 
     def record_root(
@@ -178,17 +185,7 @@ class SpanRecorder:
     ) -> bytes:
         """Record the root of a trace, under the id that :func:`root_span_id` gives it."""
         span_id = root_span_id(trace_id)
-        self._add((trace_id, span_id, NO_PARENT, name, start_ns, end_ns, attributes, links))
-        return span_id
-
-    def _add(self, span: SpanTuple) -> None:
-        if len(self._spans) < self._limit:
-            try:
-                self._spans.append(_encode(span))
-            except UnicodeEncodeError:  # foreign text, such as the id of a model's call, with half a character
-                self.num_dropped += 1
-        else:
-            self.num_dropped += 1
+        return self.record(trace_id, NO_PARENT, name, start_ns, end_ns, attributes, links, span_id=span_id)
 
     def new_id(self) -> bytes:
         """The id of a span that is recorded later, 8 bytes; what happens within it is recorded before."""
@@ -208,7 +205,3 @@ class SpanRecorder:
         taken = spans[:limit]
         del spans[: len(taken)]
         return taken
-
-
-def _derive(run_salt: bytes, what: bytes) -> bytes:
-    return blake2b(what, digest_size=TRACE_ID_BYTES, key=run_salt).digest()

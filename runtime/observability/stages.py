@@ -5,7 +5,7 @@ Invariants:
 * Stages follow from what one actor hears and returns; actors tell each other nothing for them. A stage begins and ends
   when the actor has handled what begins and ends it.
 * An event about a sample of a group that is left out costs a look-up. Its commands are looked at in PromptSource, and
-  in an engine that has others: see ``others_after``. The clock is read and anything kept for the other groups alone.
+  in an engine that has others: see ``_others_after``. The clock is read and anything kept for the other groups alone.
 * What is the same for all samples of a group is recorded once: :mod:`.group_spans`.
 * Everything kept between events is bounded. The oldest entry goes first, and its span is then missing, not wrong.
 
@@ -78,7 +78,14 @@ from penstock.messages.training import BatchReady
 from penstock.messages.weights import VersionAnnounced, WeightsExported, WeightsStaged
 from penstock.runtime.observability.generations import GenerationStages, Open
 from penstock.runtime.observability.group_spans import record_together
-from penstock.runtime.observability.spans import SPAN_ID_BYTES, attempt_span_id, root_span_id, sample_trace_id
+from penstock.runtime.observability.spans import (
+    SPAN_ID_BYTES,
+    attempt_span_id,
+    root_span_id,
+    sample_trace_id,
+    trace_id_of,
+)
+from penstock.runtime.observability.subjects import KEY_OF
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -88,6 +95,8 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.spans import Attributes, SpanRecorder
     from penstock.runtime.observability.trace_ids import TraceIds
 
+Stages = tuple[bool, "Callable[[Any], None] | None", "Collection[object]"]
+"""Of a class of events: see :meth:`StageRecorder.after`."""
 _ANYTHING: Final[Collection[object]] = (True,)
 _NOTHING: Final[Collection[object]] = ()
 
@@ -95,7 +104,7 @@ _NOTHING: Final[Collection[object]] = ()
 class StageRecorder:
     """Records the stages that one actor sees the beginning and the end of.
 
-    What ``on_event`` has for an event about a sample (:data:`.subjects.KEY_OF`) is for groups that are ``kept``.
+    What takes an event about a sample (:data:`.subjects.KEY_OF`) is for groups that are ``kept``.
     """
 
     def __init__(self, recorder: SpanRecorder, ids: TraceIds, now_ns: Callable[[], int] = time.time_ns) -> None:
@@ -122,6 +131,8 @@ class StageRecorder:
         """The group that was issued last, and what was found of its waits."""
         self._arrived: Open[SampleKey | int, int] = Open()
         """Samples that came to an engine, the Scorer or the Filter, and weights that an engine was told of."""
+        self._named: Open[int, None] = Open()
+        """The publishes among these."""
         self._buffered: Open[int, int] = Open()
         self._operated: list[tuple[str, int, Attributes]] = []
         """What an operator has changed since a batch was offered."""
@@ -132,7 +143,7 @@ class StageRecorder:
         """When a step began, with how many samples, and the groups that are traced with the indices of theirs."""
         engine = GenerationStages(recorder, ids, now_ns, self._arrived)
         # What the observer of the shell looks up and calls itself, as each event would pay for a call on the way.
-        self.on_event = self._of_events(engine)
+        self._on_event = self._of_events(engine)
         self.on_command = self._of_commands(engine)
         self.on_sent = self._of_sent()
 
@@ -168,7 +179,13 @@ class StageRecorder:
             ApplyWeights: self._swap_begins,
         }
 
-    def others_after(self, kind: type[Event]) -> Collection[object]:
+    def after(self, kind: type[Event]) -> Stages:
+        """What there is to record of an event of this class: whether that depends on the group of the sample that it is
+        about, what takes the event, if anything, and what its commands may be about where the group is left out."""
+        act, others = self._on_event.get(kind), self._others_after(kind)
+        return kind in KEY_OF and not (act is None and others is _ANYTHING), act, others
+
+    def _others_after(self, kind: type[Event]) -> Collection[object]:
         """Of an event about a sample of a group that is left out: while this is empty, no command that follows on it
         begins or ends a stage of another group.
 
@@ -228,7 +245,7 @@ class StageRecorder:
         key = sent.key
         if not self.kept[key.group_id]:
             return
-        trace_id, now_ns = self._ids.trace_of(key), self._now_ns()
+        trace_id, now_ns = trace_id_of(self._ids.salt, key.group_id, key.index), self._now_ns()
         attributes: Attributes = (
             ("group_id", key.group_id),
             ("index", key.index),
@@ -286,7 +303,7 @@ class StageRecorder:
         """The stage of a sample that had come here is over."""
         arrived_ns = self._arrived.pop(key, None)
         if arrived_ns is not None:
-            trace_id = self._ids.trace_of(key)
+            trace_id = trace_id_of(self._ids.salt, key.group_id, key.index)
             self._record(trace_id, trace_id[:SPAN_ID_BYTES], name, arrived_ns, self._now_ns(), attributes)
 
     # --- Buffer -----------------------------------------------------------------------------------------------
@@ -298,7 +315,7 @@ class StageRecorder:
 
     def _recorded(self, command: Record) -> None:
         for entry in command.entries:
-            if isinstance(entry, PolicyRecorded):
+            if type(entry) is PolicyRecorded:
                 attributes: Attributes = (
                     ("policy", entry.policy),
                     ("max_staleness", entry.max_staleness),
@@ -306,7 +323,7 @@ class StageRecorder:
                     ("on_stale", entry.on_stale.value),
                 )
                 self._operated.append(("policy", self._now_ns(), attributes))
-            elif isinstance(entry, PauseRecorded):
+            elif type(entry) is PauseRecorded:
                 self._operated.append(("pause", self._now_ns(), (("is_paused", entry.is_paused),)))
 
     def _batch_offered(self, sent: BatchReady, _to: str) -> None:
@@ -385,6 +402,7 @@ class StageRecorder:
             self._record_root(version, "version", exported_ns, self._now_ns(), attributes, (link,))
 
     def _weights_named(self, event: WeightsStaged) -> None:
+        self._named.begin(event.manifest.publish, None)
         self._arrived.begin(event.manifest.publish, self._now_ns())
 
     def _fetch_begins(self, command: FetchWeights) -> None:
@@ -399,8 +417,9 @@ class StageRecorder:
 
     def _weights_swapped(self, event: WeightsSwapped) -> None:
         self._worked("apply_weights", event.version, self._ids.version(event.version))
-        for publish in [one for one in self._arrived if isinstance(one, int) and one <= event.publish]:
-            del self._arrived[publish]
+        for publish in [one for one in self._named if one <= event.publish]:
+            del self._named[publish]
+            self._arrived.pop(publish, None)
 
     def _worked(self, name: str, version: int, trace_id: bytes, attributes: Attributes = ()) -> None:
         began_ns = self._working.pop((name, version), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.runtime.observability.spans import (
@@ -16,7 +16,6 @@ from penstock.runtime.observability.spans import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.messages.samples import SampleKey
     from penstock.runtime.observability.spans import SpanLink
 
 MAX_DECIDED: Final = 4096
@@ -52,21 +51,17 @@ class TraceIds:
             run_salt: 16 bytes, the same in all processes of the run.
             fraction: share of the groups that are traced, in [0, 1]. Steps and versions always are.
         """
-        self._salt = run_salt
+        self.salt: Final = run_salt
         self.kept: Final[Mapping[int, bool]] = _Decided(run_salt, fraction)
         """Whether the samples of a group are traced, by its id; it has an answer for every id."""
-        self.step = lru_cache(maxsize=CACHED_VERSIONS)(self._step)
+        self.step: Final = lru_cache(maxsize=CACHED_VERSIONS)(partial(step_trace_id, run_salt))
         """The trace of the step that makes this version."""
-        self.version = lru_cache(maxsize=CACHED_VERSIONS)(self._version)
+        self.version: Final = lru_cache(maxsize=CACHED_VERSIONS)(partial(version_trace_id, run_salt))
         """The trace of this version's way to the engines."""
-
-    def trace_of(self, key: SampleKey) -> bytes:
-        """The trace id (16 bytes) of a sample, traced or not."""
-        return trace_id_of(self._salt, key.group_id, key.index)
 
     def first_trace(self, group_id: int) -> bytes:
         """The trace id (16 bytes) of the sample with index 0 of a group, from which those of the others follow."""
-        return trace_id_of(self._salt, group_id, 0)
+        return trace_id_of(self.salt, group_id, 0)
 
     def step_link(self, version: int) -> SpanLink:
         """A link to the root span of a step."""
@@ -77,9 +72,3 @@ class TraceIds:
         """A link to the root span of a version."""
         trace_id = self.version(version)
         return trace_id, root_span_id(trace_id)
-
-    def _step(self, version: int) -> bytes:
-        return step_trace_id(self._salt, version)
-
-    def _version(self, version: int) -> bytes:
-        return version_trace_id(self._salt, version)

@@ -449,6 +449,16 @@ def test_a_call_that_outlives_an_interruption_stays_with_the_generation_that_mad
     assert [span[2] for span in engine.stages("execute_tool look_up")] == [first[1], first[1], second[1]]
 
 
+def test_a_call_is_below_its_generation_where_that_was_over_before_anything_else_was_recorded_below() -> None:
+    engine = Actor("engine/0")
+    interrupted = GenerationEnded(key=KEY, attempt=0, outcome=Cancelled(cause="interrupted"), part=part((4, 3)))
+    engine.hear(issued(), generate(), at=10)
+    engine.hear(interrupted, at=25)
+    engine.hear(call(1, 22, 28), at=29)
+    (generation,), (tool,) = engine.stages("generate"), engine.stages("execute_tool look_up")
+    assert tool[2] == generation[1]
+
+
 def test_an_untraced_episode_records_nothing() -> None:
     engine = Actor("engine/0", fraction=0.0)
     engine.hear(issued(attempt=1), generate(1), at=10)

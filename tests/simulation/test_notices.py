@@ -9,6 +9,7 @@ import pytest
 from trials.elastic_watch import ElasticWatch
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
+from trials.idle_watcher import IdleWatcher
 from trials.trial import Trial
 
 from penstock.backends.engines.options import LatencyOptions
@@ -21,11 +22,8 @@ from penstock.runtime.hosts.virtual.process import Status
 from penstock.runtime.hosts.virtual.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.ledger import LedgerEntry
     from penstock.messages.samples import SampleKey
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.host import VirtualHost
@@ -64,7 +62,7 @@ def living(run: TrialRun) -> set[str]:
     return {name for name, process in processes if name.startswith("engine/") and process.status is not Status.DEAD}
 
 
-class LossWatch:
+class LossWatch(IdleWatcher):
     """Of samples that engine/1 had when its machine was taken: how many of their tokens are made again."""
 
     def __init__(self, host: VirtualHost, at_s: float) -> None:
@@ -85,18 +83,6 @@ class LossWatch:
                     self.num_lost.append(made - (0 if prefix is None else prefix.num_tokens))
                 case _:
                     pass
-
-    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
-        pass
-
-    def heard(self, process: Process, event: Event) -> None:
-        pass
-
-    def turned(self, process: Process) -> None:
-        pass
-
-    def lost(self, name: str, cause: str) -> None:
-        pass
 
 
 def test_with_five_seconds_notice_no_token_is_lost() -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
+from trials.idle_watcher import IdleWatcher
 from trials.trial import Trial
 
 from penstock.actors.prompt_source.machine import PromptSource
@@ -19,12 +20,9 @@ from penstock.messages.names import PROMPT_SOURCE, is_engine
 from penstock.messages.training import NoticeGiven, UpdateMode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.backends.simulated.engine import SimulatedEngine
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.ledger import LedgerEntry
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
 
@@ -50,7 +48,7 @@ def trial(*faults: Fault, **fields: Any) -> Trial:  # noqa: ANN401 - fields of a
     return Trial(**(values | fields))
 
 
-class Watch:
+class Watch(IdleWatcher):
     """What PromptSource issued, what came of it, and the notices."""
 
     def __init__(self, run: TrialRun) -> None:
@@ -70,15 +68,9 @@ class Watch:
                 case _:
                     pass
 
-    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
-        pass
-
     def heard(self, process: Process, event: Event) -> None:
         if isinstance(event, NoticeGiven):
             self.notices.append(event)
-
-    def turned(self, process: Process) -> None:
-        pass
 
     def lost(self, name: str, cause: str) -> None:
         self.lost_causes.append(f"{name}: {cause}")

@@ -1,14 +1,25 @@
 """Makes the modules beside these tests importable: pytest's importlib mode leaves their folder off the path; and what
-several files test with."""
+several files test with. A file with a fixture of the same name has its own."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from engine_cases import Case
+    from learner_cases import RunningLearner
+    from reward_driver import RewardDriver
+
+    from penstock.backends.engines.surroundings import Surroundings
+    from penstock.backends.rewards.options import RewardOptions
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +30,54 @@ def gateway_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gateway_model")
     make_model(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smallest model that ``model.make`` knows."""
+    from penstock.backends.checkpoint.make import make_model
+
+    path = tmp_path_factory.mktemp("xs")
+    make_model("xs", path, seed=0)
+    return path
+
+
+@pytest.fixture
+def opened() -> Iterator[list[RunningLearner]]:
+    """Learners that are closed at the end."""
+    running: list[RunningLearner] = []
+    yield running
+    for learner in running:
+        learner.close()
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """What most tests of engines generate with."""
+    from engine_cases import make_case
+
+    return make_case("qwen3_tied", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """The same architecture with other weights."""
+    from engine_cases import make_case
+
+    return make_case("qwen3_tied", tmp_path_factory.mktemp("other"), seed=1)
+
+
+@pytest.fixture
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RewardDriver]]:
+    """Opens rewards, and closes them at the end."""
+    from reward_driver import RewardDriver, write_tokenizer
+
+    folder, opened = write_tokenizer(tmp_path_factory.mktemp("tokenizer")), list[RewardDriver]()
+
+    def open_driver(options: RewardOptions, surroundings: Surroundings | None = None) -> RewardDriver:
+        opened.append(RewardDriver(folder, options, surroundings))
+        return opened[-1]
+
+    yield open_driver
+    for each in opened:
+        each.close()

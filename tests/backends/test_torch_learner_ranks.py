@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from learner_cases import Heard
 from rank_cases import CPU, Ranks, open_ranks
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
@@ -431,17 +432,6 @@ def train(
     logging.getLogger("penstock.backends.learners.torch.rounds").removeHandler(heard)
     weights = torch.cat([whole(weight).reshape(-1) for weight in learner.weights().values()])
     return Trained(found, weights.double().numpy(), learner.trainer.max_tokens_per_micro_batch, heard.lines)
-
-
-class Heard(logging.Handler):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 def assert_trained_alike(found: Trained, expected: Trained) -> None:

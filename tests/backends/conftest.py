@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from engine_cases import Case
     from learner_cases import RunningLearner
+    from rank_cases import Ranks
     from reward_driver import RewardDriver
 
     from penstock.backends.engines.surroundings import Surroundings
@@ -67,15 +68,33 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return make_case("qwen3_tied", tmp_path_factory.mktemp("other"), seed=1)
 
 
-@pytest.fixture
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RewardDriver]]:
-    """Opens rewards, and closes them at the end."""
-    from reward_driver import RewardDriver, write_tokenizer
+@pytest.fixture(scope="module")
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Four processes for all tests of a module, or its ``NUM_RANKS``."""
+    from rank_cases import open_ranks
 
-    folder, opened = write_tokenizer(tmp_path_factory.mktemp("tokenizer")), list[RewardDriver]()
+    module = cast("object", request.module)  # pyright: ignore[reportUnknownMemberType]
+    with open_ranks(getattr(module, "NUM_RANKS", 4)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a tokenizer of single characters."""
+    from reward_driver import write_tokenizer
+
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def driver(tokenizer_folder: Path) -> Iterator[Callable[..., RewardDriver]]:
+    """Opens rewards, and closes them at the end."""
+    from reward_driver import RewardDriver
+
+    opened: list[RewardDriver] = []
 
     def open_driver(options: RewardOptions, surroundings: Surroundings | None = None) -> RewardDriver:
-        opened.append(RewardDriver(folder, options, surroundings))
+        opened.append(RewardDriver(tokenizer_folder, options, surroundings))
         return opened[-1]
 
     yield open_driver

@@ -32,7 +32,6 @@ from penstock.backends.learners.worker_group.workers import SOLO, alone_on
 from penstock.messages.commands import LearnerCommand, OpenLearner, SaveCheckpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.long_run
@@ -51,12 +50,6 @@ CASES = [
         for dtype in ("float32", "bfloat16")
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with open_ranks(4) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize(("writer", "dtype", "readers"), CASES)

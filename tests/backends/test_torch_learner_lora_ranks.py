@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from lora_rank_cases import Parallel, publish_adapters, refresh_divided, train_adapters
-from rank_cases import Ranks, open_ranks
 
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.learners.torch.model import PackedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
+    from rank_cases import Ranks
+
 pytestmark = pytest.mark.long_run
+NUM_RANKS = 2
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with quiet_transformers():
         make_model("xs", path, 0)
     return path
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with open_ranks(2) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("parallel", ["fsdp", "ddp"])

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from learner_cases import Heard
-from rank_cases import CPU, Ranks, open_ranks
+from rank_cases import CPU, Ranks
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from penstock.backends.learners.batch.sequences import demonstration_sequence, read_groups
@@ -46,7 +46,7 @@ from penstock.messages.errors import UserFault
 from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -143,12 +143,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(5)
         AutoModel.from_config(config).save_pretrained(path / name)
     return path
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with open_ranks(4) as opened:
-        yield opened
 
 
 # --- batches ------------------------------------------------------------------------------------------------------

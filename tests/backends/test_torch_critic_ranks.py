@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSp
 
 import pytest
 import torch
-from checkpoint_cases import Host, digests_of
+from checkpoint_cases import digests_of
 from learner_cases import learner_plan, make_groups, train_command
 from rank_cases import CPU, open_ranks
 from torch import nn
+from worker_host import Host
 
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.checkpoints.record import STATE_FOLDER, read_record

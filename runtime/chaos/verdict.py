@@ -160,15 +160,13 @@ def judge(
     _note_losses(run, injected)
     completed = in_time and summary is not None and summary.completed and run.exit_codes[-1:] == [0]
     balance = summary.balance if summary is not None else steps[-1].balance if steps else None
+    found = (*_problems(folder, history, injected, twice, again, staleness_bound, in_time=in_time), *_unheard(orders))
     verdict = Verdict(
         completed=completed,
         exit_codes=tuple(run.exit_codes),
         version=max(history.versions, default=0),
         num_steps=num_steps,
-        problems=(
-            *_problems(folder, history, injected, twice, again, staleness_bound, in_time=in_time),
-            *_unheard(orders),
-        ),
+        problems=found,
         max_staleness=history.max_staleness,
         staleness_bound=staleness_bound,
         issued=0 if balance is None else balance.issued,

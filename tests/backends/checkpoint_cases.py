@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 import pytest
 import torch
 from learner_cases import learner_plan, make_groups
+from worker_host import Host
 
 from penstock.backends.learners.checkpoints.channel import CheckpointChannel
 from penstock.backends.learners.checkpoints.folder import CheckpointFolder
@@ -35,9 +36,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.snapshot import LearnerSnapshot
-    from penstock.backends.learners.worker_group.words import LearnerAnswer
     from penstock.backends.learners.worker_group.workers import WorkerGroup
-    from penstock.messages.base import Metric
     from penstock.messages.commands import LearnerCommand
 
 VERSION = 2
@@ -192,26 +191,6 @@ def die_while_writing(workers: WorkerGroup, source: Path, folder: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     checkpoints.write(snapshot)
-
-
-class Host:
-    """The process of a worker: keeps what it says."""
-
-    def __init__(self) -> None:
-        self.answers: list[LearnerAnswer] = []
-        self.errors: list[BaseException] = []
-
-    def emit(self, answer: LearnerAnswer, /) -> None:
-        self.answers.append(answer)
-
-    def fail(self, error: BaseException, /) -> None:
-        self.errors.append(error)
-
-    def check_stop(self) -> None:
-        pass
-
-    def show(self, gauges: tuple[Metric, ...], /) -> None:
-        pass
 
 
 def carry_out(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,6 +38,17 @@ if TYPE_CHECKING:
 
 WAIT_S = 60.0
 EventT = TypeVar("EventT", bound=LocalEvent)
+
+
+class Heard(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 class HeldWeights:

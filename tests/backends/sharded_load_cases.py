@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from learner_cases import make_groups
+from learner_cases import Heard, make_groups
 
 from penstock.backends.checkpoint.tensors import CheckpointTensors, TensorSlice
 from penstock.backends.learners.batch.sequences import read_groups
@@ -50,7 +50,7 @@ def load_both(workers: WorkerGroup, folder: Path, dtype: str, *, with_adapters: 
     """Every weight and buffer of this rank."""
     options = LearnerOptions(parallel="fsdp")
     lora = LoraOptions(rank=3) if with_adapters else None
-    heard = _Heard()
+    heard = Heard()
     logger = logging.getLogger("penstock.backends.learners.torch.sharded_load")
     logger.addHandler(heard)
     torch.manual_seed(3)
@@ -163,12 +163,3 @@ def refusal(workers: WorkerGroup, folder: Path, tensor_parallel: int) -> str:
 def _state(model: PackedModel) -> dict[str, Tensor]:
     tensors = (*model.model.named_parameters(remove_duplicate=False), *model.model.named_buffers())
     return {name: local_of(tensor.detach()).clone() for name, tensor in tensors}
-
-
-class _Heard(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())

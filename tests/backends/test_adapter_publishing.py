@@ -19,7 +19,6 @@ from engine_cases import MODELS, make_case, random_tokens, request, run_all, tok
 from learner_cases import learner_plan, make_groups, train_command
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from penstock.backends.checkpoint.make import make_model
 from penstock.backends.checkpoint.model_config import read_model_config
 from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
@@ -279,14 +278,6 @@ class House:
     def close(self) -> None:
         for part in self.parts:
             part.backend.close(WAIT_S)
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("adapters") / "model"
-    with quiet_transformers():
-        make_model("xs", folder, 0)
-    return folder
 
 
 @pytest.fixture(params=["disk", "shared_memory"])

@@ -9,7 +9,6 @@ import pytest
 from episode_functions_bench import END, MAX_CONTEXT, MAX_NEW, FunctionBench
 
 from penstock.actors.prompt_source.leases import Lease
-from penstock.backends.checkpoint.make import make_model
 from penstock.backends.episodes.functions import driver
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.messages.arrays import floats_view, tokens_view
@@ -36,21 +35,14 @@ PLAYED = str(Path(__file__).parent / "played_episodes.py")
 EPISODE = StopReason.EPISODE
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    make_model("xs", folder, 0)
-    return folder
-
-
 def open_bench(model: Path, **options: object) -> FunctionBench:
     values = {"kind": "function", "generate": f"{PLAYED}:episode", "max_turns": 6, "max_parts": 5, **options}
     return FunctionBench(model, EpisodeOptions(**values))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def shared(model: Path) -> Iterator[FunctionBench]:
-    bench = open_bench(model)
+def shared(model_folder: Path) -> Iterator[FunctionBench]:
+    bench = open_bench(model_folder)
     yield bench
     bench.close()
 
@@ -283,9 +275,9 @@ def test_a_process_that_dies_costs_its_episodes_and_nothing_else(bench: Function
     ],
 )
 def test_what_takes_too_long_is_ended_and_the_next_is_played(
-    model: Path, do: str, options: dict[str, object], detail: str
+    model_folder: Path, do: str, options: dict[str, object], detail: str
 ) -> None:
-    bench = open_bench(model, **options)
+    bench = open_bench(model_folder, **options)
     try:
         bench.issue(do=do)
         outcome = bench.ended().outcome
@@ -313,8 +305,8 @@ def test_a_function_that_ignores_that_it_is_stopped_costs_its_process(
     assert bench.driver.pid != pid
 
 
-def test_a_plain_function_answers_responses_until_it_gives_a_reward(model: Path) -> None:
-    bench = open_bench(model, generate=f"{PLAYED}:feedback")
+def test_a_plain_function_answers_responses_until_it_gives_a_reward(model_folder: Path) -> None:
+    bench = open_bench(model_folder, generate=f"{PLAYED}:feedback")
     try:
         bench.issue(label="why")
         ended = bench.ended()
@@ -324,7 +316,7 @@ def test_a_plain_function_answers_responses_until_it_gives_a_reward(model: Path)
         bench.close()
 
 
-def test_an_episode_goes_on_elsewhere_from_what_it_has_saved(bench: FunctionBench, model: Path) -> None:
+def test_an_episode_goes_on_elsewhere_from_what_it_has_saved(bench: FunctionBench, model_folder: Path) -> None:
     """Its engine dies in its third turn: what the actor was told of becomes the prefix, cut at the save point."""
     key, lease, num_turns = bench.issue(do="saves"), Lease(SampleKey(0, 0)), 0
     while num_turns < 2:
@@ -338,7 +330,7 @@ def test_an_episode_goes_on_elsewhere_from_what_it_has_saved(bench: FunctionBenc
     lease.back_to_save_point()
     prefix = lease.prefix()
     assert prefix is not None
-    elsewhere = open_bench(model)
+    elsewhere = open_bench(model_folder)
     try:
         elsewhere.issue_again(key, attempt=1, prefix=prefix, do="saves")
         ended = elsewhere.ended(key)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.episodes.api import SessionTaken
+    from penstock.messages.samples import Part
 
 
 EPISODE = StopReason.EPISODE
@@ -229,14 +230,15 @@ def test_a_changed_conversation_is_a_part_of_its_own_and_the_first_goes_on(bench
     bench.finish(taken, reward=1.0)
     parts = bench.ended().event.parts
     made = [tokens_view(turn.part.tokens).tolist() for turn in bench.engine.ends]
-    own = [
-        [i for i, m in zip(tokens_view(part.tokens), part.loss_mask or b"\1" * part.num_tokens, strict=True) if m]
-        for part in parts
-    ]
-    assert own == [made[0] + made[1] + made[5], made[2], made[3] + made[4]]
+    assert [trained_tokens(part) for part in parts] == [made[0] + made[1] + made[5], made[2], made[3] + made[4]]
     first = parts[0].context_tokens + parts[0].tokens[: 4 * len(made[0])]
     assert parts[1].context_tokens.startswith(first)  # the very tokens that stood there, not their text anew
     assert not parts[2].context_tokens.startswith(parts[0].context_tokens[:40])
+
+
+def trained_tokens(part: Part) -> list[int]:
+    mask = part.loss_mask or b"\1" * part.num_tokens
+    return [token for token, is_trained in zip(tokens_view(part.tokens), mask, strict=True) if is_trained]
 
 
 def test_of_several_answers_the_one_that_goes_on_is_trained(bench: GatewayBench) -> None:
@@ -256,11 +258,7 @@ def test_of_several_answers_the_one_that_goes_on_is_trained(bench: GatewayBench)
     assert bench.finish(taken, choice=1, reward=1.0).num_turns == 6
     parts = bench.ended().event.parts
     made = [tokens_view(turn.part.tokens).tolist() for turn in bench.engine.ends]
-    own = [
-        [i for i, m in zip(tokens_view(part.tokens), part.loss_mask or b"\1" * part.num_tokens, strict=True) if m]
-        for part in parts
-    ]
-    assert own == [made[1] + made[3], made[5]]
+    assert [trained_tokens(part) for part in parts] == [made[1] + made[3], made[5]]
     untaken = float(sum(len(made[n]) for n in (0, 2, 4)))
     assert Metric("episodes/untaken_tokens", untaken) in bench.backend.gauges()
 

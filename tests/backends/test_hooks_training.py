@@ -15,7 +15,6 @@ import msgspec
 import pytest
 import torch
 from learner_cases import HeldWeights, make_groups
-from rank_cases import Ranks, open_ranks
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from penstock.backends.learners.objectives.spec import objective
@@ -30,10 +29,11 @@ from penstock.backends.weights.renamed import RenamingExporter
 from penstock.messages.weights import Canary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from rank_cases import Ranks
 
     from penstock.backends.learners.worker_group.workers import WorkerGroup
 
+NUM_RANKS = 2
 AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
 HOOKS = Path(__file__).parent / "hook_examples.py"
 OF_OBJECTIVE = ("postprocess_function", "advantage_function", "reduction_function", "importance_function")
@@ -77,12 +77,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     AutoModel.from_config(config).save_pretrained(path)
     return path
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with open_ranks(2) as opened:
-        yield opened
 
 
 SAME = [

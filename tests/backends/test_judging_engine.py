@@ -17,7 +17,6 @@ import pytest
 from engine_cases import (
     Case,
     greedy_reference,
-    make_case,
     open_engine,
     random_tokens,
     request,
@@ -86,16 +85,6 @@ CONTEXT = 96
 NUM_SAMPLE_SLOTS = 4
 PROMPT = random_tokens(6, seed=3)
 QUESTION_TEXT = "is abc right?"
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case("qwen3_tied", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case("qwen3_tied", tmp_path_factory.mktemp("other"), seed=1)
 
 
 class _NoServer:

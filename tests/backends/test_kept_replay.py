@@ -17,7 +17,6 @@ from engine_cases import (
     VOCAB_SIZE,
     Case,
     logprobs_of,
-    make_case,
     open_engine,
     random_tokens,
     request,
@@ -53,11 +52,6 @@ CPU = torch.device("cpu")
 TEMPERATURE = 0.9
 TOP_P = Sampler(temperature=TEMPERATURE, top_p=0.7, num_recorded=64)
 PROMPT = random_tokens(12, seed=5)
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case("qwen3_tied", tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from episode_functions_bench import FunctionBench
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reward_driver import CHARACTERS, RewardDriver, score_of, write_tokenizer
+from reward_driver import CHARACTERS, RewardDriver, score_of
 
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.episodes.options import EpisodeOptions
@@ -36,13 +36,8 @@ def is_readable(text: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def judge(folder: Path) -> Iterator[RewardDriver]:
-    driver = RewardDriver(folder, RewardOptions(function=f"{FUNCTIONS}:score", num_workers=1))
+def judge(tokenizer_folder: Path) -> Iterator[RewardDriver]:
+    driver = RewardDriver(tokenizer_folder, RewardOptions(function=f"{FUNCTIONS}:score", num_workers=1))
     yield driver
     driver.close()
 
@@ -171,9 +166,9 @@ def test_a_plain_function_that_raises_ends_its_episode_at_once(answering: Functi
     assert isinstance(answering.ended().outcome, Completed)
 
 
-def test_none_of_it_prints_anything(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_none_of_it_prints_anything(tokenizer_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Their processes are started here, so what they print is what is captured here."""
-    judge = RewardDriver(folder, RewardOptions(function=f"{FUNCTIONS}:score"))
+    judge = RewardDriver(tokenizer_folder, RewardOptions(function=f"{FUNCTIONS}:score"))
     player = player_of("episode", tmp_path)
     try:
         judge.judged(*(score_of(what, index) for index, what in enumerate(REWARDS)))
@@ -233,9 +228,11 @@ def test_what_a_function_leaves_to_itself_is_one_line_of_the_log_and_costs_nobod
         player.close()
 
 
-def test_what_an_async_reward_leaves_to_itself_is_one_line_too(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_an_async_reward_leaves_to_itself_is_one_line_too(
+    tokenizer_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     kinds = {"interrupts": "KeyboardInterrupt", "exits": "SystemExit", "raises": "ValueError"}
-    driver = RewardDriver(folder, RewardOptions(function=f"{FUNCTIONS}:score_elsewhere"))
+    driver = RewardDriver(tokenizer_folder, RewardOptions(function=f"{FUNCTIONS}:score_elsewhere"))
     try:
         assert driver.values(*(score_of(what, index) for index, what in enumerate(kinds))) == [0.5] * 3
         assert driver.gauge("reward/replaced_processes") == 0
@@ -263,12 +260,12 @@ FILES = {
 
 
 @pytest.mark.parametrize("spec", FILES)
-def test_a_reward_file_that_is_wrong_is_named(tmp_path: Path, folder: Path, spec: str) -> None:
+def test_a_reward_file_that_is_wrong_is_named(tmp_path: Path, tokenizer_folder: Path, spec: str) -> None:
     name, text = spec.partition(":")[0], FILES[spec]
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(UserCodeError) as caught:
-        open_and_score(tmp_path / spec, folder)
+        open_and_score(tmp_path / spec, tokenizer_folder)
     assert name in str(caught.value)
     assert is_readable(str(caught.value)), caught.value
 

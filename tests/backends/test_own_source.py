@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from reward_driver import write_tokenizer
 
 from penstock.backends.data.options import DataOptions
 from penstock.backends.data.own_source.backend import open_own_source
@@ -99,11 +98,6 @@ MINE = """
     """
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
 class Driver:
     """The backend, asked by hand."""
 
@@ -132,14 +126,14 @@ class Driver:
 
 
 @pytest.fixture
-def source(tmp_path: Path, tokenizer: Path) -> Iterator[Callable[..., Driver]]:
+def source(tmp_path: Path, tokenizer_folder: Path) -> Iterator[Callable[..., Driver]]:
     path = tmp_path / "mine.py"
     path.write_text(textwrap.dedent(MINE))
     opened: list[Driver] = []
 
     def open_source(name: str = "Rows", **keys: object) -> Driver:
         options = msgspec.convert({"source": f"{path}:{name}", **keys}, DataOptions)
-        backend = open_own_source(options, tokenizer, tmp_path, seed=5, max_context=64)
+        backend = open_own_source(options, tokenizer_folder, tmp_path, seed=5, max_context=64)
         opened.append(Driver(backend))
         return opened[-1]
 

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import pytest
 import torch
 from learner_cases import make_groups, open_learner, train_command
 from transformers import AutoModelForCausalLM
 
-from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.recording_options import DumpOptions
@@ -32,13 +30,6 @@ if TYPE_CHECKING:
     from penstock.messages.samples import Group, Sample
 
 CLIP_LOW, CLIP_HIGH, TIS_CLIP = 0.05, 0.1, 1.1
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("xs")
-    make_model("xs", path, seed=0)
-    return path
 
 
 def plain_logprobs(model: Any, group: Group, sample: Sample) -> NDArray[np.float64]:  # noqa: ANN401 - transformers
@@ -82,8 +73,8 @@ def trained_twice(folder: Path, run: Path, **keys: Any) -> tuple[list[DumpedSequ
     return read_step(run, 1), read_step(run, 2), (model, groups)
 
 
-def test_the_second_use_has_the_ratio_to_the_behaviour_policy_and_its_clip(folder: Path, tmp_path: Path) -> None:
-    first, second, (model, groups) = trained_twice(folder, tmp_path, clip_low=CLIP_LOW, clip_high=CLIP_HIGH)
+def test_the_second_use_has_the_ratio_to_the_behaviour_policy_and_its_clip(model_folder: Path, tmp_path: Path) -> None:
+    first, second, (model, groups) = trained_twice(model_folder, tmp_path, clip_low=CLIP_LOW, clip_high=CLIP_HIGH)
     samples = [(group, sample) for group in groups for sample in group.samples]
     num_tokens = sum(len(row.tokens) for row in second)
     weights: list[float] = []
@@ -101,9 +92,9 @@ def test_the_second_use_has_the_ratio_to_the_behaviour_policy_and_its_clip(folde
     assert max(weights) > 1 + CLIP_HIGH
 
 
-def test_with_recomputed_log_probs_the_truncated_weight_is_the_closed_form(folder: Path, tmp_path: Path) -> None:
+def test_with_recomputed_log_probs_the_truncated_weight_is_the_closed_form(model_folder: Path, tmp_path: Path) -> None:
     keys = {"old_logprobs": "recompute", "correction": "tis", "tis_clip": TIS_CLIP}
-    _, second, (model, groups) = trained_twice(folder, tmp_path, **keys)
+    _, second, (model, groups) = trained_twice(model_folder, tmp_path, **keys)
     num_tokens = sum(len(row.tokens) for row in second)
     samples = [(group, sample) for group in groups for sample in group.samples]
     weights: list[float] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -34,6 +34,7 @@ from penstock.messages.samples import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from penstock.backends.protocol import Backend
@@ -60,20 +61,31 @@ def part_of(folder: Path, text: str, *, mask: bytes = b"") -> Part:
     return Part(tokens=pack_tokens(ids), logprobs=pack_floats([0.0] * n), spans=(VersionSpan(0, n),), loss_mask=mask)
 
 
-def score_all(folder: Path, function: str, *commands: Score) -> list[SampleJudged]:
-    """The answers in the order of the sample's index."""
+def answers_of(backend: Backend[Any], commands: Sequence[Score | JudgeGroup]) -> list[LocalEvent | BaseException]:
+    """As they come, one for each command."""
     events: queue.Queue[LocalEvent | BaseException] = queue.Queue()
-    backend = open_rewards(RewardOptions(function=function), folder)
     backend.start(events.put, events.put)
     try:
         for command in commands:
             backend.execute(command)
-        answers = [events.get(timeout=WAIT_S) for _ in commands]
+        return [events.get(timeout=WAIT_S) for _ in commands]
     finally:
         backend.close(WAIT_S)
+
+
+def score_all(folder: Path, function: str, *commands: Score) -> list[SampleJudged]:
+    """The answers in the order of the sample's index."""
+    answers = answers_of(open_rewards(RewardOptions(function=function), folder), commands)
     judged = [answer for answer in answers if isinstance(answer, SampleJudged)]
     assert len(judged) == len(commands), answers
     return sorted(judged, key=lambda answer: answer.key)
+
+
+def judge_all(backend: Backend[JudgeGroup], *commands: JudgeGroup) -> list[GroupJudged]:
+    answers = answers_of(backend, commands)
+    judged = [answer for answer in answers if isinstance(answer, GroupJudged)]
+    assert len(judged) == len(commands), answers
+    return sorted(judged, key=lambda answer: answer.group_id)
 
 
 def command(
@@ -220,20 +232,6 @@ def group(folder: Path, group_id: int, *rewards: float) -> JudgeGroup:
     )
     prompt = Prompt(row=0, epoch=0, tokens=b"", text="P", label="L", metadata=b'{"m": 1}')
     return JudgeGroup(Group(group_id=group_id, prompt=prompt, samples=samples))
-
-
-def judge_all(backend: Backend[JudgeGroup], *commands: JudgeGroup) -> list[GroupJudged]:
-    events: queue.Queue[LocalEvent | BaseException] = queue.Queue()
-    backend.start(events.put, events.put)
-    try:
-        for command in commands:
-            backend.execute(command)
-        answers = [events.get(timeout=WAIT_S) for _ in commands]
-    finally:
-        backend.close(WAIT_S)
-    judged = [answer for answer in answers if isinstance(answer, GroupJudged)]
-    assert len(judged) == len(commands), answers
-    return sorted(judged, key=lambda answer: answer.group_id)
 
 
 FILTER = """

@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
-from reward_driver import RewardDriver, group_of, score_of, write_tokenizer
+from reward_driver import RewardDriver, group_of, score_of
 
 from penstock.backends.engines.surroundings import Surroundings
 from penstock.backends.processes.user_code import UserCodeError
@@ -25,7 +25,7 @@ from penstock.messages.base import Metric
 from penstock.messages.samples import MAX_ANSWER_CHARACTERS, Reward
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 MINE = """
@@ -68,29 +68,11 @@ MINE = """
     """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
 @pytest.fixture
 def mine(tmp_path: Path) -> Callable[[str], str]:
     path = tmp_path / "mine.py"
     path.write_text(textwrap.dedent(MINE))
     return lambda name: f"{path}:{name}"
-
-
-@pytest.fixture
-def driver(folder: Path) -> Iterator[Callable[..., RewardDriver]]:
-    opened: list[RewardDriver] = []
-
-    def open_driver(options: RewardOptions, surroundings: Surroundings | None = None) -> RewardDriver:
-        opened.append(RewardDriver(folder, options, surroundings))
-        return opened[-1]
-
-    yield open_driver
-    for each in opened:
-        each.close()
 
 
 def component(name: str, function: str, weight: float = 1.0, *, key: str | None = None) -> ComponentOptions:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from aiohttp import web
-from reward_driver import RewardDriver, group_of, score_of, write_tokenizer
+from reward_driver import RewardDriver, group_of, score_of
 
 from penstock.backends.engines.surroundings import Surroundings
 from penstock.backends.processes.user_code import UserCodeError
@@ -135,24 +135,6 @@ def service() -> Iterator[Service]:
     server = Service()
     yield server
     server.close()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture
-def driver(folder: Path) -> Iterator[Callable[..., RewardDriver]]:
-    opened: list[RewardDriver] = []
-
-    def open_driver(options: RewardOptions, surroundings: Surroundings | None = None) -> RewardDriver:
-        opened.append(RewardDriver(folder, options, surroundings))
-        return opened[-1]
-
-    yield open_driver
-    for each in opened:
-        each.close()
 
 
 def remote(service: Service, **options: Any) -> RewardOptions:  # noqa: ANN401 - of any type

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from reward_driver import prompt_of, sample_of, write_tokenizer
+from reward_driver import prompt_of, sample_of
 
 from penstock.backends.data.row_chooser import ChoosingSettings
 from penstock.backends.processes.user_code import UserCodeError
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from penstock.messages.commands import FilterCommand, PromptCommand
 
 WAIT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 class Told:

@@ -18,7 +18,6 @@ from learner_cases import make_groups, open_learner, train_command
 from rank_cases import CPU
 from typer.testing import CliRunner
 
-from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.recording_options import DumpOptions, ProfileOptions
@@ -51,13 +50,6 @@ NUM_STEPS = 3
 Trained = tuple[list[dict[str, float]], dict[str, torch.Tensor]]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("xs")
-    make_model("xs", path, seed=0)
-    return path
-
-
 def train(folder: Path, run: Path, **keys: Any) -> Trained:  # noqa: ANN401 - of the learner
     """A few steps of a learner with its own thread: their figures, and the weights it ends with."""
     options: dict[str, Any] = {"learning_rate": 1e-3, **keys}
@@ -76,10 +68,10 @@ def rows_of(run: Path, step: int) -> list[DumpedSequence]:
     return read_step(run, step)
 
 
-def test_a_dump_has_every_token_and_changes_no_bit_of_the_training(folder: Path, tmp_path: Path) -> None:
+def test_a_dump_has_every_token_and_changes_no_bit_of_the_training(model_folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"objective": objective("grpo", old_logprobs="recompute", kl_coef=0.1)}
-    _, plain = train(folder, tmp_path / "plain", **options)
-    figures, dumped = train(folder, tmp_path / "dumped", **options, dump=DumpOptions(first_step=1, every=2))
+    _, plain = train(model_folder, tmp_path / "plain", **options)
+    figures, dumped = train(model_folder, tmp_path / "dumped", **options, dump=DumpOptions(first_step=1, every=2))
     assert all(torch.equal(plain[name], dumped[name]) for name in plain)
     assert dumped_steps(tmp_path / "plain") == ()
     assert dumped_steps(tmp_path / "dumped") == (1, 3)
@@ -110,10 +102,10 @@ def test_a_dump_has_every_token_and_changes_no_bit_of_the_training(folder: Path,
         assert (every["proximal_logprobs"] == every["logprobs"]).all()
 
 
-def test_several_optimizer_steps_and_coupled_losses_record_each_token_once(folder: Path, tmp_path: Path) -> None:
+def test_several_optimizer_steps_and_coupled_losses_record_each_token_once(model_folder: Path, tmp_path: Path) -> None:
     moving: dict[str, Any] = {"num_updates": 2, "num_passes": 2, "max_tokens_per_micro_batch": 16}
     chosen = objective("gspo", clip_low=0.2, clip_high=0.2)
-    train(folder, tmp_path, objective=chosen, dump=DumpOptions(last_step=1), **moving)
+    train(model_folder, tmp_path, objective=chosen, dump=DumpOptions(last_step=1), **moving)
     rows = rows_of(tmp_path, 1)
     assert dumped_steps(tmp_path) == (1,)
     assert len(rows) == 5
@@ -126,9 +118,9 @@ def test_several_optimizer_steps_and_coupled_losses_record_each_token_once(folde
 
 
 def test_masked_tokens_imitated_samples_and_losses_of_pairs_are_null_where_there_is_nothing(
-    folder: Path, tmp_path: Path
+    model_folder: Path, tmp_path: Path
 ) -> None:
-    model = PackedModel.load(folder, dtype="float32", device=CPU)
+    model = PackedModel.load(model_folder, dtype="float32", device=CPU)
     first, second = make_groups()
     imitated = msgspec.structs.replace(first.samples[0], loss=Loss.SUPERVISED)
     groups = (msgspec.structs.replace(first, samples=(imitated, *first.samples[1:])), second)
@@ -157,7 +149,7 @@ def run(
     trainer.train(groups, version=1, min_token_version=version)
 
 
-def test_runs_are_told_apart_by_what_differs_first(folder: Path, tmp_path: Path) -> None:
+def test_runs_are_told_apart_by_what_differs_first(model_folder: Path, tmp_path: Path) -> None:
     plain: dict[str, Any] = {"dump": DumpOptions()}
     others: dict[str, dict[str, Any]] = {
         "same": {},
@@ -165,10 +157,10 @@ def test_runs_are_told_apart_by_what_differs_first(folder: Path, tmp_path: Path)
         "advantage": {"objective": objective("dapo", normalize_std=False)},
         "reduction": {"objective": objective("dapo", reduction="sequence_mean")},
     }
-    train(folder, tmp_path / "plain", **plain)
+    train(model_folder, tmp_path / "plain", **plain)
     found: dict[str, tuple[int, str] | None] = {}
     for name, keys in others.items():
-        train(folder, tmp_path / name, **plain, **keys)
+        train(model_folder, tmp_path / name, **plain, **keys)
         difference = compare_steps(tmp_path / "plain", tmp_path / name, step=None, tolerance=0.0).difference
         found[name] = None if difference is None else (difference.step, difference.column)
     assert found == {"same": None, "rate": (2, "logprobs"), "advantage": (1, "advantages"), "reduction": (1, "losses")}
@@ -177,10 +169,10 @@ def test_runs_are_told_apart_by_what_differs_first(folder: Path, tmp_path: Path)
 
 
 def test_the_first_difference_is_the_cause_and_is_said_with_its_token(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    train(folder, tmp_path / "a", dump=DumpOptions(last_step=2))
+    train(model_folder, tmp_path / "a", dump=DumpOptions(last_step=2))
     rows = read_step(tmp_path / "a", 2)
     tokens, advantages = rows[4].tokens.copy(), rows[0].figures["advantages"] + 1
     tokens[1] = 7
@@ -217,10 +209,10 @@ def test_a_run_without_a_dump_is_told_the_key(tmp_path: Path) -> None:
         compare_steps(tmp_path, tmp_path, step=3, tolerance=0.0)
 
 
-def test_the_file_has_the_columns_that_are_documented(folder: Path, tmp_path: Path) -> None:
+def test_the_file_has_the_columns_that_are_documented(model_folder: Path, tmp_path: Path) -> None:
     import pyarrow.parquet as parquet
 
-    train(folder, tmp_path, dump=DumpOptions(first_step=2, last_step=2))
+    train(model_folder, tmp_path, dump=DumpOptions(first_step=2, last_step=2))
     table: Any = parquet.read_table(dump_file(tmp_path, 2))
     assert set(table.column_names) == set(COLUMNS)
     assert table.column("step").to_pylist() == [2] * 5
@@ -229,7 +221,7 @@ def test_the_file_has_the_columns_that_are_documented(folder: Path, tmp_path: Pa
 
 
 def test_a_dump_says_from_how_many_tokens_each_was_drawn_and_one_from_before_that_can_be_read(
-    folder: Path, tmp_path: Path
+    model_folder: Path, tmp_path: Path
 ) -> None:
     import pyarrow.parquet as parquet
 
@@ -239,7 +231,7 @@ def test_a_dump_says_from_how_many_tokens_each_was_drawn_and_one_from_before_tha
     kept = KeptTokens(b"\1\0\0\0\2\0", pack_tokens([tokens[0], tokens[2], (tokens[2] + 1) % 40]))
     parts = (replace(first, kept=kept), second)
     samples = tuple(replace(each, parts=(part,)) for each, part in zip(group.samples, parts, strict=True))
-    learner = open_learner(folder, tmp_path / "checkpoints", LearnerOptions(dump=DumpOptions(last_step=1)))
+    learner = open_learner(model_folder, tmp_path / "checkpoints", LearnerOptions(dump=DumpOptions(last_step=1)))
     learner.ask(OpenLearner(), LearnerOpened)
     learner.ask(train_command(groups=(replace(group, samples=samples),)), BatchTrained)
     learner.close()
@@ -255,17 +247,17 @@ def test_a_dump_says_from_how_many_tokens_each_was_drawn_and_one_from_before_tha
 
 
 def test_a_step_that_cannot_be_written_down_ends_no_training(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "steps").write_text("in the way")
-    figures, _ = train(folder, tmp_path, dump=DumpOptions())
+    figures, _ = train(model_folder, tmp_path, dump=DumpOptions())
     assert len(figures) == NUM_STEPS
     assert "learner.dump: step 1 could not be written down" in caplog.text
 
 
-def test_a_profile_is_a_trace_of_the_steps_that_were_asked_for(folder: Path, tmp_path: Path) -> None:
-    _, plain = train(folder, tmp_path / "plain")
-    _, profiled = train(folder, tmp_path / "run", profile=ProfileOptions(memory=True))
+def test_a_profile_is_a_trace_of_the_steps_that_were_asked_for(model_folder: Path, tmp_path: Path) -> None:
+    _, plain = train(model_folder, tmp_path / "plain")
+    _, profiled = train(model_folder, tmp_path / "run", profile=ProfileOptions(memory=True))
     assert all(torch.equal(plain[name], profiled[name]) for name in plain)
     (path,) = profile_files(tmp_path / "run")
     assert str(path) == "profiles/learner-step-0000002-rank-0.json.gz"

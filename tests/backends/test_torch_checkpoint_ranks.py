@@ -24,7 +24,6 @@ from learner_cases import make_groups, train_command
 from rank_cases import CPU, Ranks, open_ranks
 from transformers import AutoModelForCausalLM
 
-from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.checkpoints.folder import CheckpointFolder
 from penstock.backends.learners.checkpoints.record import STATE_FOLDER, read_record
 from penstock.backends.learners.checkpoints.state import load_state
@@ -33,7 +32,6 @@ from penstock.backends.learners.worker_group.workers import SOLO, alone_on
 from penstock.messages.commands import LearnerCommand, OpenLearner, SaveCheckpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.long_run
@@ -54,25 +52,12 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with open_ranks(4) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("xs")
-    make_model("xs", path, seed=0)
-    return path
-
-
 @pytest.mark.parametrize(("writer", "dtype", "readers"), CASES)
 def test_what_any_number_of_ranks_wrote_any_other_reads_bit_for_bit(
-    writer: str, dtype: str, readers: tuple[str, ...], ranks: Ranks, source: Path, tmp_path: Path
+    writer: str, dtype: str, readers: tuple[str, ...], ranks: Ranks, model_folder: Path, tmp_path: Path
 ) -> None:
     division = DIVISIONS[writer]
-    told = ranks.run(division.num_ranks, train_and_save, source, tmp_path, division, dtype)
+    told = ranks.run(division.num_ranks, train_and_save, model_folder, tmp_path, division, dtype)
     written, loss = told[0]
     assert all(other == (written, loss) for other in told)
     path = tmp_path / f"version-000000{VERSION}"
@@ -104,14 +89,14 @@ def test_what_any_number_of_ranks_wrote_any_other_reads_bit_for_bit(
 
 
 def test_a_learner_that_was_saved_on_2_ranks_goes_on_alike_on_any_number(
-    ranks: Ranks, source: Path, tmp_path: Path
+    ranks: Ranks, model_folder: Path, tmp_path: Path
 ) -> None:
     """With the worker's own commands, and training while the checkpoint is written."""
     batches = [
         train_command(version, groups=make_groups(((0.3 * version, 0.0), (0.5, 0.1)))) for version in (1, 2, 3, 4)
     ]
     begin: list[LearnerCommand] = [OpenLearner(), *batches[:2], SaveCheckpoint(version=2), *batches[2:]]
-    (expected, paths), *_ = ranks.run(2, carry_out, source, tmp_path, DIVISIONS["2 fsdp"], 1, begin)
+    (expected, paths), *_ = ranks.run(2, carry_out, model_folder, tmp_path, DIVISIONS["2 fsdp"], 1, begin)
     assert paths == [str(tmp_path / "version-0000002")]
     go_on: list[LearnerCommand] = [
         OpenLearner(version=2, path=paths[0]),
@@ -120,7 +105,7 @@ def test_a_learner_that_was_saved_on_2_ranks_goes_on_alike_on_any_number(
         batches[3],
     ]
     for epoch, division in enumerate((DIVISIONS["1"], DIVISIONS["3 fsdp"], DIVISIONS["2 ddp"]), start=2):
-        for losses, saved in ranks.run(division.num_ranks, carry_out, source, tmp_path, division, epoch, go_on):
+        for losses, saved in ranks.run(division.num_ranks, carry_out, model_folder, tmp_path, division, epoch, go_on):
             assert losses[0] == pytest.approx(expected[2], abs=TOLERANCE)
             # A step has been taken since, with gradients that are rounded otherwise.
             assert losses[1] == pytest.approx(expected[3], abs=10 * TOLERANCE)
@@ -129,9 +114,9 @@ def test_a_learner_that_was_saved_on_2_ranks_goes_on_alike_on_any_number(
 
 @pytest.mark.parametrize("refusing", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_disk_that_refuses_on_one_rank_ends_the_write_on_all_with_one_story(
-    refusing: int, ranks: Ranks, source: Path, tmp_path: Path
+    refusing: int, ranks: Ranks, model_folder: Path, tmp_path: Path
 ) -> None:
-    (story, name), *others = ranks.run(2, save_where_one_rank_may_not_write, source, tmp_path, refusing=refusing)
+    (story, name), *others = ranks.run(2, save_where_one_rank_may_not_write, model_folder, tmp_path, refusing=refusing)
     assert f"cannot be written: rank {refusing}: [Errno 27] File too large" in story
     for other, other_name in others:
         assert f"rank {refusing}: [Errno 27] File too large" in other
@@ -142,22 +127,22 @@ def test_a_disk_that_refuses_on_one_rank_ends_the_write_on_all_with_one_story(
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_while_it_writes_leaves_the_older_checkpoint_whole(source: Path, tmp_path: Path) -> None:
+def test_a_rank_that_dies_while_it_writes_leaves_the_older_checkpoint_whole(model_folder: Path, tmp_path: Path) -> None:
     with open_ranks(2) as mortal, pytest.raises((AssertionError, EOFError)):
-        mortal.run(2, die_while_writing, source, tmp_path)
+        mortal.run(2, die_while_writing, model_folder, tmp_path)
     assert read_record(tmp_path / "version-0000001", version=1).version == 1
     assert not list(tmp_path.glob("version-0000002*"))
-    successor = open_rank(alone_on(CPU), source, DIVISIONS["1"], "float32")
-    CheckpointFolder(tmp_path, epoch=2, tokenizer_source=source).write(successor.snapshot(2))
+    successor = open_rank(alone_on(CPU), model_folder, DIVISIONS["1"], "float32")
+    CheckpointFolder(tmp_path, epoch=2, tokenizer_source=model_folder).write(successor.snapshot(2))
     names = {entry.name for entry in tmp_path.iterdir()}
     assert names == {"reference", "reference-e2", "version-0000001", "version-0000002-e2"}
 
 
 @pytest.fixture(scope="module")
-def of_two(ranks: Ranks, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def of_two(ranks: Ranks, model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint that two ranks wrote; tests copy it."""
     folder = tmp_path_factory.mktemp("of_two")
-    ranks.run(2, train_and_save, source, folder, DIVISIONS["2 fsdp"], "float32")
+    ranks.run(2, train_and_save, model_folder, folder, DIVISIONS["2 fsdp"], "float32")
     return folder / f"version-000000{VERSION}"
 
 
@@ -182,7 +167,7 @@ def test_what_is_missing_of_a_rank_is_refused_and_not_made_up(of_two: Path, tmp_
     read_record(path, version=VERSION)
 
 
-def test_ranks_that_read_together_check_every_file_once(of_two: Path, source: Path, tmp_path: Path) -> None:
+def test_ranks_that_read_together_check_every_file_once(of_two: Path, model_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(of_two.parent, tmp_path, dirs_exist_ok=True)
     path = tmp_path / of_two.name
     for file in [*read_record(path).files, "../reference/model.safetensors"]:
@@ -199,12 +184,12 @@ def test_ranks_that_read_together_check_every_file_once(of_two: Path, source: Pa
 
 
 def test_a_state_larger_than_a_file_is_divided_over_files(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = open_rank(SOLO, source, DIVISIONS["1"], "float32")
+    learner = open_rank(SOLO, model_folder, DIVISIONS["1"], "float32")
     learner.train(1)
     monkeypatch.setattr("penstock.backends.learners.checkpoints.state.MAX_FILE_BYTES", 150_000)
-    path = CheckpointFolder(tmp_path, epoch=1, tokenizer_source=source).write(learner.snapshot(1))
+    path = CheckpointFolder(tmp_path, epoch=1, tokenizer_source=model_folder).write(learner.snapshot(1))
     files = list((path / STATE_FOLDER).glob("*.safetensors"))
     assert len(files) > 3
     assert max(file.stat().st_size for file in files) < 200_000

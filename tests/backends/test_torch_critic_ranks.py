@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSp
 
 import pytest
 import torch
-from checkpoint_cases import Host, digests_of
+from checkpoint_cases import digests_of
 from learner_cases import learner_plan, make_groups, train_command
 from rank_cases import CPU, open_ranks
 from torch import nn
+from worker_host import Host
 
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.checkpoints.record import STATE_FOLDER, read_record
@@ -100,13 +101,6 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("xs")
-    make_model("xs", path, seed=0)
-    return path
-
-
-@pytest.fixture(scope="module")
 def source_with_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """That two ranks can divide."""
     path = tmp_path_factory.mktemp("m")
@@ -179,10 +173,10 @@ def compared(found: dict[str, float]) -> dict[str, float]:
     ids=str,
 )
 def test_a_critic_on_its_own_ranks_trains_what_it_trains_beside_the_policy(
-    layout: Layout, source: Path, source_with_heads: Path
+    layout: Layout, model_folder: Path, source_with_heads: Path
 ) -> None:
     """Against both on as many ranks as each has: gradients of more ranks are added up in another order."""
-    source = source if layout.tensor_parallel == 1 else source_with_heads
+    source = model_folder if layout.tensor_parallel == 1 else source_with_heads
     of_policy, of_critic = (beside(layout, source, count) for count in layout.counts)
     weights = {name: weight for name, weight in of_policy.weights.items() if not name.startswith("critic/")}
     critic_weights = {name: weight for name, weight in of_critic.weights.items() if name.startswith("critic/")}
@@ -200,10 +194,10 @@ def test_a_critic_on_its_own_ranks_trains_what_it_trains_beside_the_policy(
     assert critic_weights["critic/weight/head.weight"].abs().max() > 1e-3, "it was trained"
 
 
-def test_no_rank_of_the_policy_holds_the_critic_and_none_of_the_critic_the_policy(source: Path) -> None:
-    both, _ = run(2, train, source, Layout(2, parallel="ddp").options())
-    policy, critic = run(2, train, source, Layout(2, 1).options())
-    first, second, sharded = run(3, train, source, Layout(3, 1).options())
+def test_no_rank_of_the_policy_holds_the_critic_and_none_of_the_critic_the_policy(model_folder: Path) -> None:
+    both, _ = run(2, train, model_folder, Layout(2, parallel="ddp").options())
+    policy, critic = run(2, train, model_folder, Layout(2, 1).options())
+    first, second, sharded = run(3, train, model_folder, Layout(3, 1).options())
     sizes = {name: weight.numel() for name, weight in both.weights.items()}
     of_critic = sum(size for name, size in sizes.items() if name.startswith("critic/"))
     of_policy = sum(sizes.values()) - of_critic
@@ -213,10 +207,10 @@ def test_no_rank_of_the_policy_holds_the_critic_and_none_of_the_critic_the_polic
     assert first.num_held + second.num_held == 2 * of_policy
 
 
-def test_the_critic_trains_alone_at_first_where_that_is_asked_for(source: Path) -> None:
+def test_the_critic_trains_alone_at_first_where_that_is_asked_for(model_folder: Path) -> None:
     keys: dict[str, Any] = {"critic_only_steps": 2, "critic_warmup_steps": 2}
-    [expected] = run(1, train, source, Layout(1).options(**keys))
-    policy, _, critic = run(3, train, source, Layout(3, 1).options(**keys))
+    [expected] = run(1, train, model_folder, Layout(1).options(**keys))
+    policy, _, critic = run(3, train, model_folder, Layout(3, 1).options(**keys))
     assert ["train/loss" in found for found in policy.figures] == [False, False, True]
     for mine, theirs in zip(policy.figures, expected.figures, strict=True):
         assert compared(mine) == pytest.approx(compared(theirs), abs=TOLERANCE)
@@ -255,8 +249,8 @@ def train_where_runs_meet(workers: WorkerGroup, source: Path, options: LearnerOp
     return met
 
 
-def test_policy_and_critic_are_computed_at_the_same_time(source: Path) -> None:
-    policy, critic = run(2, train_where_runs_meet, source, Layout(2, 1).options())
+def test_policy_and_critic_are_computed_at_the_same_time(model_folder: Path) -> None:
+    policy, critic = run(2, train_where_runs_meet, model_folder, Layout(2, 1).options())
     assert policy == ["apart False"] * 2
     assert critic == ["values"] * 2
 
@@ -283,9 +277,9 @@ def train_where_one_runs_out(workers: WorkerGroup, source: Path, options: Learne
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_memory_that_does_not_suffice_on_one_side_is_found_again_by_both(failing: int, source: Path) -> None:
-    [expected] = run(1, train, source, Layout(1).options())
-    for each in run(2, train_where_one_runs_out, source, Layout(2, 1).options(), failing):
+def test_memory_that_does_not_suffice_on_one_side_is_found_again_by_both(failing: int, model_folder: Path) -> None:
+    [expected] = run(1, train, model_folder, Layout(1).options())
+    for each in run(2, train_where_one_runs_out, model_folder, Layout(2, 1).options(), failing):
         for mine, theirs in zip(each.figures, expected.figures, strict=True):
             assert compared(mine) == pytest.approx(compared(theirs), abs=TOLERANCE)
 
@@ -331,11 +325,11 @@ APART, TOGETHER = Layout(3, 1), Layout(2)
     ids=["apart", "together"],
 )
 def test_a_checkpoint_of_either_layout_is_gone_on_with_in_the_other(
-    writer: Layout, readers: tuple[Layout, ...], source: Path, tmp_path: Path
+    writer: Layout, readers: tuple[Layout, ...], model_folder: Path, tmp_path: Path
 ) -> None:
     batches = [train_command(version, groups=batch(version)) for version in (1, 2, 3)]
     saving: list[LearnerCommand] = [OpenLearner(), *batches[:2], SaveCheckpoint(version=2)]
-    told = run(writer.num_ranks, carry_out, source, tmp_path, writer, 1, saving)
+    told = run(writer.num_ranks, carry_out, model_folder, tmp_path, writer, 1, saving)
     path = tmp_path / "version-0000002"
     assert told[0].saved == [str(path)]
     read_record(path, version=2)
@@ -343,12 +337,12 @@ def test_a_checkpoint_of_either_layout_is_gone_on_with_in_the_other(
     written = {name: digest for each in told for name, digest in each.digests.items()}
     assert stored == written
     going_on: list[LearnerCommand] = [OpenLearner(version=2, path=str(path)), batches[2]]
-    [expected] = run(1, carry_out, source, tmp_path, Layout(1), 2, going_on)
+    [expected] = run(1, carry_out, model_folder, tmp_path, Layout(1), 2, going_on)
     reading: list[LearnerCommand] = [OpenLearner(version=2, path=str(path))]
     for epoch, reader in enumerate(readers, start=3):
-        read = run(reader.num_ranks, carry_out, source, tmp_path, reader, epoch, reading)
+        read = run(reader.num_ranks, carry_out, model_folder, tmp_path, reader, epoch, reading)
         assert {name: digest for each in read for name, digest in each.digests.items()} == written, "to the bit"
-        for each in run(reader.num_ranks, carry_out, source, tmp_path, reader, epoch, going_on):
+        for each in run(reader.num_ranks, carry_out, model_folder, tmp_path, reader, epoch, going_on):
             assert each.losses[0] == pytest.approx(expected.losses[0], abs=TOLERANCE), reader
 
 
@@ -364,11 +358,13 @@ def save_again_and_publish(workers: WorkerGroup, source: Path, folder: Path, pat
     return is_silent and not host.errors
 
 
-def test_a_resumed_critic_on_its_own_ranks_saves_again_beside_the_first_reference(source: Path, tmp_path: Path) -> None:
+def test_a_resumed_critic_on_its_own_ranks_saves_again_beside_the_first_reference(
+    model_folder: Path, tmp_path: Path
+) -> None:
     batches = [train_command(version, groups=batch(version)) for version in (1, 2)]
     saving: list[LearnerCommand] = [OpenLearner(), *batches, SaveCheckpoint(version=2)]
-    told = run(3, carry_out, source, tmp_path, APART, 1, saving)
-    assert all(run(3, save_again_and_publish, source, tmp_path, told[0].saved[0]))
+    told = run(3, carry_out, model_folder, tmp_path, APART, 1, saving)
+    assert all(run(3, save_again_and_publish, model_folder, tmp_path, told[0].saved[0]))
     read_record(tmp_path / "version-0000003-e2", version=3)
     assert {entry.name for entry in tmp_path.iterdir()} == {"reference", "version-0000002", "version-0000003-e2"}
 
@@ -391,9 +387,9 @@ def save_dapo(workers: WorkerGroup, source: Path, folder: Path) -> None:
     worker.finish()
 
 
-def test_a_checkpoint_without_a_critic_is_refused_where_the_critic_would_be(source: Path, tmp_path: Path) -> None:
-    run(1, save_dapo, source, tmp_path)
-    *policies, critic = run(3, open_without_critic, source, tmp_path, str(tmp_path / "version-0000001"))
+def test_a_checkpoint_without_a_critic_is_refused_where_the_critic_would_be(model_folder: Path, tmp_path: Path) -> None:
+    run(1, save_dapo, model_folder, tmp_path)
+    *policies, critic = run(3, open_without_critic, model_folder, tmp_path, str(tmp_path / "version-0000001"))
     assert policies == ["", ""]
     assert "is a critic of" in critic
     assert "the checkpoint has none" in critic

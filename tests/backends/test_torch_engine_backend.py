@@ -13,7 +13,6 @@ from engine_cases import (
     CONTEXT,
     Case,
     expected_logprobs,
-    make_case,
     open_engine,
     random_tokens,
     reference_canary,
@@ -64,16 +63,6 @@ LONG = (1, 5, 7)
 """Indices of samples whose responses have more than eight tokens, after which progress is reported."""
 NUM_MADE = (8, 7, 7)
 """Tokens they have when the first of them reports: the others wait a step for it to compute their prompt."""
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case("qwen3_tied", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case("qwen3_tied", tmp_path_factory.mktemp("other"), seed=1)
 
 
 @pytest.fixture(params=[False, True], ids=["in_place", "double_buffering"])

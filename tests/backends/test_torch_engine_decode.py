@@ -13,7 +13,6 @@ from engine_cases import (
     drawn,
     largest_error,
     logprobs_of,
-    make_case,
     open_engine,
     part_of,
     random_tokens,
@@ -43,16 +42,6 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-5
 """Nats, in float32."""
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case("qwen3_tied", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case("qwen3_tied", tmp_path_factory.mktemp("other"), seed=1)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from engine_cases import (
     Case,
     Settings,
     logprobs_of,
-    make_case,
     open_engine,
     random_tokens,
     request,
@@ -79,11 +78,6 @@ def open_generic(folder: Path, **settings: Unpack[Settings]) -> GenericEngine:
 def as_torch(engine: GenericEngine) -> TorchEngine:
     """For helpers that call what both have."""
     return cast("TorchEngine", engine)
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case("qwen3_tied", tmp_path_factory.mktemp("qwen3"))
 
 
 @pytest.mark.parametrize("family", SERVED)

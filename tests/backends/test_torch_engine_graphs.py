@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pytest
 import torch
-from engine_cases import Case, make_case, open_engine, random_tokens, request, run_all, run_steps, tokens_of, weights_of
+from engine_cases import Case, open_engine, random_tokens, request, run_all, run_steps, tokens_of, weights_of
 
 from penstock.backends.engines.torch import engine as engine_module
 from penstock.backends.engines.torch.attention import SlotRange
@@ -28,16 +28,6 @@ if TYPE_CHECKING:
 
 GREEDY: Final = Sampler(temperature=0)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs exist on GPUs only")
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case("qwen3_tied", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case("qwen3_tied", tmp_path_factory.mktemp("other"), seed=1)
 
 
 def requests() -> list[GenerationRequest]:

@@ -13,7 +13,6 @@ import pytest
 from engine_cases import (
     VOCAB_SIZE,
     Case,
-    make_case,
     open_engine,
     random_tokens,
     request,
@@ -156,11 +155,6 @@ def test_a_stop_string_behind_bytes_that_are_no_text_is_found() -> None:
         # 0x80 … 0xFF without order: hardly ever a character.
         noise = [3 + chance.randrange(0x80, 0x100) for _ in range(chance.randint(1, 60))]
         assert first_stop(StopStrings([" END"], tokenizer), [*noise, word, word]) == len(noise) + 1
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case("qwen3_tied", tmp_path_factory.mktemp("model"))
 
 
 def test_a_stop_string_that_the_last_allowed_token_completes_is_a_stop(case: Case) -> None:

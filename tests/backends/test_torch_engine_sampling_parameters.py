@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-from engine_cases import Case, logprobs_of, make_case, open_engine, random_tokens, request, run_all, tokens_of
+from engine_cases import Case, logprobs_of, open_engine, random_tokens, request, run_all, tokens_of
 
 from penstock.backends.checkpoint.make import SYMBOLS, character_tokenizer
 from penstock.backends.engines.torch.engine_settings import OtherSampling
@@ -18,11 +17,6 @@ ANY_END = OtherSampling(
     sampler=Sampler(), stop_token_ids=frozenset(range(0, len(SYMBOLS), 2)),
     stop_strings=StopStrings(["e"], character_tokenizer()),
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case("qwen3_tied", tmp_path_factory.mktemp("model"))
 
 
 def test_each_request_is_drawn_as_it_asks_and_the_others_as_without_it(case: Case) -> None:

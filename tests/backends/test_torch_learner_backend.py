@@ -13,7 +13,6 @@ import torch
 from learner_cases import RunningLearner, demonstrations, make_groups, open_learner, train_command
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from penstock.backends.checkpoint.make import make_model
 from penstock.backends.devices import choose_device
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions, WarmStartOptions
 from penstock.messages.arrays import floats_view, tokens_view
@@ -33,20 +32,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("xs")
-    make_model("xs", path, seed=0)
-    return path
-
-
 @pytest.fixture
-def launch(folder: Path, tmp_path: Path) -> Iterator[Callable[..., RunningLearner]]:
+def launch(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., RunningLearner]]:
     """Starts learners and closes them at the end."""
     running: list[RunningLearner] = []
 
     def start(options: LearnerOptions | None = None, **how: Any) -> RunningLearner:  # noqa: ANN401 - handed on
-        running.append(open_learner(folder, tmp_path / "checkpoints", options, **how))
+        running.append(open_learner(model_folder, tmp_path / "checkpoints", options, **how))
         return running[-1]
 
     yield start
@@ -94,7 +86,7 @@ def test_a_step_reports_what_the_batch_was_and_what_it_did(launch: Callable[...,
 
 
 def test_the_mismatch_is_that_of_transformers_and_the_engine(
-    launch: Callable[..., RunningLearner], folder: Path
+    launch: Callable[..., RunningLearner], model_folder: Path
 ) -> None:
     learner = launch()
     learner.ask(OpenLearner(), LearnerOpened)
@@ -103,7 +95,7 @@ def test_the_mismatch_is_that_of_transformers_and_the_engine(
     for group in make_groups():
         for sample in group.samples:
             prompt, tokens = tokens_view(group.prompt.tokens), tokens_view(sample.parts[0].tokens)
-            own = plain_logprobs(folder, [*prompt, *tokens])[len(prompt) - 1 :]
+            own = plain_logprobs(model_folder, [*prompt, *tokens])[len(prompt) - 1 :]
             differences.append(own - torch.tensor(list(floats_view(sample.parts[0].logprobs))))
     together = torch.cat(differences)
     assert figures["train/train_rollout_logprob_abs_diff"] == pytest.approx(float(together.abs().mean()), abs=1e-5)
@@ -111,7 +103,7 @@ def test_the_mismatch_is_that_of_transformers_and_the_engine(
 
 
 def test_training_raises_the_likelihood_of_what_was_rewarded(
-    launch: Callable[..., RunningLearner], tmp_path: Path, folder: Path
+    launch: Callable[..., RunningLearner], tmp_path: Path, model_folder: Path
 ) -> None:
     learner = launch(LearnerOptions(learning_rate=3e-3, objective=ObjectiveOptions(old_logprobs="recompute")))
     learner.ask(OpenLearner(), LearnerOpened)
@@ -121,7 +113,7 @@ def test_training_raises_the_likelihood_of_what_was_rewarded(
     good, bad = (sample.parts[0] for sample in make_groups(((1.0, 0.0),))[0].samples)
     for part, sign in ((good, 1), (bad, -1)):
         tokens = [10, 11, *tokens_view(part.tokens)]
-        before, after = plain_logprobs(folder, tokens)[1:], plain_logprobs(tmp_path / saved, tokens)[1:]
+        before, after = plain_logprobs(model_folder, tokens)[1:], plain_logprobs(tmp_path / saved, tokens)[1:]
         assert sign * float(after.sum() - before.sum()) > 0.5
 
 
@@ -193,13 +185,13 @@ def test_warm_start_and_demonstrations_go_together(launch: Callable[..., Running
 
 
 def test_published_weights_and_canary_are_those_of_the_model(
-    launch: Callable[..., RunningLearner], folder: Path
+    launch: Callable[..., RunningLearner], model_folder: Path
 ) -> None:
     learner = launch()
     learner.ask(OpenLearner(), LearnerOpened)
     manifest = learner.ask(PublishWeights(version=0, publish=7), WeightsPublished).manifest
     assert (manifest.version, manifest.publish) == (0, 7)
-    plain = cast("Any", AutoModelForCausalLM.from_pretrained(folder))
+    plain = cast("Any", AutoModelForCausalLM.from_pretrained(model_folder))
     expected = dict(plain.named_parameters())
     assert learner.weights.published[0].keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in learner.weights.published[0].items())
@@ -207,7 +199,9 @@ def test_published_weights_and_canary_are_those_of_the_model(
     tokens = list(tokens_view(canary.tokens))
     assert len(tokens) == 32
     own = torch.tensor(list(floats_view(canary.logprobs)))
-    torch.testing.assert_close(own, plain_distributions(folder, tokens)[:, tokens].flatten(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        own, plain_distributions(model_folder, tokens)[:, tokens].flatten(), atol=1e-5, rtol=1e-5
+    )
 
 
 def test_the_canary_keeps_its_tokens_and_follows_the_weights(launch: Callable[..., RunningLearner]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from learner_cases import demonstrations, make_groups
-from rank_cases import CPU, Ranks, open_ranks
+from rank_cases import CPU, Ranks
 
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.batch.sequences import demonstration_sequences, read_groups
@@ -28,7 +28,6 @@ from penstock.backends.learners.worker_group.workers import SOLO
 from penstock.messages.errors import DivergedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 pytestmark = pytest.mark.long_run
+NUM_RANKS = 2
 
 NORM = "train/grad_norm"
 
@@ -51,12 +51,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.model.float()  # type: ignore[no-untyped-call]
     model.save(path)
     return path
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with open_ranks(2) as opened:
-        yield opened
 
 
 def open_trainer(

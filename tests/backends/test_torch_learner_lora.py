@@ -17,7 +17,6 @@ from learner_cases import RunningLearner, open_learner, train_command
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from penstock.backends.checkpoint.make import make_model
 from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.learners.options import LearnerOptions, LoraOptions, ObjectiveOptions
 from penstock.backends.learners.torch.lora import Adapters
@@ -26,19 +25,9 @@ from penstock.messages.errors import UserFault
 from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened, WeightsPublished
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from transformers import PreTrainedModel
 
 IDS = torch.arange(24)[None] + 5
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lora") / "model"
-    with quiet_transformers():
-        make_model("xs", folder, 0)
-    return folder
 
 
 def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -155,15 +144,6 @@ LORA = LearnerOptions(learning_rate=1e-2, lora=LoraOptions(rank=4, alpha=8))
 WITH_KL = LearnerOptions(
     learning_rate=1e-2, lora=LoraOptions(rank=4, alpha=8), objective=ObjectiveOptions(kl_coef=0.1), num_updates=2
 )
-
-
-@pytest.fixture
-def opened() -> Iterator[list[RunningLearner]]:
-    """Learners that are closed at the end."""
-    running: list[RunningLearner] = []
-    yield running
-    for learner in running:
-        learner.close()
 
 
 def figures(learner: RunningLearner, version: int) -> dict[str, float]:

@@ -7,37 +7,24 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from lora_rank_cases import Parallel, publish_adapters, refresh_divided, train_adapters
-from rank_cases import Ranks, open_ranks
 
-from penstock.backends.checkpoint.make import make_model
-from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.learners.torch.model import PackedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
+    from rank_cases import Ranks
+
 pytestmark = pytest.mark.long_run
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("lora_ranks") / "model"
-    with quiet_transformers():
-        make_model("xs", path, 0)
-    return path
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with open_ranks(2) as opened:
-        yield opened
+NUM_RANKS = 2
 
 
 @pytest.mark.parametrize("parallel", ["fsdp", "ddp"])
-def test_merged_weights_over_ranks_are_those_of_one_process(folder: Path, ranks: Ranks, parallel: Parallel) -> None:
-    ((alone, divergences),) = ranks.run(1, train_adapters, folder, parallel, "float32")
-    for merged, found in ranks.run(2, train_adapters, folder, parallel, "float32"):
+def test_merged_weights_over_ranks_are_those_of_one_process(
+    model_folder: Path, ranks: Ranks, parallel: Parallel
+) -> None:
+    ((alone, divergences),) = ranks.run(1, train_adapters, model_folder, parallel, "float32")
+    for merged, found in ranks.run(2, train_adapters, model_folder, parallel, "float32"):
         assert merged.keys() == alone.keys()
         for name, tensor in merged.items():
             torch.testing.assert_close(tensor, alone[name], rtol=0, atol=2e-6)
@@ -46,9 +33,9 @@ def test_merged_weights_over_ranks_are_those_of_one_process(folder: Path, ranks:
         assert found[2] > 1e-7
 
 
-def test_a_frozen_base_in_bfloat16_stays_so_over_ranks(folder: Path, ranks: Ranks) -> None:
-    base = PackedModel.load(folder, dtype="bfloat16", device=torch.device("cpu")).named_tensors()
-    for merged, found in ranks.run(2, train_adapters, folder, "fsdp", "bfloat16"):
+def test_a_frozen_base_in_bfloat16_stays_so_over_ranks(model_folder: Path, ranks: Ranks) -> None:
+    base = PackedModel.load(model_folder, dtype="bfloat16", device=torch.device("cpu")).named_tensors()
+    for merged, found in ranks.run(2, train_adapters, model_folder, "fsdp", "bfloat16"):
         assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
         assert all(torch.equal(merged[name], base[name]) for name in base if "_proj." not in name)
         assert found[0] == 0.0
@@ -56,12 +43,16 @@ def test_a_frozen_base_in_bfloat16_stays_so_over_ranks(folder: Path, ranks: Rank
 
 @pytest.mark.parametrize(("parallel", "dtype"), [("fsdp", "float32"), ("ddp", "float32"), ("fsdp", "bfloat16")])
 def test_adapters_over_ranks_are_published_as_they_are_computed_with(
-    folder: Path, ranks: Ranks, parallel: Parallel, dtype: str, tmp_path: Path
+    model_folder: Path, ranks: Ranks, parallel: Parallel, dtype: str, tmp_path: Path
 ) -> None:
-    (base, adapters, merged), (none, nothing, _) = ranks.run(2, publish_adapters, folder, tmp_path, parallel, dtype)
+    (base, adapters, merged), (none, nothing, _) = ranks.run(
+        2, publish_adapters, model_folder, tmp_path, parallel, dtype
+    )
     assert not none
     assert not nothing
-    ((whole_base, whole_adapters, _),) = ranks.run(1, publish_adapters, folder, tmp_path / "alone", parallel, dtype)
+    ((whole_base, whole_adapters, _),) = ranks.run(
+        1, publish_adapters, model_folder, tmp_path / "alone", parallel, dtype
+    )
     assert base.keys() == whole_base.keys()
     assert all(torch.equal(base[name], whole_base[name]) for name in base)
     paths = [name.removesuffix(".lora_A.weight") for name in adapters if name.endswith(".lora_A.weight")]
@@ -78,5 +69,5 @@ def test_adapters_over_ranks_are_published_as_they_are_computed_with(
 
 
 @pytest.mark.parametrize("parallel", ["fsdp", "ddp"])
-def test_a_divided_reference_is_refreshed_share_by_share(folder: Path, ranks: Ranks, parallel: Parallel) -> None:
-    assert ranks.run(2, refresh_divided, folder, parallel) == [True, True]
+def test_a_divided_reference_is_refreshed_share_by_share(model_folder: Path, ranks: Ranks, parallel: Parallel) -> None:
+    assert ranks.run(2, refresh_divided, model_folder, parallel) == [True, True]

@@ -119,17 +119,20 @@ def options_of(case: str) -> ObjectiveOptions:
     return options
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def random_policy(folder: Path) -> Path:
     torch.manual_seed(5)
     config = Qwen3Config(
         vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, head_dim=8, max_position_embeddings=128, initializer_range=0.3, pad_token_id=0,
         bos_token_id=None, eos_token_id=1,
     )  # fmt: skip
-    path = tmp_path_factory.mktemp("model")
-    AutoModel.from_config(config).save_pretrained(path)
-    return path
+    AutoModel.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_policy(tmp_path_factory.mktemp("model"))
 
 
 def make_groups(seed: int, behaviour: PreTrainedModel) -> tuple[Group, ...]:

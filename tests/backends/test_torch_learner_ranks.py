@@ -17,7 +17,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from rank_cases import CPU, Ranks, open_ranks
+from learner_cases import Heard
+from rank_cases import CPU, Ranks
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from penstock.backends.learners.batch.sequences import demonstration_sequence, read_groups
@@ -45,7 +46,7 @@ from penstock.messages.errors import UserFault
 from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -142,12 +143,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(5)
         AutoModel.from_config(config).save_pretrained(path / name)
     return path
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with open_ranks(4) as opened:
-        yield opened
 
 
 # --- batches ------------------------------------------------------------------------------------------------------
@@ -431,17 +426,6 @@ def train(
     logging.getLogger("penstock.backends.learners.torch.rounds").removeHandler(heard)
     weights = torch.cat([whole(weight).reshape(-1) for weight in learner.weights().values()])
     return Trained(found, weights.double().numpy(), learner.trainer.max_tokens_per_micro_batch, heard.lines)
-
-
-class Heard(logging.Handler):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 def assert_trained_alike(found: Trained, expected: Trained) -> None:

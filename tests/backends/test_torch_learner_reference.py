@@ -6,41 +6,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import pytest
 import torch
 from learner_cases import RunningLearner, make_groups, open_learner, train_command
 from safetensors.torch import load_file
 
-from penstock.backends.checkpoint.make import make_model
-from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.learners.checkpoints.record import read_record
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
 from penstock.messages.commands import DeleteCheckpoints, OpenLearner, SaveCheckpoint, SleepLearner, WakeLearner
 from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened, LearnerSlept, LearnerWoken
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 EVERY_2 = LearnerOptions(learning_rate=1e-2, objective=ObjectiveOptions(kl_coef=0.1, reference_every=2))
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("reference") / "model"
-    with quiet_transformers():
-        make_model("xs", folder, 0)
-    return folder
-
-
-@pytest.fixture
-def opened() -> Iterator[list[RunningLearner]]:
-    """Learners that are closed at the end."""
-    running: list[RunningLearner] = []
-    yield running
-    for learner in running:
-        learner.close()
 
 
 def begun(model_folder: Path, folder: Path, opened: list[RunningLearner], *, epoch: int = 1) -> RunningLearner:

@@ -25,7 +25,6 @@ from learner_cases import RunningLearner, demonstrations, learner_plan, make_gro
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.checkpoints.folder import CheckpointFolder
 from penstock.backends.learners.checkpoints.record import RECORD_FILE, STATE_FOLDER, read_record, write_record
 from penstock.backends.learners.checkpoints.state import load_state
@@ -47,7 +46,7 @@ from penstock.messages.errors import UserFault
 from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened, WeightsPublished
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
 
     from penstock.messages.local import LocalEvent
 
@@ -96,22 +95,6 @@ CASES: Final = {
         "bfloat16",
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("xs")
-    make_model("xs", path, seed=0)
-    return path
-
-
-@pytest.fixture
-def opened() -> Iterator[list[RunningLearner]]:
-    """Learners that are closed at the end."""
-    running: list[RunningLearner] = []
-    yield running
-    for learner in running:
-        learner.close()
 
 
 @pytest.fixture(scope="module")

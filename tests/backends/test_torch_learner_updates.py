@@ -22,14 +22,13 @@ import torch
 from test_torch_learner_objectives import (
     TEMPERATURE,
     VERSION,
-    VOCAB,
     PlainSample,
     make_groups,
     plain_loss,
     plain_model,
     plain_samples,
+    random_policy,
 )
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from penstock.backends.device_memory import ParkedMemory
 from penstock.backends.learners.batch.sequences import read_groups
@@ -44,11 +43,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from penstock.backends.learners.options import ObjectiveOptions
     from penstock.messages.samples import Group
 
-AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
 CPU = torch.device("cpu")
 SEED = 5
 RATE = 1e-3
@@ -78,15 +77,7 @@ CRITICS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(5)
-    config = Qwen3Config(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, max_position_embeddings=128, initializer_range=0.3, pad_token_id=0,
-        bos_token_id=None, eos_token_id=1,
-    )  # fmt: skip
-    path = tmp_path_factory.mktemp("model")
-    AutoModel.from_config(config).save_pretrained(path)
-    return path
+    return random_policy(tmp_path_factory.mktemp("model"))
 
 
 @dataclass

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from rank_cases import Ranks, open_ranks
 from safetensors.torch import load_file, save_file
 from sharded_load_cases import Loaded, first_step, load_both
 from transformers import (
@@ -25,8 +24,10 @@ from transformers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
+
+    from rank_cases import Ranks
 
 AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
 pytestmark = pytest.mark.long_run
@@ -51,12 +52,6 @@ ROUTED: dict[str, Any] = {
 }  # fmt: skip
 WEIGHTS = "model.safetensors"
 UNEVEN = 3
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with open_ranks(4) as opened:
-        yield opened
 
 
 def saved(folder: Path, config: object, **keys: object) -> Path:

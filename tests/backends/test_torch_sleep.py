@@ -11,14 +11,12 @@ import pytest
 from engine_cases import largest_error, make_case, open_engine, random_tokens, request, run_all, weights_of
 from test_torch_learner_resume import CASES, assert_same_bits, save, train
 
-from penstock.backends.checkpoint.make import make_model
 from penstock.backends.engines.torch.requests import RequestError
 from penstock.backends.learners.training import command_worker
 from penstock.messages.commands import OpenLearner, PublishWeights, SleepLearner, Train, WakeLearner
 from penstock.messages.local import LearnerOpened, LearnerSlept, LearnerWoken, WeightsPublished
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from learner_cases import RunningLearner
@@ -55,22 +53,6 @@ def test_an_engine_with_requests_does_not_sleep_and_one_that_sleeps_takes_none(t
 
 
 # --- the learner ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("xs")
-    make_model("xs", path, seed=0)
-    return path
-
-
-@pytest.fixture
-def opened() -> Iterator[list[RunningLearner]]:
-    """Learners that are closed at the end."""
-    running: list[RunningLearner] = []
-    yield running
-    for learner in running:
-        learner.close()
 
 
 @pytest.mark.parametrize("name", ["plain", "everything"])

@@ -12,7 +12,6 @@ import torch
 from checkpoint_cases import VERSION, digests_of, load_and_train, train_and_save
 from checkpoint_cases import Division as Spread
 from learner_cases import make_groups
-from rank_cases import Ranks, open_ranks
 from sharded_load_cases import first_step, refusal, train_and_publish
 from transformers import (
     AutoModelForCausalLM,
@@ -33,13 +32,14 @@ from penstock.backends.learners.torch.rounds import MicroBatch, Rounds, padding_
 from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
+    from rank_cases import Ranks
     from transformers import PreTrainedConfig
 
 AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
 pytestmark = pytest.mark.long_run
+NUM_RANKS = 6
 
 SIZES: dict[str, Any] = {
     "vocab_size": 37,
@@ -62,12 +62,6 @@ CASES: dict[str, Any] = {
     "phi3, fused matrices": Phi3Config(**SIZES, tie_word_embeddings=False),
 }
 """37 tokens and 22 columns: neither is divided evenly."""
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with open_ranks(6) as opened:
-        yield opened
 
 
 def saved(folder: Path, config: object) -> Path:

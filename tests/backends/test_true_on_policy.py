@@ -109,11 +109,6 @@ def drawn(engine: TorchEngine, seed: int) -> tuple[Group, ...]:
     )
 
 
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case("qwen3_tied", tmp_path_factory.mktemp("exact"))
-
-
 @pytest.mark.parametrize("name", ["qwen3_untied", "qwen2_tied", "llama_untied"])
 def test_no_token_differs_while_the_weights_move(name: str, tmp_path: Path) -> None:
     pair = Pair(make_case(name, tmp_path))

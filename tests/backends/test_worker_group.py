@@ -77,6 +77,19 @@ class WorkerGroup:
             pass
         return event
 
+    def close_within_an_order(self) -> None:
+        """Rank 0, which holds the order, leaves it, and nothing is said to have failed."""
+        for command in (OpenLearner(), train_command()):
+            self.backend.execute(command)
+        assert isinstance(self.next(), LearnerOpened)
+        deadline_s = time.monotonic() + WAIT_S
+        while "Train" not in self.log(0):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)  # between two looks at a file; nothing is timed by it
+        self.close()
+        assert self.log(0).splitlines()[-1] == "left within an order"
+        assert self.events.empty()
+
     def log(self, rank: int) -> str:
         return (self.folder / "logs" / f"rank-{rank}.log").read_text()
 
@@ -224,17 +237,20 @@ def test_closed_between_two_commands_every_rank_finishes(launch: Callable[..., W
 def test_closed_within_a_command_the_first_rank_leaves_it_and_nothing_is_said_to_have_failed(
     launch: Callable[..., WorkerGroup],
 ) -> None:
-    workers = launch("hold:0")
-    for command in (OpenLearner(), train_command()):
-        workers.backend.execute(command)
-    assert isinstance(workers.next(), LearnerOpened)
-    deadline_s = time.monotonic() + WAIT_S
-    while "Train" not in workers.log(0):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)  # between two looks at a file; nothing is timed by it
-    workers.close()
-    assert workers.log(0).splitlines()[-1] == "left within an order"
-    assert workers.events.empty()
+    launch("hold:0").close_within_an_order()
+
+
+def launched(program: str, folder: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """A launcher in a process of its own, and the processes that it has started."""
+    found = os.pathsep.join(each for each in sys.path if each)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", program, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": found},
+    )
+    assert launcher.stdout is not None
+    return launcher, [int(word) for word in launcher.stdout.readline().split()]
 
 
 def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
@@ -252,15 +268,7 @@ def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
         print(*pids, flush=True)
         sys.stdin.read()
     """)
-    found = os.pathsep.join(folder for folder in sys.path if folder)
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": found},
-    )
-    assert launcher.stdout is not None
-    pids = [int(word) for word in launcher.stdout.readline().split()]
+    launcher, pids = launched(program, tmp_path)
     assert len(pids) == 2
     handles = [os.pidfd_open(pid) for pid in pids]
     launcher.send_signal(signal.SIGKILL)

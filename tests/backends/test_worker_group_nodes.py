@@ -6,16 +6,13 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import textwrap
-import time
 from queue import Empty
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pytest
 from learner_cases import make_groups, train_command
-from test_worker_group import WAIT_S, WorkerGroup, orders_in
+from test_worker_group import LATE_S, MARK, WAIT_S, WorkerGroup, launched, orders_in
 from worker_group_nodes import LocalNodes
 
 from penstock.backends.learners.worker_group import node_line, other_nodes, rank_process
@@ -35,9 +32,6 @@ if TYPE_CHECKING:
     from penstock.backends.processes.curve import AnySocket
 
 pytestmark = pytest.mark.long_run
-
-MARK: Final = "PENSTOCK_TEST_WORKERS"
-LATE_S: Final = 2.0
 
 
 @pytest.fixture
@@ -195,17 +189,7 @@ def test_a_run_folder_that_a_node_does_not_share_is_the_users_to_mend(
 def test_closed_within_a_command_the_first_rank_leaves_it_and_the_others_end(
     launch: Callable[..., WorkerGroup],
 ) -> None:
-    workers = launch("hold:0")
-    for command in (OpenLearner(), train_command()):
-        workers.backend.execute(command)
-    assert isinstance(workers.next(), LearnerOpened)
-    deadline_s = time.monotonic() + WAIT_S
-    while "Train" not in workers.log(0):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)  # between two looks at a file; nothing is timed by it
-    workers.close()
-    assert workers.log(0).splitlines()[-1] == "left within an order"
-    assert workers.events.empty()
+    launch("hold:0").close_within_an_order()
 
 
 def test_who_has_not_the_secret_is_turned_away_and_disturbs_nobody(
@@ -261,15 +245,7 @@ def test_no_rank_of_another_node_outlives_the_launcher_or_its_silence(number: si
         print(*[rank.pid for rank in workers.backend._set.ranks[2:]], nodes.pids[1], flush=True)
         sys.stdin.read()
     """)
-    found = os.pathsep.join(folder for folder in sys.path if folder)
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": found},
-    )
-    assert launcher.stdout is not None
-    pids = [int(word) for word in launcher.stdout.readline().split()]
+    launcher, pids = launched(program, tmp_path)
     assert len(pids) == 3
     handles = [os.pidfd_open(pid) for pid in pids]
     launcher.send_signal(number)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from live_run import LiveRun
+from short_runs import LINES_ALONE
 
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
@@ -20,22 +21,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.long_run, pytest.mark.timeout(300)]
 
 SHORT = (
-    "learner.lora.publish=adapter",
-    "learner.lora.rank=4",
-    "learner.learning_rate=0.01",
-    "engines.count=2",
-    "run.num_steps=6",
-    "data.path=lines:200",
-    "reward.function=lines",
-    "sampling.samples_per_group=4",
-    "sampling.max_response_tokens=24",
-    "filter.drop_zero_spread=false",
-    "evaluation.every=null",
-    "learner.groups_per_batch=4",
-    "learner.warm_start.num_steps=20",
-    "learner.save_every=2",
-    "runtime.heartbeat_timeout_s=60",  # a test machine may be busy with other things
-)
+    *LINES_ALONE, "learner.lora.publish=adapter", "learner.lora.rank=4", "learner.learning_rate=0.01",
+    "engines.count=2", "run.num_steps=6", "learner.warm_start.num_steps=20", "learner.save_every=2",
+)  # fmt: skip
 FRESH = "train/fresh_logprob_abs_diff"
 
 

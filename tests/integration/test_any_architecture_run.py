@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from live_run import LiveRun
+from short_runs import LINES_ALONE
 
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.checkpoint.terminal import quiet_transformers
@@ -26,20 +27,9 @@ models: Any = transformers
 pytestmark = [pytest.mark.long_run, pytest.mark.timeout(300)]
 
 SHORT = (
-    "model.make=null",
-    "learner.learning_rate=0.01",
-    "engines.count=1",
-    "run.num_steps=4",
-    "data.path=lines:200",
-    "reward.function=lines",
-    "sampling.samples_per_group=4",
-    "sampling.max_response_tokens=24",
-    "filter.drop_zero_spread=false",
-    "evaluation.every=null",
-    "learner.groups_per_batch=4",
+    *LINES_ALONE, "model.make=null", "learner.learning_rate=0.01", "engines.count=1", "run.num_steps=4",
     "learner.warm_start.num_steps=10",
-    "runtime.heartbeat_timeout_s=60",  # a test machine may be busy with other things
-)
+)  # fmt: skip
 FRESH = "train/fresh_logprob_abs_diff"
 SIZES: dict[str, Any] = {
     "vocab_size": 79, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import yaml
+from short_runs import ONE_SMALL_ENGINE
 
 from penstock.runtime.launch.runs import read_record
 from penstock.runtime.launch.status import run_status
@@ -23,10 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
 NODE = (sys.executable, "-m", "penstock.runtime.hosts.ray.node")
-SMALL = (
-    "model.make=xs", "data.path=lines:200", "learner.warm_start=null", "learner.groups_per_batch=4", "engines.count=1",
-    "sampling.max_response_tokens=16", "observability.report=false", "run.num_steps=2",
-)  # fmt: skip
+SMALL = (*ONE_SMALL_ENGINE, "run.num_steps=2")
 
 
 @pytest.fixture

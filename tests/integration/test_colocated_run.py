@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from live_run import LiveRun
+from short_runs import SMALL_BATCHES
 
 from penstock.messages.training import Activity
 from penstock.runtime.observability.trackers import read_activity
@@ -22,14 +23,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.long_run, pytest.mark.timeout(300)]
 
 COLOCATED = (
-    "engines.placement=colocate",
-    "run.num_steps=8",
-    "learner.groups_per_batch=8",
-    "learner.warm_start.num_steps=40",
+    *SMALL_BATCHES, "engines.placement=colocate", "run.num_steps=8", "learner.warm_start.num_steps=40",
     "learner.save_every=3",
-    "filter.drop_zero_spread=false",  # so short a warm start earns few rewards
-    "runtime.heartbeat_timeout_s=60",  # a test machine may be busy with other things
-)
+)  # fmt: skip
 
 
 def seconds(lane: Sequence[ActivityRow], *activities: Activity) -> float:

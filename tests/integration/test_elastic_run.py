@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from live_run import LiveRun
+from short_runs import NO_EVALUATION
 from typer.testing import CliRunner
 
 from penstock import open_run
@@ -31,12 +32,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.timeout(300), pytest.mark.both_hosts]
 
 CHAOS = Path(__file__).parents[1] / "chaos"
-NO_EVALUATION = (
-    "evaluation.datasets=[]",
-    "evaluation.every=null",
-    "evaluation.before_first=false",
-    "evaluation.at_end=false",
-)
 
 
 def penstock(*words: str) -> str:

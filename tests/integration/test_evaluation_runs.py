@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from live_run import SCENARIOS, LiveRun
+from short_runs import SMALL_BATCHES
 
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.runtime.observability.evaluations import read_evaluations
@@ -34,12 +35,7 @@ evaluation:
   before_first: true
   at_end: true
 {DATASETS}"""
-SMALL = (
-    "learner.groups_per_batch=8",
-    "learner.warm_start.num_steps=60",
-    "filter.drop_zero_spread=false",
-    "runtime.heartbeat_timeout_s=60",
-)
+SMALL = (*SMALL_BATCHES, "learner.warm_start.num_steps=60")
 SAMPLES_OF_ONE = 12 * 4 + 8
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from live_run import LiveRun
+from short_runs import LINES_ALONE
 
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
@@ -21,16 +22,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.long_run, pytest.mark.timeout(300)]
 
 SHORT = (
+    *LINES_ALONE,
     "weights.transport=network",
     "engines.count=3",
     "run.num_steps=12",
-    "data.path=lines:200",
-    "reward.function=lines",
-    "sampling.samples_per_group=4",
-    "sampling.max_response_tokens=24",
-    "filter.drop_zero_spread=false",
-    "evaluation.every=null",
-    "learner.groups_per_batch=4",
     "learner.warm_start.num_steps=20",
     "runtime.heartbeat_timeout_s=10",
     "runtime.heartbeat_s=0.1",  # what engines count is reported that often, and a step takes a tenth

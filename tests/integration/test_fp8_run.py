@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from live_run import LiveRun
+from short_runs import LINES_ALONE
 
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
@@ -19,19 +20,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.long_run, pytest.mark.timeout(300)]
 
 SHORT = (
+    *LINES_ALONE,
     "engines.quantization=fp8",
     "engines.count=1",
     "learner.objective.old_logprobs=recompute",  # so that the difference is weighed by itself
     "run.num_steps=2",
-    "data.path=lines:200",
-    "reward.function=lines",
-    "sampling.samples_per_group=4",
-    "sampling.max_response_tokens=24",
-    "filter.drop_zero_spread=false",
-    "evaluation.every=null",
-    "learner.groups_per_batch=4",
     "learner.warm_start=null",
-    "runtime.heartbeat_timeout_s=60",  # a test machine may be busy with other things
 )
 FRESH = "train/fresh_logprob_abs_diff"
 

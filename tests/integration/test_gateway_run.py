@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -51,8 +52,8 @@ def multiply(a: int, b: int) -> int:
     return a * b
 
 
-class FrameworkAgent:
-    """pydantic-ai on a thread, session after session."""
+class ThreadedAgent(ABC):
+    """Plays on a thread, session after session."""
 
     def __init__(self, url: str, key: str) -> None:
         self.http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=120)
@@ -69,6 +70,14 @@ class FrameworkAgent:
                     self.play(cast("dict[str, Any]", reply.json()))
         except httpx.TransportError:
             return  # the run is over, and so is the front door
+
+    @abstractmethod
+    def play(self, session: dict[str, Any]) -> None:
+        """One session, to its end."""
+
+
+class FrameworkAgent(ThreadedAgent):
+    """pydantic-ai."""
 
     def play(self, session: dict[str, Any]) -> None:
         provider = OpenAIProvider(base_url=session["base_url"], api_key=self.key)
@@ -176,21 +185,8 @@ def check_samples(folder: Path, model: Path, by_framework: set[str]) -> None:
     assert right, "the model knows its part by heart"
 
 
-class LookingAgent:
+class LookingAgent(ThreadedAgent):
     """Sends the drawing of its prompt without colours, and then a closer look at it, in Anthropic's protocol."""
-
-    def __init__(self, url: str, key: str) -> None:
-        self.http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=120)
-        self.thread = threading.Thread(target=self.work)
-        self.thread.start()
-
-    def work(self) -> None:
-        try:
-            while (reply := self.http.post("/sessions", json={"wait_s": 60})).status_code in (200, 204):
-                if reply.status_code == 200:
-                    self.play(cast("dict[str, Any]", reply.json()))
-        except httpx.TransportError:
-            return  # the run is over, and so is the front door
 
     def play(self, session: dict[str, Any]) -> None:
         (given,) = (part["image_url"]["url"] for part in session["messages"][0]["content"] if "image_url" in part)

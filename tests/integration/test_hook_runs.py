@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from live_run import LiveRun
+from short_runs import FEW_LINES
 
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
@@ -66,17 +67,8 @@ def failing(given):
     return given.rewards["first"]
 """
 SHORT = (
-    "run.num_steps=2",
-    "model.make=xs",
-    "data.path=lines:200",
-    "sampling.samples_per_group=4",
-    "sampling.max_response_tokens=24",
-    "filter.drop_zero_spread=false",
-    "learner.groups_per_batch=4",
-    "learner.warm_start=null",
-    "learner.max_tokens_per_micro_batch=64",
-    "runtime.heartbeat_timeout_s=60",  # a test machine may be busy with other things
-)
+    *FEW_LINES, "run.num_steps=2", "model.make=xs", "learner.warm_start=null", "learner.max_tokens_per_micro_batch=64",
+)  # fmt: skip
 
 
 def overrides(folder: Path) -> list[str]:

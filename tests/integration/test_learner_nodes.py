@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from host_two_nodes import two_nodes
 from live_run import LiveRun
+from short_runs import SMALL_BATCHES
 from test_rank_runs import is_alive, ranks_of
 
 from penstock.backends.ledger.audit import audit_ledger
@@ -22,15 +23,13 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 SETTINGS = (
+    *SMALL_BATCHES,
     "learner.num_ranks=2",  # one GPU a node is declared, so one rank a node
     "engines.device=cpu",
     "model.make=xs",
     "run.num_steps=5",
-    "learner.groups_per_batch=8",
     "learner.warm_start.num_steps=10",
     "learner.save_every=2",
-    "filter.drop_zero_spread=false",  # so short a warm start earns few rewards
-    "runtime.heartbeat_timeout_s=60",  # a test machine may be busy with other things
 )
 
 

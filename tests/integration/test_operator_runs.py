@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from live_run import LiveRun
+from short_runs import NO_EVALUATION
 from typer.testing import CliRunner
 
 from penstock import open_run
@@ -99,10 +100,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     options = (
         *SYNC_AT_FIRST,
         f"run.num_steps={NUM_STEPS}",
-        "evaluation.datasets=[]",
-        "evaluation.every=null",
-        "evaluation.before_first=false",
-        "evaluation.at_end=false",
+        *NO_EVALUATION,
         "observability.report=true",
         "observability.tracing=true",
         "observability.trace_fraction=1",

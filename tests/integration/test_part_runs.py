@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from live_run import LiveRun
+from short_runs import SMALL_BATCHES
 
 from penstock.backends.ledger.archived_groups import read_archived
 from penstock.backends.ledger.audit import audit_ledger
@@ -20,13 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.long_run, pytest.mark.timeout(400)]
 
-SMALL = (
-    "run.num_steps=3",
-    "learner.groups_per_batch=8",
-    "learner.warm_start.num_steps=60",
-    "filter.drop_zero_spread=false",  # so short a warm start earns few rewards
-    "runtime.heartbeat_timeout_s=60",  # a test machine may be busy with other things
-)
+SMALL = (*SMALL_BATCHES, "run.num_steps=3", "learner.warm_start.num_steps=60")
 MOVING = (
     "learner.objective=grpo",
     "learner.objective.kl_coef=0.1",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from live_run import LiveRun
+from short_runs import SMALL_BATCHES
 
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
@@ -24,15 +25,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 RANKS = (
-    "learner.num_ranks=2",
-    "model.make=xs",
-    "run.num_steps=8",
-    "learner.groups_per_batch=8",
-    "learner.warm_start.num_steps=20",
+    *SMALL_BATCHES, "learner.num_ranks=2", "model.make=xs", "run.num_steps=8", "learner.warm_start.num_steps=20",
     "learner.save_every=3",
-    "filter.drop_zero_spread=false",  # so short a warm start earns few rewards
-    "runtime.heartbeat_timeout_s=60",  # a test machine may be busy with other things
-)
+)  # fmt: skip
 _READY = re.compile(r"rank (\d+) \(process (\d+)(?: on [^)]+)?\) is ready")
 
 

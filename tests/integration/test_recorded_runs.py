@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from live_run import LiveRun
+from short_runs import PATIENT
 
 from penstock.runtime.observability.trackers import read_steps
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(300)
 
-SMALL = ("model.make=xs", "learner.groups_per_batch=8", "runtime.heartbeat_timeout_s=60")
+SMALL = ("model.make=xs", "learner.groups_per_batch=8", PATIENT)
 
 
 def run(scenario: str, tmp_path: Path, *overrides: str) -> list[dict[str, float]]:

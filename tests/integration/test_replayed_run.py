@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from live_run import LiveRun
+from short_runs import FEW_LINES
 
 from penstock.backends.ledger.archived_groups import read_archived
 from penstock.runtime.observability.trackers import read_steps
@@ -18,20 +19,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.long_run, pytest.mark.timeout(300)]
 
 SHORT = (
-    "run.num_steps=2",
-    "run.keep_samples=true",
-    "model.max_context=64",
-    "data.path=lines:200",
-    "sampling.samples_per_group=4",
-    "sampling.max_response_tokens=24",
-    "sampling.top_p=0.8",
-    "sampling.replay_kept=16",
-    "staleness.max_staleness=0",
-    "filter.drop_zero_spread=false",
-    "learner.groups_per_batch=4",
-    "learner.warm_start=null",
-    "runtime.heartbeat_timeout_s=60",  # a test machine may be busy with other things
-)
+    *FEW_LINES, "run.num_steps=2", "run.keep_samples=true", "model.max_context=64", "sampling.top_p=0.8",
+    "sampling.replay_kept=16", "staleness.max_staleness=0", "learner.warm_start=null",
+)  # fmt: skip
 
 
 def test_engine_and_learner_agree_over_the_tokens_that_were_kept(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from host_harness import HOST
+from short_runs import ONE_SMALL_ENGINE
 
 from penstock.runtime.launch.runs import audit_run, read_record
 from penstock.runtime.launch.status import run_status
@@ -17,10 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout(240)
-SMALL = (
-    "model.make=xs", "data.path=lines:200", "learner.warm_start=null", "learner.groups_per_batch=4", "engines.count=1",
-    "sampling.max_response_tokens=16", "observability.report=false", f"runtime.host={HOST}",
-)  # fmt: skip
+SMALL = (*ONE_SMALL_ENGINE, f"runtime.host={HOST}")
 
 
 def run_in(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from live_run import LiveRun
+from short_runs import SMALL_BATCHES
 
 from penstock.messages.training import OnStale
 from penstock.runtime.observability.trackers import read_activity, read_steps
@@ -20,13 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(300)
 
-SMALL = (
-    "run.num_steps=6",
-    "learner.groups_per_batch=8",
-    "learner.warm_start.num_steps=10",
-    "filter.drop_zero_spread=false",  # so short a warm start earns few rewards
-    "runtime.heartbeat_timeout_s=60",  # a test machine may be busy with other things
-)
+SMALL = (*SMALL_BATCHES, "run.num_steps=6", "learner.warm_start.num_steps=10")
 BOUNDS = {"sync": 0, "one_step_off": 1, "fully_async": 2}
 
 

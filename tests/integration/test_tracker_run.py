@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from live_run import LiveRun
+from short_runs import FEW_LINES
 
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
@@ -51,19 +52,9 @@ class Hangs(Notes):
         threading.Event().wait()
 """
 SHORT = (
-    "run.num_steps=3",
-    "model.make=xs",
-    "data.path=lines:200",
-    "sampling.samples_per_group=4",
-    "sampling.max_response_tokens=24",
-    "filter.drop_zero_spread=false",
-    "learner.groups_per_batch=4",
-    "learner.warm_start=null",
-    "evaluation.every=2",
-    "evaluation.datasets=[{name: sums, path: 'lines:4'}]",
-    "observability.report=true",
-    "runtime.heartbeat_timeout_s=60",  # a test machine may be busy with other things
-)
+    *FEW_LINES, "run.num_steps=3", "model.make=xs", "learner.warm_start=null", "evaluation.every=2",
+    "evaluation.datasets=[{name: sums, path: 'lines:4'}]", "observability.report=true",
+)  # fmt: skip
 
 
 def test_trackers_of_a_run_cost_their_own_lines_only(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from live_run import LiveRun
+from short_runs import FEW_LINES
 
 from penstock.runtime.observability.trackers import read_steps
 
@@ -30,17 +31,9 @@ def plant(given):  # in the learner's process, before it trains a batch
     return {}
 """
 SHORT = (
-    "run.num_steps=3",
-    "model.max_context=64",
-    "data.path=lines:200",
-    "sampling.samples_per_group=4",
-    "sampling.max_response_tokens=24",
-    "filter.drop_zero_spread=false",
-    "learner.groups_per_batch=4",
-    "learner.warm_start=null",
+    *FEW_LINES, "run.num_steps=3", "model.max_context=64", "learner.warm_start=null",
     "learner.max_tokens_per_micro_batch=64",
-    "runtime.heartbeat_timeout_s=60",  # a test machine may be busy with other things
-)
+)  # fmt: skip
 
 
 def overrides(folder: Path) -> list[str]:

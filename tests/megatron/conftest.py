@@ -13,6 +13,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside the tests
 from ranks import Ranks, start_server
 from tiny_families import make_tiny
 
+from penstock.backends.engines.served.sglang.environment import find_environment
+from penstock.messages.errors import UserFault
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
@@ -52,3 +55,12 @@ def tiny_family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
         return folder if folder.exists() else make_tiny(name, folder)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def servers() -> None:
+    """SGLang's environment for the CPU is there."""
+    try:
+        assert find_environment(is_cpu=True).is_cpu
+    except UserFault as error:
+        pytest.fail(str(error), pytrace=False)

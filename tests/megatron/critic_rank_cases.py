@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ import torch
 from critic_rank_plan import Told
 from torch import nn
 from trainer_cases import workers_of
+
+sys.path.append(str(Path(__file__).parents[1] / "backends"))
+
+from worker_host import Host
 
 from penstock.backends.learners.megatron.critic import OwnCritic
 from penstock.backends.learners.megatron.model.build import close_groups
@@ -30,29 +35,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.megatron.opened import OpenedLearner
     from penstock.backends.learners.plan import LearnerPlan
-    from penstock.backends.learners.worker_group.words import LearnerAnswer
-    from penstock.messages.base import Metric
     from penstock.messages.commands import LearnerCommand
-
-
-class Host:
-    """The process of a worker: keeps what it says."""
-
-    def __init__(self) -> None:
-        self.answers: list[LearnerAnswer] = []
-        self.errors: list[BaseException] = []
-
-    def emit(self, answer: LearnerAnswer, /) -> None:
-        self.answers.append(answer)
-
-    def fail(self, error: BaseException, /) -> None:
-        self.errors.append(error)
-
-    def check_stop(self) -> None:
-        pass
-
-    def show(self, gauges: tuple[Metric, ...], /) -> None:
-        pass
 
 
 def carried_out(

@@ -23,10 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from live_run import LiveRun
 from tiny_families import make_predicting, make_served
 
-from penstock.backends.engines.served.sglang.environment import find_environment
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
-from penstock.messages.errors import UserFault
 from penstock.runtime.cli.convert import convert
 from penstock.runtime.observability.trackers import read_run_events, read_steps
 
@@ -102,15 +100,6 @@ UNSERVED: Final = {
     "Moonlight": (Family("deepseek_v3 plain", LATENT), NO_PLAIN_ROTATION),
     "GLM-4.7-Flash": (Family("glm4_moe_lite", LATENT | {"first_k_dense_replace": 1}), NO_LATENT_ATTENTION),
 }
-
-
-@pytest.fixture(scope="session")
-def servers() -> None:
-    """SGLang's environment for the CPU is there."""
-    try:
-        assert find_environment(is_cpu=True).is_cpu
-    except UserFault as error:
-        pytest.fail(str(error), pytrace=False)
 
 
 def live_run(family: Family, folder: Path) -> LiveRun:

@@ -17,19 +17,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.messages.errors import UserFault
-
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from live_run import LiveRun
+from test_rank_runs import is_alive
 
 from penstock.backends.data.demonstrations import load_demonstrations
-from penstock.backends.engines.served.sglang.environment import find_environment
 from penstock.backends.learners.options import WarmStartOptions
 from penstock.backends.learners.torch.made_teacher import make_teacher
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
-from penstock.backends.processes.process_facts import environment_of, is_running, start_ticks_of
 from penstock.messages.names import LEARNER
 from penstock.runtime.chaos.faults import plan_faults
 from penstock.runtime.cli.chaos import play
@@ -89,16 +86,6 @@ def ranks_of(run: LiveRun, epoch: int = 1) -> dict[int, int]:
     return {int(rank): int(pid) for rank, pid in _READY.findall(path.read_text())} if path.exists() else {}
 
 
-def is_rank(pid: int) -> bool:
-    """Whether this process is there and a rank."""
-    try:
-        return is_running(pid, start_ticks_of(pid)) and any(
-            variable.startswith(b"PENSTOCK_LEARNER_RANK=") for variable in environment_of(pid)
-        )
-    except ProcessLookupError:
-        return False
-
-
 def opened_at(folder: Path) -> list[int]:
     """The version that each incarnation of the learner began with, as the Buffer heard; it announces itself before it
     has one."""
@@ -143,7 +130,7 @@ def assert_rank_was_lost(run: LiveRun, summary: RunSummary, lost: int = 1) -> No
     first, second = opened_at(run.folder)
     assert (first, second % 5) == (0, 0)
     assert second >= 5
-    assert not [pid for pid in (*ranks.values(), *ranks_of(run, epoch=2).values()) if is_rank(pid)]
+    assert not [pid for pid in (*ranks.values(), *ranks_of(run, epoch=2).values()) if is_alive(pid)]
 
 
 def assert_accounted_for(run: LiveRun, summary: RunSummary, *, bound: int) -> list[StepRow]:
@@ -153,15 +140,6 @@ def assert_accounted_for(run: LiveRun, summary: RunSummary, *, bound: int) -> li
     assert audit_ledger(run.folder / LEDGER_FILE).findings == ()
     assert summary.max_staleness <= bound
     return steps
-
-
-@pytest.fixture(scope="session")
-def servers() -> None:
-    """SGLang's environment for the CPU is there."""
-    try:
-        assert find_environment(is_cpu=True).is_cpu
-    except UserFault as error:
-        pytest.fail(str(error), pytrace=False)
 
 
 def imitator(size: ModelSize, folder: Path) -> list[str]:

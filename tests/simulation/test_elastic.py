@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -11,9 +10,9 @@ import pytest
 from trials.draws import draw_trial
 from trials.elastic_watch import ElasticWatch
 from trials.faults import Fault, FaultKind
-from trials.fuzz import TrialRun, UnfinishedError, run_trial
+from trials.fuzz import TrialRun, UnfinishedError, fails, living_engines, several
 from trials.requests import Request as Asked
-from trials.trial import Trial
+from trials.trial import LONG_RESPONSES, Trial
 
 from penstock.actors.buffer.operator_side import OperatorSide
 from penstock.actors.engine_worker.machine import EngineWorker
@@ -21,16 +20,14 @@ from penstock.actors.prompt_source.leaving import Leaving
 from penstock.actors.prompt_source.routing import EngineView, Router
 from penstock.actors.weight_publisher.engines import EngineState
 from penstock.actors.weight_publisher.phases import Phase
-from penstock.backends.engines.options import LatencyOptions
 from penstock.messages.ledger import EnginesRecorded, GroupRecorded
 from penstock.messages.operator import EnginesAsked
 from penstock.messages.training import UpdateMode
-from penstock.runtime.hosts.virtual.process import Status
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel, Supervisor
 from penstock.runtime.shell.engine_membership import EngineMembership
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from contextlib import AbstractContextManager
 
     from penstock.actors.buffer.settings import ElasticEngines
@@ -41,10 +38,6 @@ if TYPE_CHECKING:
 POLICIES = ("fully_async", "one_step_off", "sync")
 MAX_TRIALS = 1200
 """Of all kinds; about one of seven has engines that join and leave."""
-LONG = LatencyOptions(
-    response_tokens_median=48.0, response_tokens_sigma=0.0, prefill_s=0.05, token_s=0.5, fetch_weights_s=0.3
-)
-"""Every response has 48 tokens and takes 24 s; eight of them are reported at a time."""
 
 
 def elastic_trials() -> Iterator[Trial]:
@@ -52,14 +45,6 @@ def elastic_trials() -> Iterator[Trial]:
         trial = draw_trial(POLICIES[number % len(POLICIES)], number)
         if trial.max_engines is not None or trial.has_notices:
             yield trial
-
-
-def fails(trial: Trial) -> bool:
-    try:
-        run_trial(trial, with_digest=False)
-    except (AssertionError, ArithmeticError, LookupError, RuntimeError, ValueError):
-        return True
-    return False
 
 
 # --- planted bugs: one of each rule -----------------------------------------------------------------------------------
@@ -138,17 +123,9 @@ def starts_who_is_given_up() -> AbstractContextManager[Any]:
     def is_wanted(self: EngineMembership, name: str) -> bool:
         return self._wanted is None or not name.startswith("engine/") or name in self._wanted
 
-    return _both(
+    return several(
         patch.object(EngineMembership, "missing", missing), patch.object(EngineMembership, "is_wanted", is_wanted)
     )
-
-
-@contextmanager
-def _both(*plants: AbstractContextManager[Any]) -> Generator[None]:
-    with ExitStack() as stack:
-        for plant in plants:
-            stack.enter_context(plant)
-        yield
 
 
 PLANTS = (
@@ -184,7 +161,7 @@ def scaled(*steps: tuple[float, int], seed: int = 5, faults: tuple[Fault, ...] =
         "num_engines": 1,
         "max_engines": 3,
         "num_slots": 4,
-        "latency": LONG,
+        "latency": LONG_RESPONSES,
         "requests": tuple(
             Asked(at_s=at_s, event=EnginesAsked(engines=tuple(f"engine/{index}" for index in range(count))))
             for at_s, count in steps
@@ -201,11 +178,6 @@ def ran(trial: Trial) -> tuple[TrialRun, ElasticWatch]:
     return run, watch
 
 
-def living(run: TrialRun) -> set[str]:
-    processes = run.host.supervisor.processes.items()
-    return {name for name, process in processes if name.startswith("engine/") and process.status is not Status.DEAD}
-
-
 def test_engines_join_and_leave_and_nothing_is_made_twice() -> None:
     run, watch = ran(scaled((30.0, 3), (75.0, 1)))
     makers = {
@@ -218,7 +190,7 @@ def test_engines_join_and_leave_and_nothing_is_made_twice() -> None:
     assert (watch.num_joined, watch.num_left_early) == (2, 2)
     assert watch.num_handed_back > 0
     assert run.oracle.num_generated_twice == 0
-    assert living(run) == {"engine/0"}
+    assert living_engines(run) == {"engine/0"}
 
 
 def test_more_engines_are_faster() -> None:
@@ -234,14 +206,14 @@ def test_a_leaver_that_does_not_answer_is_taken_when_its_time_is_up() -> None:
     run, watch = ran(scaled((30.0, 2), (75.0, 1), faults=(stopped,), supervision=supervision))
     assert (watch.num_joined, watch.num_left_early) == (1, 0)
     assert run.oracle.num_generated_twice == 0
-    assert living(run) == {"engine/0"}
+    assert living_engines(run) == {"engine/0"}
 
 
 @pytest.mark.parametrize("at_s", [14.0, 31.0, 40.0])
 def test_a_run_that_goes_on_has_the_engines_that_are_recorded(at_s: float) -> None:
     lost = Fault(at_s=at_s, kind=FaultKind.MACHINE, target="")
     run, _ = ran(scaled((10.0, 3), (30.0, 2), faults=(lost,)))
-    assert living(run) == ({"engine/0", "engine/1"})
+    assert living_engines(run) == ({"engine/0", "engine/1"})
 
     def forgets(self: OperatorSide, elastic: ElasticEngines) -> None:
         pass
@@ -251,7 +223,7 @@ def test_a_run_that_goes_on_has_the_engines_that_are_recorded(at_s: float) -> No
             forgetful, _ = ran(scaled((10.0, 3), faults=(lost,)))
         except AssertionError:
             return
-        assert living(forgetful) != {"engine/0", "engine/1", "engine/2"}
+        assert living_engines(forgetful) != {"engine/0", "engine/1", "engine/2"}
 
 
 def test_what_an_operator_may_not_ask_is_refused_with_the_key() -> None:
@@ -289,7 +261,7 @@ def test_an_engine_that_is_lost_too_often_leaves_the_run_which_goes_on() -> None
         "The limit is runtime.max_restarts = 2"
     )
     assert watch.num_given_up == 1
-    assert living(run) == {"engine/0"}
+    assert living_engines(run) == {"engine/0"}
     assert run.oracle.num_generated_twice == 0
 
 
@@ -311,7 +283,7 @@ def test_an_engine_that_is_asked_for_again_begins_with_all_its_restarts() -> Non
     faults = deaths("engine/1", 32.0, 34.0, 36.0, 62.0, 64.0)
     run, watch = ran(scaled((30.0, 2), (60.0, 2), faults=faults, supervision=QUICK))
     assert watch.num_given_up == 1
-    assert living(run) == {"engine/0", "engine/1"}
+    assert living_engines(run) == {"engine/0", "engine/1"}
 
 
 def test_while_the_buffer_is_away_nobody_starts_it_again() -> None:
@@ -319,4 +291,4 @@ def test_while_the_buffer_is_away_nobody_starts_it_again() -> None:
     faults = (*deaths("engine/1", 32.0, 34.0, 36.0, 40.0, 46.0), buffer)
     run, watch = ran(scaled((30.0, 2), faults=faults, supervision=QUICK))
     assert watch.num_given_up == 1
-    assert living(run) == {"engine/0"}
+    assert living_engines(run) == {"engine/0"}

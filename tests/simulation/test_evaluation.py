@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
+from trials.idle_watcher import IdleWatcher
 from trials.trial import EvaluationTrial, Trial
 
 from penstock.backends.ledger.audit import audit_ledger
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from penstock.messages.base import Event
-    from penstock.messages.commands import AnyCommand
     from penstock.messages.ledger import LedgerEntry
-    from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.clock import VirtualClock
     from penstock.runtime.hosts.virtual.process import Process
 
@@ -45,22 +43,14 @@ def trial_of(policy: str = "fully_async", **changes: object) -> Trial:
     return msgspec.structs.replace(trial, **changes)
 
 
-class Written:
+class Written(IdleWatcher):
     """Every entry of the ledger, as it was committed; and training's part of what was issued."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[int, LedgerEntry]] = []
 
-    def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None: ...
-
     def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
         self.entries += [(process.epoch, entry) for entry in entries]
-
-    def heard(self, process: Process, event: Event) -> None: ...
-
-    def turned(self, process: Process) -> None: ...
-
-    def lost(self, name: str, cause: str) -> None: ...
 
 
 def run(trial: Trial) -> tuple[TrialRun, Written]:

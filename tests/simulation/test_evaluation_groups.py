@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
+from trials.idle_watcher import IdleWatcher
 from trials.trial import EvaluationTrial, Trial
 
 from penstock.backends.engines.options import LatencyOptions
@@ -21,12 +22,9 @@ from penstock.messages.samples import TerminalState, is_evaluation
 from penstock.messages.training import UpdateMode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
     from penstock.messages.evaluation import EvaluationFinished
-    from penstock.messages.ledger import LedgerEntry
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
 
@@ -52,7 +50,7 @@ TRIAL = Trial(
 FAILING = LatencyOptions(response_tokens_median=12.0, prefill_s=0.05, token_s=0.05, failure_rate=0.3)
 
 
-class Calls:
+class Calls(IdleWatcher):
     """What the Scorers ask their backend, and what of an evaluation they have heard to have failed."""
 
     def __init__(self) -> None:
@@ -74,14 +72,6 @@ class Calls:
                 self.groups.append((is_evaluation(group_id), (group_id, [key.index for key in keys])))
             elif isinstance(command, Score):
                 self.singles[is_evaluation(command.sample.key.group_id)] += 1
-
-    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None: ...
-
-    def heard(self, process: Process, event: Event) -> None: ...
-
-    def turned(self, process: Process) -> None: ...
-
-    def lost(self, name: str, cause: str) -> None: ...
 
     @property
     def evaluated(self) -> list[tuple[int, list[int]]]:

@@ -8,33 +8,24 @@ from unittest.mock import patch
 import pytest
 from trials.elastic_watch import ElasticWatch
 from trials.faults import Fault, FaultKind
-from trials.fuzz import TrialRun
-from trials.trial import Trial
+from trials.fuzz import TrialRun, living_engines
+from trials.idle_watcher import IdleWatcher
+from trials.trial import LONG_RESPONSES, Trial
 
-from penstock.backends.engines.options import LatencyOptions
 from penstock.messages.commands import Generate, Send
 from penstock.messages.flow import SampleIssued
 from penstock.messages.local import GenerationEnded
 from penstock.messages.names import PROMPT_SOURCE
 from penstock.messages.training import UpdateMode
-from penstock.runtime.hosts.virtual.process import Status
 from penstock.runtime.hosts.virtual.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.ledger import LedgerEntry
     from penstock.messages.samples import SampleKey
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.host import VirtualHost
     from penstock.runtime.hosts.virtual.process import Process
-
-LONG = LatencyOptions(
-    response_tokens_median=48.0, response_tokens_sigma=0.0, prefill_s=0.05, token_s=0.5, fetch_weights_s=0.3
-)
-"""Every response has 48 tokens and takes 24 s; eight of them are reported at a time."""
 
 
 def lost_tokens(run: TrialRun) -> int:
@@ -54,17 +45,12 @@ def taken(notice_s: float) -> Trial:
         groups_per_batch=4,
         num_engines=2,
         num_slots=4,
-        latency=LONG,
+        latency=LONG_RESPONSES,
         faults=(fault,),
     )
 
 
-def living(run: TrialRun) -> set[str]:
-    processes = run.host.supervisor.processes.items()
-    return {name for name, process in processes if name.startswith("engine/") and process.status is not Status.DEAD}
-
-
-class LossWatch:
+class LossWatch(IdleWatcher):
     """Of samples that engine/1 had when its machine was taken: how many of their tokens are made again."""
 
     def __init__(self, host: VirtualHost, at_s: float) -> None:
@@ -81,22 +67,10 @@ class LossWatch:
                     self._begun[key] = (self._clock.now_s, 0 if prefix is None else prefix.num_tokens)
                 case Send(event=SampleIssued(key=key, prefix=prefix)) if key in self._begun:
                     begun_s, num_tokens = self._begun.pop(key)
-                    made = num_tokens + int((self._at_s - begun_s - LONG.prefill_s) / LONG.token_s)
+                    made = num_tokens + int((self._at_s - begun_s - LONG_RESPONSES.prefill_s) / LONG_RESPONSES.token_s)
                     self.num_lost.append(made - (0 if prefix is None else prefix.num_tokens))
                 case _:
                     pass
-
-    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
-        pass
-
-    def heard(self, process: Process, event: Event) -> None:
-        pass
-
-    def turned(self, process: Process) -> None:
-        pass
-
-    def lost(self, name: str, cause: str) -> None:
-        pass
 
 
 def test_with_five_seconds_notice_no_token_is_lost() -> None:
@@ -108,7 +82,7 @@ def test_with_five_seconds_notice_no_token_is_lost() -> None:
     assert watch.num_handed_back > 0
     assert lost_tokens(run) == 0
     assert run.oracle.num_generated_twice == 0
-    assert living(run) == {"engine/0", "engine/1"}
+    assert living_engines(run) == {"engine/0", "engine/1"}
 
 
 def test_without_notice_at_most_those_since_the_last_report_are_lost() -> None:
@@ -120,7 +94,7 @@ def test_without_notice_at_most_those_since_the_last_report_are_lost() -> None:
     assert len(watch.num_lost) == trial.num_slots
     assert 0 < max(watch.num_lost) <= trial.scenario.engines.progress_tokens
     assert min(watch.num_lost) >= 0
-    assert living(run) == {"engine/0", "engine/1"}
+    assert living_engines(run) == {"engine/0", "engine/1"}
 
 
 @pytest.mark.parametrize("notice_s", [5.0, 30.0])

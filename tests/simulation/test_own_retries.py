@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
+from trials.idle_watcher import IdleWatcher
 from trials.trial import EvaluationTrial, Trial
 
 from penstock.backends.engines.options import LatencyOptions
@@ -21,11 +22,8 @@ from penstock.messages.names import BUFFER, PROMPT_SOURCE
 from penstock.messages.training import UpdateMode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.ledger import LedgerEntry
     from penstock.messages.samples import Prompt
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
@@ -38,7 +36,7 @@ POLICIES = {
 }
 
 
-class Attempts:
+class Attempts(IdleWatcher):
     """What the PromptSource sends."""
 
     def __init__(self) -> None:
@@ -62,14 +60,6 @@ class Attempts:
 
     def _note(self, prompt: Prompt) -> None:
         self.prompts.setdefault((prompt.dataset, prompt.row), set()).add(prompt.num_retries)
-
-    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None: ...
-
-    def heard(self, process: Process, event: Event) -> None: ...
-
-    def turned(self, process: Process) -> None: ...
-
-    def lost(self, name: str, cause: str) -> None: ...
 
 
 def run(policy: str, **changes: object) -> Attempts:

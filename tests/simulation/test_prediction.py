@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from msgspec.structs import replace
+from trials.idle_watcher import IdleWatcher
 from typer.testing import CliRunner
 
 from penstock.backends.engines.options import EpisodeModelOptions
@@ -56,11 +57,8 @@ from penstock.runtime.scenario.load import dump_scenario
 from penstock.runtime.scenario.modelled import load_modelled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.ledger import LedgerEntry
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
     from penstock.runtime.scenario import Scenario
@@ -109,7 +107,7 @@ def truth(policy: str = "sync", *overrides: str, known: tuple[str, ...] = TRUTH)
     return load_modelled(SCENARIOS / "fully_async.yaml", [*known, *rules, *overrides])[0]
 
 
-class Played:
+class Played(IdleWatcher):
     """Watches a simulation as traces do; implements :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
@@ -186,11 +184,6 @@ class Played:
                 event = getattr(command, "event", None)
                 if isinstance(event, SampleScored) and self.scores[event.sample.key] < 0:
                     self.scores[event.sample.key] += now_s
-
-    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None: ...
-    def heard(self, process: Process, event: Event) -> None: ...
-    def turned(self, process: Process) -> None: ...
-    def lost(self, name: str, cause: str) -> None: ...
 
     def _recorded(self, folder: Path) -> Recording:
         seen: dict[SampleKey, SampleSeen] = {}

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from trials.faults import Fault, FaultKind, inject
 from trials.fuzz import NeedlessError, TrialRun, run_trial
+from trials.idle_watcher import IdleWatcher
 from trials.requests import Request
 from trials.trial import Trial
 
@@ -112,7 +113,7 @@ def finds_nothing(*_: object, **__: object) -> list[Any]:
     return []
 
 
-class Watch:
+class Watch(IdleWatcher):
     """Remembers what the tests ask for; a base for watchers that act."""
 
     def __init__(self, run: TrialRun) -> None:
@@ -130,12 +131,6 @@ class Watch:
 
     def heard(self, process: Process, event: Event) -> None:
         self.told.append(event)
-
-    def turned(self, process: Process) -> None:
-        pass
-
-    def lost(self, name: str, cause: str) -> None:
-        pass
 
 
 # --- who is alive -----------------------------------------------------------------------------------------------------

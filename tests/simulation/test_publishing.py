@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
+from trials.idle_watcher import IdleWatcher
 from trials.trial import Trial
 
 from penstock.messages.commands import Send
@@ -17,12 +18,9 @@ from penstock.messages.training import NoticeGiven, UpdateMode
 from penstock.messages.weights import PublishFailed, VersionAnnounced, WeightsExported
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.backends.simulated.engine import SimulatedEngine
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.ledger import LedgerEntry
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
 
@@ -40,7 +38,7 @@ def trial(*faults: Fault, **fields: Any) -> Trial:  # noqa: ANN401 - fields of a
     return Trial(**(values | fields))
 
 
-class Watch:
+class Watch(IdleWatcher):
     """Publishes, what failed, and which engine incarnations made tokens of which versions."""
 
     def __init__(self, run: TrialRun) -> None:
@@ -74,15 +72,9 @@ class Watch:
                 case _:
                     pass
 
-    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
-        pass
-
     def heard(self, process: Process, event: Event) -> None:
         if isinstance(event, NoticeGiven):
             self.notices.append(event.text)
-
-    def turned(self, process: Process) -> None:
-        pass
 
     def lost(self, name: str, cause: str) -> None:
         self.causes.append(f"{name}: {cause}")

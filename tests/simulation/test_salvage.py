@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
-from trials.trial import Trial
+from trials.idle_watcher import IdleWatcher
+from trials.trial import LONG_RESPONSES, Trial
 
 from penstock.actors.prompt_source.machine import PromptSource
-from penstock.backends.engines.options import LatencyOptions
 from penstock.messages.commands import Send
 from penstock.messages.flow import SampleGenerated, SampleIssued
 from penstock.messages.membership import LeasesHeld
@@ -19,19 +19,11 @@ from penstock.messages.names import PROMPT_SOURCE, is_engine
 from penstock.messages.training import NoticeGiven, UpdateMode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.backends.simulated.engine import SimulatedEngine
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.ledger import LedgerEntry
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
-
-LONG = LatencyOptions(
-    response_tokens_median=48.0, response_tokens_sigma=0.0, prefill_s=0.05, token_s=0.5, fetch_weights_s=0.3
-)
-"""Every response has 48 tokens and takes 24 s; eight of them are reported at a time."""
 
 
 def trial(*faults: Fault, **fields: Any) -> Trial:  # noqa: ANN401 - fields of a trial
@@ -44,13 +36,13 @@ def trial(*faults: Fault, **fields: Any) -> Trial:  # noqa: ANN401 - fields of a
         "groups_per_batch": 4,
         "num_engines": 2,
         "num_slots": 8,
-        "latency": LONG,
+        "latency": LONG_RESPONSES,
         "faults": faults,
     }
     return Trial(**(values | fields))
 
 
-class Watch:
+class Watch(IdleWatcher):
     """What PromptSource issued, what came of it, and the notices."""
 
     def __init__(self, run: TrialRun) -> None:
@@ -70,15 +62,9 @@ class Watch:
                 case _:
                     pass
 
-    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
-        pass
-
     def heard(self, process: Process, event: Event) -> None:
         if isinstance(event, NoticeGiven):
             self.notices.append(event)
-
-    def turned(self, process: Process) -> None:
-        pass
 
     def lost(self, name: str, cause: str) -> None:
         self.lost_causes.append(f"{name}: {cause}")
@@ -116,7 +102,7 @@ def test_what_a_killed_engine_had_reported_is_not_made_again(at_s: float) -> Non
 
 def test_versions_of_a_continued_response_are_those_that_made_its_tokens() -> None:
     """Killed after a swap in flight, so that prefixes are of two versions; the oracle checks the tokens themselves."""
-    uneven = msgspec.structs.replace(LONG, response_tokens_median=30.0, response_tokens_sigma=0.4)
+    uneven = msgspec.structs.replace(LONG_RESPONSES, response_tokens_median=30.0, response_tokens_sigma=0.4)
     _, watch = ran(trial(Fault(at_s=32.0, kind=FaultKind.KILL, target="engine/0"), num_steps=8, latency=uneven))
     prefixes = {(issued.key, issued.attempt): issued.prefix for issued in again(watch) if issued.prefix}
     assert any(len(prefix.spans) > 1 for prefix in prefixes.values())

@@ -10,6 +10,7 @@ import pytest
 from trials.draws import draw_trial
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
+from trials.idle_watcher import IdleWatcher
 
 from penstock.actors.buffer import machine as buffer_machine
 from penstock.actors.buffer.books import Books
@@ -81,7 +82,7 @@ class Pair(msgspec.Struct):
     facts: Any
 
 
-class SnapshotWatch:
+class SnapshotWatch(IdleWatcher):
     """Takes a snapshot at every commit. Implements ``Watcher``."""
 
     def __init__(self, run: TrialRun) -> None:
@@ -133,15 +134,6 @@ class SnapshotWatch:
 
     def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
         raise AssertionError("not asked for")
-
-    def heard(self, process: Process, event: Event) -> None:
-        pass
-
-    def turned(self, process: Process) -> None:
-        pass
-
-    def lost(self, name: str, cause: str) -> None:
-        pass
 
 
 def with_kills(trial: Trial) -> Trial:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from trials.faults import Fault, FaultKind, inject
+from trials.idle_watcher import IdleWatcher
 
 from penstock.messages.commands import FailRun, JudgeGroup, Record, ReplaceActor, Send, StartTimer
 from penstock.messages.ledger import VersionRecorded
@@ -105,7 +106,7 @@ def cast(name: str, epoch: int, timers: Timers, store: LedgerStore | None = None
     return Player(machine=Listener(), hears=frozenset(), inbox=NoticeGiven | CheckpointSaved, backend=Judge(timers))
 
 
-class Diary:
+class Diary(IdleWatcher):
     """What the Filter handled, with the time; and what was recorded."""
 
     def __init__(self, host: VirtualHost) -> None:
@@ -134,9 +135,6 @@ class Diary:
 
     def heard(self, process: Process, event: Event) -> None:
         self.told.append(event)
-
-    def turned(self, process: Process) -> None:
-        pass
 
     def lost(self, name: str, cause: str) -> None:
         self.losses.append(f"{name}: {cause}")

@@ -9,6 +9,7 @@ import pytest
 from trials.draws import draw_trial
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
+from trials.idle_watcher import IdleWatcher
 from trials.trial import OVERDUE_AFTER_S, Trial
 
 from penstock.backends.learners.options import SimulatedLearnerOptions
@@ -19,13 +20,8 @@ from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.observability.wait_graph import wait_graph
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.backends.simulated.engine import SimulatedEngine
     from penstock.messages.base import Event
-    from penstock.messages.commands import AnyCommand
-    from penstock.messages.ledger import LedgerEntry
-    from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
 
 NEVER_S = 1e6
@@ -44,7 +40,7 @@ def trial(*faults: Fault, **fields: Any) -> Trial:  # noqa: ANN401 - fields of a
     return Trial(**(values | fields))
 
 
-class Reports:
+class Reports(IdleWatcher):
     """The newest report of each actor, as the supervisor has them."""
 
     def __init__(self, run: TrialRun) -> None:
@@ -52,22 +48,10 @@ class Reports:
         self.num = 0
         run.host.watch(self, events=False)
 
-    def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
-        pass
-
-    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
-        pass
-
     def heard(self, process: Process, event: Event) -> None:
         if isinstance(event, WaitsReported):
             self.newest[event.name] = event
             self.num += 1
-
-    def turned(self, process: Process) -> None:
-        pass
-
-    def lost(self, name: str, cause: str) -> None:
-        pass
 
 
 def standing_still(one: Trial, *, frozen: str = "") -> list[str]:

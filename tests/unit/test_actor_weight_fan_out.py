@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 import actor_driver as drive
 import pytest
@@ -56,6 +56,16 @@ class Bench:
             commands += self.hear(joined, ready)
         return told(commands)
 
+    def with_engines(self, *indices: int) -> Self:
+        """These are open, and pass on what they have."""
+        self.ready(*indices)
+        return self
+
+    def with_export(self, publish: int) -> Self:
+        """Those that are open were told to fetch this."""
+        self.export(publish)
+        return self
+
     def export(self, publish: int) -> dict[int, tuple[int, ...]]:
         return told(self.hear(WeightsExported(manifest=manifest(publish), update_mode=UpdateMode.IN_FLIGHT)))
 
@@ -102,8 +112,7 @@ def notices(commands: list[AnyCommand]) -> list[str]:
 
 
 def test_engines_that_are_told_together_are_told_of_each_other() -> None:
-    bench = Bench()
-    bench.ready(0, 1, 2)
+    bench = Bench().with_engines(0, 1, 2)
     assert bench.export(0) == {0: (0, 1, 2), 1: (0, 1, 2), 2: (0, 1, 2)}
 
 
@@ -119,36 +128,29 @@ def test_a_source_is_named_with_its_epoch_and_where_it_serves() -> None:
 
 
 def test_under_direct_nobody_is_named() -> None:
-    bench = Bench("direct")
-    bench.ready(0, 1)
+    bench = Bench("direct").with_engines(0, 1)
     assert bench.export(0) == {0: (), 1: ()}
 
 
 def test_a_single_engine_takes_all_from_the_learner() -> None:
-    bench = Bench()
-    bench.ready(0)
+    bench = Bench().with_engines(0)
     assert bench.export(0) == {0: ()}
 
 
 def test_who_passes_nothing_on_is_no_source_and_is_told_of_the_others() -> None:
-    bench = Bench()
-    bench.ready(0, 1)
+    bench = Bench().with_engines(0, 1)
     bench.ready(2, passes_on=False)
     assert bench.export(0) == {0: (0, 1), 1: (0, 1), 2: (0, 1)}
 
 
 def test_who_comes_later_is_told_of_all_who_have_it_or_take_it() -> None:
-    bench = Bench()
-    bench.ready(0, 1)
-    bench.export(0)
+    bench = Bench().with_engines(0, 1).with_export(0)
     bench.takes(0, 0)
     assert bench.ready(2) == {2: (0, 1, 2)}
 
 
 def test_who_is_on_its_way_to_other_weights_is_no_source_of_those_it_serves() -> None:
-    bench = Bench()
-    bench.ready(0, 1)
-    bench.export(0)
+    bench = Bench().with_engines(0, 1).with_export(0)
     bench.takes(0, 0)
     bench.fetched(1, 0)  # and swaps
     assert bench.export(1) == {0: ()}
@@ -157,25 +159,20 @@ def test_who_is_on_its_way_to_other_weights_is_no_source_of_those_it_serves() ->
 
 @pytest.mark.parametrize("word", [EngineLost, EngineLeaving])
 def test_who_is_lost_or_leaves_is_no_source(word: type[EngineLost | EngineLeaving]) -> None:
-    bench = Bench()
-    bench.ready(0, 1, 2)
+    bench = Bench().with_engines(0, 1, 2)
     bench.hear(word(name="engine/1", epoch=0))
     assert bench.export(0) == {0: (0, 2), 2: (0, 2)}
 
 
 def test_who_is_given_up_is_no_source() -> None:
-    bench = Bench()
-    bench.ready(0, 1, 2)
-    bench.export(0)
+    bench = Bench().with_engines(0, 1, 2).with_export(0)
     for _ in range(3):
         bench.fetched(1, 0, error="no")
     assert bench.ready(3) == {3: (0, 2, 3)}
 
 
 def test_who_has_to_fetch_again_takes_all_from_the_learner() -> None:
-    bench = Bench()
-    bench.ready(0, 1)
-    bench.export(0)
+    bench = Bench().with_engines(0, 1).with_export(0)
     assert told(bench.fetched(1, 0, error="no")) == {1: ()}
 
 
@@ -189,9 +186,7 @@ def test_more_engines_than_one_may_have_lines_to_take_it_in_groups() -> None:
 
 
 def test_wrong_bytes_end_a_source_and_are_told() -> None:
-    bench = Bench()
-    bench.ready(0, 1, 2)
-    bench.export(0)
+    bench = Bench().with_engines(0, 1, 2).with_export(0)
     said = notices(bench.takes(0, 0, WeightDetour("engine/1", 0, "its bytes are not the learner's", is_wrong=True)))
     assert said == [
         "engine/0 took part of version 0 from the learner, not from engine/1: its bytes are not the learner's; "
@@ -203,8 +198,7 @@ def test_wrong_bytes_end_a_source_and_are_told() -> None:
 
 
 def test_who_is_no_help_twice_is_asked_no_more() -> None:
-    bench = Bench()
-    bench.ready(0, 1, 2)
+    bench = Bench().with_engines(0, 1, 2)
     late = WeightDetour("engine/1", 0, "late")
     for publish in (0, 1):
         bench.export(publish)
@@ -215,8 +209,7 @@ def test_who_is_no_help_twice_is_asked_no_more() -> None:
 
 
 def test_who_is_late_now_and_then_is_asked_on() -> None:
-    bench = Bench()
-    bench.ready(0, 1)
+    bench = Bench().with_engines(0, 1)
     for publish in range(0, 3 * RARE_PUBLISHES, RARE_PUBLISHES + 1):
         assert bench.export(publish) == {0: (0, 1), 1: (0, 1)}
         bench.takes(0, publish, WeightDetour("engine/1", 0, "late"))
@@ -224,8 +217,7 @@ def test_who_is_late_now_and_then_is_asked_on() -> None:
 
 
 def test_what_is_said_of_an_incarnation_that_is_gone_is_no_fault_of_its_successor() -> None:
-    bench = Bench()
-    bench.ready(0)
+    bench = Bench().with_engines(0)
     bench.ready(1, epoch=2)
     bench.export(0)
     gone = WeightDetour("engine/1", 1, "it has gone", is_wrong=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import actor_driver as drive
 import pytest
@@ -75,6 +75,21 @@ class PublisherBench:
             joined = EngineJoined(name=name, epoch=epoch)
             commands += self.hear(joined, EngineReady(engine=name, engine_epoch=epoch, num_slots=4))
         return commands
+
+    def with_engines(self, *engines: int) -> Self:
+        """These are open."""
+        self.ready(*engines)
+        return self
+
+    def with_export(self, publish: int, mode: UpdateMode = UpdateMode.IN_FLIGHT, version: int | None = None) -> Self:
+        """Those that are open were told to stage this."""
+        self.export(publish, mode, version)
+        return self
+
+    def serving(self, publish: int, *engines: int) -> Self:
+        """These have taken it."""
+        self.takes(publish, *engines)
+        return self
 
     def lose(self, index: int) -> list[AnyCommand]:
         name = f"engine/{index}"
@@ -179,9 +194,7 @@ def test_every_ready_engine_is_told_to_stage_a_new_publish() -> None:
 
 
 def test_one_engine_commits_first_and_the_others_follow_when_its_canary_is_right() -> None:
-    bench = PublisherBench()
-    bench.ready(0, 1, 2)
-    bench.export(0)
+    bench = PublisherBench().with_engines(0, 1, 2).with_export(0)
     commands = bench.fetched(1, 0)
     assert commits(commands) == [1]
     assert commands[0] == StopTimer("engine/1")
@@ -193,18 +206,14 @@ def test_one_engine_commits_first_and_the_others_follow_when_its_canary_is_right
 
 @pytest.mark.parametrize("mode", list(UpdateMode))
 def test_a_commit_names_the_policys_update_mode_and_a_drain_has_a_deadline_of_its_own(mode: UpdateMode) -> None:
-    bench = PublisherBench()
-    bench.ready(0)
-    bench.export(0, mode)
+    bench = PublisherBench().with_engines(0).with_export(0, mode)
     commands = bench.fetched(0, 0)
     assert drive.one_sent(commands, WeightsCommitted).update_mode is mode
     assert drive.one(commands, StartTimer).delay_s == (300.0 if mode is UpdateMode.DRAIN else 20.0)
 
 
 def test_after_a_drain_the_deadline_of_the_commit_counts_from_when_the_engine_is_idle() -> None:
-    bench = PublisherBench()
-    bench.ready(0)
-    bench.export(0, UpdateMode.DRAIN)
+    bench = PublisherBench().with_engines(0).with_export(0, UpdateMode.DRAIN)
     bench.fetched(0, 0)
     drained = DrainFinished(engine="engine/0", engine_epoch=0, version=0, publish=0)
     assert bench.hear(drained) == [StartTimer("engine/0", 20.0)]
@@ -214,9 +223,7 @@ def test_after_a_drain_the_deadline_of_the_commit_counts_from_when_the_engine_is
 
 
 def test_an_engine_that_is_busy_with_one_publish_takes_the_newest_next() -> None:
-    bench = PublisherBench()
-    bench.ready(0)
-    bench.export(0)
+    bench = PublisherBench().with_engines(0).with_export(0)
     assert stages(bench.export(1)) == []
     assert stages(bench.export(2)) == []
     assert commits(bench.fetched(0, 0)) == [0]
@@ -224,19 +231,13 @@ def test_an_engine_that_is_busy_with_one_publish_takes_the_newest_next() -> None
 
 
 def test_an_engine_that_joins_later_catches_up_without_a_canary_of_its_own() -> None:
-    bench = PublisherBench()
-    bench.ready(0)
-    bench.export(3)
-    bench.takes(3, 0)
+    bench = PublisherBench().with_engines(0).with_export(3).serving(3, 0)
     assert stages(bench.ready(1)) == [(1, 3)]
     assert commits(bench.fetched(1, 3)) == [1]
 
 
 def test_an_older_version_under_a_newer_number_is_not_staged_where_a_newer_one_is_served() -> None:
-    bench = PublisherBench()
-    bench.ready(0)
-    bench.export(5)
-    bench.takes(5, 0)
+    bench = PublisherBench().with_engines(0).with_export(5).serving(5, 0)
     assert stages(bench.export(1_000_000, version=3)) == []
     assert stages(bench.ready(1)) == [(1, 5)], "a new engine takes the newest version, whoever published it"
     bench.takes(5, 1)
@@ -244,20 +245,14 @@ def test_an_older_version_under_a_newer_number_is_not_staged_where_a_newer_one_i
 
 
 def test_an_engine_that_goes_first_takes_the_newest_version_and_not_the_newest_publish() -> None:
-    bench = PublisherBench()
-    bench.ready(0)
-    bench.export(5)
-    bench.takes(5, 0)
+    bench = PublisherBench().with_engines(0).with_export(5).serving(5, 0)
     bench.lose(0)
     bench.export(1_000_000, version=3)
     assert stages(bench.ready(1)) == [(1, 5)], "a learner goes over old batches again, and 5 has passed"
 
 
 def test_a_new_engine_takes_the_older_version_when_the_newer_one_has_gone_with_its_learner() -> None:
-    bench = PublisherBench()
-    bench.ready(0)
-    bench.export(5)
-    bench.takes(5, 0)
+    bench = PublisherBench().with_engines(0).with_export(5).serving(5, 0)
     bench.export(1_000_000, version=3)
     bench.ready(1)
     for _ in range(2):
@@ -301,9 +296,7 @@ def test_a_version_is_announced_when_enough_of_the_ready_engines_serve_it(
 
 
 def test_an_announcement_goes_to_buffer_prompt_source_and_learner_and_says_who_serves_what() -> None:
-    bench = PublisherBench(announce_fraction=0.1)
-    bench.ready(0, 1)
-    bench.export(4)
+    bench = PublisherBench(announce_fraction=0.1).with_engines(0, 1).with_export(4)
     commands = bench.takes(4, 0)
     event = VersionAnnounced(version=4, publish=4, serving=(ServingEngine("engine/0", 4),))
     assert [(s.to, s.event) for s in drive.every(commands, Send) if isinstance(s.event, VersionAnnounced)] == [
@@ -314,10 +307,7 @@ def test_an_announcement_goes_to_buffer_prompt_source_and_learner_and_says_who_s
 
 
 def test_prompt_source_alone_hears_when_only_those_who_serve_have_changed() -> None:
-    bench = PublisherBench(announce_fraction=0.1)
-    bench.ready(0, 1)
-    bench.export(4)
-    bench.takes(4, 0)
+    bench = PublisherBench(announce_fraction=0.1).with_engines(0, 1).with_export(4).serving(4, 0)
     commands = bench.takes(4, 1)
     assert [s.to for s in drive.every(commands, Send) if isinstance(s.event, VersionAnnounced)] == ["prompt_source"]
     serving = drive.sent(commands, VersionAnnounced)[0].serving
@@ -326,19 +316,14 @@ def test_prompt_source_alone_hears_when_only_those_who_serve_have_changed() -> N
 
 def test_who_serves_what_is_told_when_nobody_is_on_the_way_any_more() -> None:
     """Not after each of a thousand swaps."""
-    bench = PublisherBench(announce_fraction=0.1)
-    bench.ready(0, 1, 2)
-    bench.export(0)
+    bench = PublisherBench(announce_fraction=0.1).with_engines(0, 1, 2).with_export(0)
     assert drive.sent(bench.takes(0, 0), VersionAnnounced, to="prompt_source") != []
     assert drive.sent(bench.takes(0, 1), VersionAnnounced) == []
     assert len(drive.one_sent(bench.takes(0, 2), VersionAnnounced, to="prompt_source").serving) == 3
 
 
 def test_the_announced_version_never_goes_down() -> None:
-    bench = PublisherBench(announce_fraction=1.0)
-    bench.ready(0, 1)
-    bench.export(0)
-    bench.takes(0, 0, 1)
+    bench = PublisherBench(announce_fraction=1.0).with_engines(0, 1).with_export(0).serving(0, 0, 1)
     bench.export(1)
     bench.takes(1, 0, 1)
     assert bench.publisher.announced == 1
@@ -349,10 +334,7 @@ def test_the_announced_version_never_goes_down() -> None:
 
 def test_it_does_not_go_down_either_where_fewer_serve_it_than_were_needed() -> None:
     """The newer weights went with their Learner, so an engine that came anew serves the older ones."""
-    bench = PublisherBench(announce_fraction=1.0)
-    bench.ready(0)
-    bench.export(5)
-    bench.takes(5, 0)
+    bench = PublisherBench(announce_fraction=1.0).with_engines(0).with_export(5).serving(5, 0)
     bench.export(1_000_000, version=3)
     bench.ready(1)
     for _ in range(3):
@@ -364,9 +346,7 @@ def test_it_does_not_go_down_either_where_fewer_serve_it_than_were_needed() -> N
 
 
 def test_the_loss_of_a_late_engine_may_complete_the_quorum() -> None:
-    bench = PublisherBench(announce_fraction=1.0)
-    bench.ready(0, 1)
-    bench.export(0)
+    bench = PublisherBench(announce_fraction=1.0).with_engines(0, 1).with_export(0)
     assert announcements(bench.takes(0, 0)) == []
     assert announcements(bench.lose(1)) == [0]
 
@@ -386,9 +366,7 @@ def test_an_engine_that_does_not_open_is_replaced() -> None:
 
 
 def test_an_engine_that_is_late_with_fetching_is_replaced_once() -> None:
-    bench = PublisherBench()
-    bench.ready(0, 1)
-    bench.export(0)
+    bench = PublisherBench().with_engines(0, 1).with_export(0)
     commands = bench.hear(TimerFired(key="engine/0"))
     assert replaced(commands) == [("engine/0", 0)]
     assert drive.one(commands, ReplaceActor).cause == "late with fetching version 0"
@@ -401,16 +379,13 @@ def test_an_engine_that_is_late_with_fetching_is_replaced_once() -> None:
 
 @pytest.mark.parametrize("mode", list(UpdateMode))
 def test_an_engine_that_is_late_with_its_swap_is_replaced(mode: UpdateMode) -> None:
-    bench = PublisherBench()
-    bench.ready(0)
-    bench.export(0, mode)
+    bench = PublisherBench().with_engines(0).with_export(0, mode)
     bench.fetched(0, 0)
     assert drive.one(bench.hear(TimerFired(key="engine/0")), ReplaceActor).cause == "late with taking version 0"
 
 
 def test_a_timer_that_fires_while_nothing_is_asked_of_the_engine_changes_nothing() -> None:
-    bench = PublisherBench()
-    bench.ready(0)
+    bench = PublisherBench().with_engines(0)
     bench.driver.ignores(TimerFired(key="engine/0"))
     bench.driver.ignores(TimerFired(key="engine/7"))
     bench.export(0)
@@ -419,27 +394,21 @@ def test_a_timer_that_fires_while_nothing_is_asked_of_the_engine_changes_nothing
 
 
 def test_when_the_canary_is_late_another_engine_goes_first() -> None:
-    bench = PublisherBench()
-    bench.ready(0, 1)
-    bench.export(0)
+    bench = PublisherBench().with_engines(0, 1).with_export(0)
     bench.fetched(0, 0)
     bench.fetched(1, 0)
     assert commits(bench.hear(TimerFired(key="engine/0"))) == [1]
 
 
 def test_when_the_canary_dies_another_engine_goes_first() -> None:
-    bench = PublisherBench()
-    bench.ready(0, 1)
-    bench.export(0)
+    bench = PublisherBench().with_engines(0, 1).with_export(0)
     bench.fetched(0, 0)
     bench.fetched(1, 0)
     assert commits(bench.lose(0)) == [1]
 
 
 def test_a_quarantined_engine_starts_over_as_a_new_incarnation() -> None:
-    bench = PublisherBench()
-    bench.ready(0)
-    bench.export(0)
+    bench = PublisherBench().with_engines(0).with_export(0)
     bench.hear(TimerFired(key="engine/0"))
     bench.lose(0)
     assert stages(bench.ready(0, epoch=1)) == [(0, 0)]
@@ -448,9 +417,7 @@ def test_a_quarantined_engine_starts_over_as_a_new_incarnation() -> None:
 
 
 def test_a_fetch_that_failed_is_tried_again_and_then_the_engine_is_replaced() -> None:
-    bench = PublisherBench()
-    bench.ready(0)
-    bench.export(0)
+    bench = PublisherBench().with_engines(0).with_export(0)
     for _ in range(2):
         commands = bench.fetched(0, 0, digest="", error="no such file")
         assert stages(commands) == [(0, 0)]
@@ -461,9 +428,7 @@ def test_a_fetch_that_failed_is_tried_again_and_then_the_engine_is_replaced() ->
 
 
 def test_a_fetch_of_other_bytes_than_were_exported_counts_as_failed() -> None:
-    bench = PublisherBench()
-    bench.ready(0)
-    bench.export(0)
+    bench = PublisherBench().with_engines(0).with_export(0)
     commands = bench.fetched(0, 0, digest="other")
     assert commits(commands) == []
     assert stages(commands) == [(0, 0)]
@@ -471,8 +436,7 @@ def test_a_fetch_of_other_bytes_than_were_exported_counts_as_failed() -> None:
 
 def test_a_failed_fetch_of_weights_that_were_superseded_is_no_fault_of_the_engine() -> None:
     """The exporter lets old weights go when newer ones are announced."""
-    bench = PublisherBench()
-    bench.ready(0)
+    bench = PublisherBench().with_engines(0)
     for publish in range(8):
         bench.export(publish)
         bench.export(publish + 1)
@@ -506,9 +470,7 @@ def test_what_is_said_of_another_publish_or_incarnation_changes_nothing() -> Non
 def test_a_canary_that_serves_something_else_than_was_exported_announces_nothing_and_the_publish_has_failed(
     digest: str | None, logprobs: bytes, why: str
 ) -> None:
-    bench = PublisherBench()
-    bench.ready(0, 1)
-    bench.export(0)
+    bench = PublisherBench().with_engines(0, 1).with_export(0)
     bench.fetched(0, 0)
     bench.fetched(1, 0)
     commands = bench.applied(0, 0, digest=digest, logprobs=logprobs)
@@ -530,8 +492,7 @@ def test_a_policy_that_has_blown_up_is_called_diverged_and_not_a_fault_of_the_en
     first.hear(WeightsExported(manifest=manifest(1, canary=canary), update_mode=UpdateMode.IN_FLIGHT))
     first.fetched(0, 1)
     assert drive.one(first.applied(0, 1, logprobs=canary_logprobs()), FailRun).has_diverged
-    bench = PublisherBench()
-    bench.ready(0)
+    bench = PublisherBench().with_engines(0)
     bench.hear(WeightsExported(manifest=manifest(1, canary=canary), update_mode=UpdateMode.IN_FLIGHT))
     bench.fetched(0, 1)
     cause = drive.one_sent(bench.applied(0, 1, logprobs=canary_logprobs()), PublishFailed, to="learner").cause
@@ -542,10 +503,7 @@ def test_a_policy_that_has_blown_up_is_called_diverged_and_not_a_fault_of_the_en
 
 
 def test_while_a_publish_has_failed_the_last_good_one_is_served_and_staged() -> None:
-    bench = PublisherBench(announce_fraction=1.0)
-    bench.ready(0, 1)
-    bench.export(0)
-    bench.takes(0, 0, 1)
+    bench = PublisherBench(announce_fraction=1.0).with_engines(0, 1).with_export(0).serving(0, 0, 1)
     bench.export(1)
     assert stages(bench.ready(2)) == [(2, 0)], "it has just come, so it takes what has passed"
     bench.fetched(0, 1)
@@ -564,10 +522,7 @@ def test_while_a_publish_has_failed_the_last_good_one_is_served_and_staged() -> 
 
 
 def test_an_engine_that_is_wrong_with_what_another_has_passed_is_replaced() -> None:
-    bench = PublisherBench()
-    bench.ready(0, 1)
-    bench.export(0)
-    bench.takes(0, 0)
+    bench = PublisherBench().with_engines(0, 1).with_export(0).serving(0, 0)
     bench.fetched(1, 0)
     commands = bench.applied(1, 0, digest="other")
     assert drive.one(commands, ReplaceActor).cause.startswith("version 0: it loaded the digest other")
@@ -575,9 +530,7 @@ def test_an_engine_that_is_wrong_with_what_another_has_passed_is_replaced() -> N
 
 
 def test_engines_that_are_laid_out_alike_must_have_loaded_the_same() -> None:
-    bench = PublisherBench()
-    bench.ready(0, 1, 2, 3)
-    bench.export(0)
+    bench = PublisherBench().with_engines(0, 1, 2, 3).with_export(0)
     for index in range(4):
         bench.fetched(index, 0)
     bench.applied(0, 0, layout="2 ranks", checksum="a")
@@ -589,9 +542,7 @@ def test_engines_that_are_laid_out_alike_must_have_loaded_the_same() -> None:
 
 def test_weights_that_another_learner_made_again_are_compared_with_that_publish_only() -> None:
     """A GPU derives a version anew with other last bits, so neither digest nor checksum is that of the first time."""
-    bench = PublisherBench()
-    bench.ready(0, 1)
-    bench.export(5)
+    bench = PublisherBench().with_engines(0, 1).with_export(5)
     bench.fetched(0, 5)
     bench.applied(0, 5, layout="2 ranks", checksum="a")
     bench.export(1_000_000, version=5)
@@ -606,9 +557,7 @@ def test_weights_that_another_learner_made_again_are_compared_with_that_publish_
 
 
 def test_an_engine_that_is_wrong_twice_in_a_row_is_replaced_though_the_publish_may_be_at_fault() -> None:
-    bench = PublisherBench()
-    bench.ready(0)
-    bench.export(0)
+    bench = PublisherBench().with_engines(0).with_export(0)
     bench.fetched(0, 0)
     assert drive.every(bench.applied(0, 0, digest="other"), ReplaceActor) == []
     bench.export(1, version=0)
@@ -619,9 +568,7 @@ def test_an_engine_that_is_wrong_twice_in_a_row_is_replaced_though_the_publish_m
 
 
 def test_an_engine_that_failed_does_not_go_first_again_while_there_is_another() -> None:
-    bench = PublisherBench()
-    bench.ready(0, 1)
-    bench.export(0)
+    bench = PublisherBench().with_engines(0, 1).with_export(0)
     bench.fetched(0, 0)
     bench.applied(0, 0, digest="bad")
     bench.lose(0)
@@ -633,9 +580,7 @@ def test_an_engine_that_failed_does_not_go_first_again_while_there_is_another() 
 
 
 def test_an_engine_that_failed_goes_first_when_the_other_is_lost() -> None:
-    bench = PublisherBench()
-    bench.ready(0, 1)
-    bench.export(0)
+    bench = PublisherBench().with_engines(0, 1).with_export(0)
     bench.fetched(0, 0)
     bench.applied(0, 0, digest="bad")
     bench.lose(0)
@@ -646,9 +591,7 @@ def test_an_engine_that_failed_goes_first_when_the_other_is_lost() -> None:
 
 
 def test_a_publish_that_two_engines_cannot_fetch_has_failed() -> None:
-    bench = PublisherBench()
-    bench.ready(0)
-    bench.export(0)
+    bench = PublisherBench().with_engines(0).with_export(0)
     for _ in range(2):
         bench.fetched(0, 0, error="the bytes were changed on the way")
     commands = bench.fetched(0, 0, error="the bytes were changed on the way")
@@ -663,17 +606,13 @@ def test_a_publish_that_two_engines_cannot_fetch_has_failed() -> None:
 
 
 def test_without_a_check_of_canaries_the_digest_alone_decides() -> None:
-    bench = PublisherBench(check_canary=False)
-    bench.ready(0)
-    bench.export(0)
+    bench = PublisherBench(check_canary=False).with_engines(0).with_export(0)
     bench.fetched(0, 0)
     assert announcements(bench.applied(0, 0, logprobs=b"")) == [0]
 
 
 def test_publishes_that_fail_one_after_the_other_stop_the_run() -> None:
-    bench = PublisherBench(max_failed_publishes=2)
-    bench.ready(0, 1)
-    bench.export(0)
+    bench = PublisherBench(max_failed_publishes=2).with_engines(0, 1).with_export(0)
     bench.fetched(0, 0)
     assert drive.every(bench.applied(0, 0, digest="bad"), FailRun) == []
     bench.export(1, version=0)
@@ -686,8 +625,7 @@ def test_publishes_that_fail_one_after_the_other_stop_the_run() -> None:
 
 
 def test_a_publish_that_passes_between_two_that_fail_lets_the_run_go_on() -> None:
-    bench = PublisherBench(max_failed_publishes=2)
-    bench.ready(0, 1, 2)
+    bench = PublisherBench(max_failed_publishes=2).with_engines(0, 1, 2)
     for publish in range(0, 6, 2):
         bench.export(publish)
         bench.fetched(publish // 2, publish)
@@ -700,10 +638,7 @@ def test_a_publish_that_passes_between_two_that_fail_lets_the_run_go_on() -> Non
 
 
 def test_an_engine_that_fails_where_others_have_passed_does_not_stop_the_run() -> None:
-    bench = PublisherBench(max_failed_publishes=1)
-    bench.ready(0, 1)
-    bench.export(0)
-    bench.takes(0, 0)
+    bench = PublisherBench(max_failed_publishes=1).with_engines(0, 1).with_export(0).serving(0, 0)
     bench.fetched(1, 0)
     commands = bench.applied(1, 0, digest="bad")
     assert replaced(commands) == [("engine/1", 0)]
@@ -714,9 +649,7 @@ def test_an_engine_that_fails_where_others_have_passed_does_not_stop_the_run() -
 
 
 def test_a_publisher_that_was_replaced_recovers_from_what_is_repeated_to_it() -> None:
-    bench = PublisherBench(announce_fraction=1.0)
-    bench.ready(0, 1)
-    bench.export(7)
+    bench = PublisherBench(announce_fraction=1.0).with_engines(0, 1).with_export(7)
     commands = bench.applied(0, 7)
     assert commands[0] == StopTimer("engine/0")
     assert commits(commands) == []
@@ -725,8 +658,7 @@ def test_a_publisher_that_was_replaced_recovers_from_what_is_repeated_to_it() ->
 
 def test_what_it_hears_before_it_knows_the_publish_builds_nothing_and_is_asked_for_again() -> None:
     """The engine answers the staging of what it serves already with what it serves."""
-    bench = PublisherBench()
-    bench.ready(0)
+    bench = PublisherBench().with_engines(0)
     assert bench.applied(0, 7) == []
     assert stages(bench.export(7)) == [(0, 7)]
     assert announcements(bench.applied(0, 7)) == [7]
@@ -734,8 +666,7 @@ def test_what_it_hears_before_it_knows_the_publish_builds_nothing_and_is_asked_f
 
 def test_an_engine_that_serves_something_newer_than_a_new_publisher_knows_is_not_waited_for() -> None:
     """The Learner has gone back to a checkpoint, and the publisher that knew the newer version is gone too."""
-    bench = PublisherBench()
-    bench.ready(0)
+    bench = PublisherBench().with_engines(0)
     assert stages(bench.export(1_000_000, version=5)) == [(0, 1_000_000)]
     commands = bench.applied(0, 7)
     assert commands == [StopTimer("engine/0")]
@@ -746,9 +677,7 @@ def test_an_engine_that_serves_something_newer_than_a_new_publisher_knows_is_not
 
 def test_an_engine_in_the_middle_of_a_swap_is_found_again() -> None:
     """It had been told to commit by the publisher before this one."""
-    bench = PublisherBench()
-    bench.ready(0, 1)
-    bench.export(7)
+    bench = PublisherBench().with_engines(0, 1).with_export(7)
     bench.applied(0, 7)
     assert commits(bench.fetched(1, 7)) == [1]
 
@@ -757,8 +686,7 @@ def test_an_engine_in_the_middle_of_a_swap_is_found_again() -> None:
 
 
 def test_nothing_is_kept_of_publishes_that_nobody_serves_or_takes() -> None:
-    bench = PublisherBench(announce_fraction=1.0)
-    bench.ready(0, 1)
+    bench = PublisherBench(announce_fraction=1.0).with_engines(0, 1)
     sizes: list[int] = []
     for publish in range(1, 9):
         bench.export(publish)
@@ -768,10 +696,7 @@ def test_nothing_is_kept_of_publishes_that_nobody_serves_or_takes() -> None:
 
 
 def test_a_newcomer_counts_in_no_quorum_before_it_serves_and_is_told_of_at_once() -> None:
-    bench = PublisherBench(announce_fraction=1.0)
-    bench.ready(0)
-    bench.export(0)
-    bench.takes(0, 0)
+    bench = PublisherBench(announce_fraction=1.0).with_engines(0).with_export(0).serving(0, 0)
     assert stages(bench.ready(1)) == [(1, 0)]
     commands = bench.export(1)
     assert stages(commands) == [(0, 1)]
@@ -787,10 +712,7 @@ def test_a_newcomer_counts_in_no_quorum_before_it_serves_and_is_told_of_at_once(
 
 
 def test_a_newcomer_does_not_go_first_while_another_engine_can() -> None:
-    bench = PublisherBench()
-    bench.ready(0)
-    bench.export(0)
-    bench.takes(0, 0)
+    bench = PublisherBench().with_engines(0).with_export(0).serving(0, 0)
     bench.export(1)
     assert stages(bench.ready(1)) == [(1, 0)], "version 1 has not passed on any engine"
     assert commits(bench.fetched(1, 0)) == [1]
@@ -800,10 +722,7 @@ def test_a_newcomer_does_not_go_first_while_another_engine_can() -> None:
 
 
 def test_who_is_to_leave_takes_part_in_nothing() -> None:
-    bench = PublisherBench(announce_fraction=1.0)
-    bench.ready(0, 1)
-    bench.export(0)
-    bench.takes(0, 0)
+    bench = PublisherBench(announce_fraction=1.0).with_engines(0, 1).with_export(0).serving(0, 0)
     told = drive.sent(bench.hear(EngineLeaving(name="engine/1", epoch=0)), VersionAnnounced)
     assert {event.version for event in told} == {0}
     assert bench.fetched(1, 0) == []
@@ -812,10 +731,7 @@ def test_who_is_to_leave_takes_part_in_nothing() -> None:
 
 def newcomer_that_waits() -> PublisherBench:
     """Engine 1 waits for engine 0 to go first with publish 1."""
-    bench = PublisherBench()
-    bench.ready(0)
-    bench.export(0)
-    bench.takes(0, 0)
+    bench = PublisherBench().with_engines(0).with_export(0).serving(0, 0)
     assert stages(bench.ready(1)) == [(1, 0)]
     says_newer(bench, 1)
     return bench
@@ -847,9 +763,7 @@ def test_a_newcomer_goes_first_itself_when_the_engine_that_it_waited_for_is_late
 
 
 def test_the_next_goes_first_when_the_canary_is_to_leave() -> None:
-    bench = PublisherBench()
-    bench.ready(0, 1)
-    bench.export(0)
+    bench = PublisherBench().with_engines(0, 1).with_export(0)
     assert commits(bench.fetched(0, 0)) == [0]
     assert commits(bench.fetched(1, 0)) == []
     assert commits(bench.hear(EngineLeaving(name="engine/0", epoch=0))) == [1]

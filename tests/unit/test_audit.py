@@ -19,6 +19,7 @@ import pytest
 from rich.console import Console
 from trials.draws import draw_trial
 from trials.fuzz import TrialRun
+from trials.idle_watcher import IdleWatcher
 from typer.testing import CliRunner
 
 from penstock.actors.buffer.machine import Buffer
@@ -54,9 +55,6 @@ from penstock.runtime.observability.summary import MachineFacts, RunSummary, wri
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.messages.base import Event
-    from penstock.messages.commands import AnyCommand
-    from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
 
 TIMEOUT_S = 60
@@ -181,7 +179,7 @@ def test_where_old_tokens_are_masked_the_age_of_a_sample_is_that_of_its_newest_o
     assert fold([*entries, *both, lease, make.trained(3, 0, 1, age=2)]).findings
 
 
-class Copyist:
+class Copyist(IdleWatcher):
     """Watches a virtual run and writes what it commits to a file as well."""
 
     def __init__(self, store: SqliteStore) -> None:
@@ -195,11 +193,6 @@ class Copyist:
         machine = process.shell.machine
         assert isinstance(machine, Buffer)
         self._store.commit(entries, machine.snapshot)
-
-    def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None: ...
-    def heard(self, process: Process, event: Event) -> None: ...
-    def turned(self, process: Process) -> None: ...
-    def lost(self, name: str, cause: str) -> None: ...
 
 
 @pytest.mark.parametrize("policy", ["sync", "one_step_off", "fully_async"])

@@ -152,23 +152,20 @@ def masked_importance_weights(
     """
     difference = old_logprobs.detach() - rollout_logprobs
     ratio = level_ratio(difference, sequences, level)
-    least = 1.0 / upper if lower is None else lower
-    if mode == "truncate":
-        least = 0.0
+    bound = 1.0 / upper if lower is None else lower
+    least = 0.0 if mode == "truncate" else bound
     above, below = ratio > upper, ratio < least
     weight = torch.where(above | below, 0.0, ratio) if mode == "mask" else ratio.clamp(least, upper)
     if normalize:
         weight = weight / _mean_weight(weight, sequences, level).clamp(min=1e-8)
-    too_high = too_low = catastrophic = torch.zeros_like(above)
+    too_high = too_low = torch.zeros_like(above)
     if reject_level is not None:
         second = level_ratio(difference, sequences, reject_level)
         too_high, too_low = second > reject_upper, second < reject_lower
-    if veto is not None:
-        catastrophic = difference < math.log(veto)
+    catastrophic = torch.zeros_like(above) if veto is None else difference < math.log(veto)
     vetoed = sequences.spread(sequences.sums(catastrophic.to(ratio.dtype))) > 0
-    out = too_high | too_low | vetoed
     return MaskedImportance(
-        weight=torch.where(out, 0.0, weight),
+        weight=torch.where(too_high | too_low | vetoed, 0.0, weight),
         bounded=weight,
         ratio=ratio,
         above=above.to(ratio.dtype),

@@ -25,19 +25,19 @@ from penstock.messages.commands import (
 from penstock.messages.local import EngineSlept, LearnerSlept
 from penstock.messages.names import LEARNER
 from penstock.runtime.hosts.virtual.process import Process, Status
+from trials.idle_watcher import IdleWatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.ledger import LedgerEntry
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.host import VirtualHost
 
 
-class DeviceWatch:
-    """Asserts after every event; implements :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+class DeviceWatch(IdleWatcher):
+    """Asserts after every event."""
 
     def __init__(self, engines: Iterable[str], host: VirtualHost) -> None:
         self.num_turns = 0
@@ -83,15 +83,3 @@ class DeviceWatch:
     def _counts(self, process: Process) -> bool:
         is_present = self._supervisor.processes.get(process.name) is process
         return is_present and process.status is not Status.DEAD and not self._supervisor.is_given_up(process)
-
-    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
-        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
-
-    def heard(self, process: Process, event: Event) -> None:
-        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
-
-    def turned(self, process: Process) -> None:
-        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
-
-    def lost(self, name: str, cause: str) -> None:
-        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""

@@ -35,6 +35,7 @@ from penstock.messages.samples import Cancelled
 from penstock.messages.weights import EngineReady, VersionAnnounced, WeightsCommitted
 from penstock.runtime.hosts.virtual.process import Status
 from penstock.runtime.shell.restarts import WINDOW_S
+from trials.idle_watcher import IdleWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +53,7 @@ LATE_S: Final = 60.0
 supervisor, from a Buffer that may die meanwhile."""
 
 
-class ElasticWatch:
+class ElasticWatch(IdleWatcher):
     """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
 
     def __init__(self, host: VirtualHost, *, salvages: bool, loses_nothing: bool) -> None:
@@ -236,9 +237,6 @@ class ElasticWatch:
         lost = self._finished.get(_life(leaver), set()) - self._heard
         kept = {key for key in lost if key.group_id not in leaver.shell.delivery.settled}
         assert not kept, f"{event.engine} is let go, and nobody else has {kept}"
-
-    def turned(self, process: Process) -> None:
-        pass
 
     def lost(self, name: str, cause: str) -> None:
         if cause == "the machine was lost":  # the next driver counts anew

@@ -27,6 +27,7 @@ from penstock.messages.weights import (
     WeightSource,
     WeightsStaged,
 )
+from trials.idle_watcher import IdleWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from penstock.backends.protocol import Backend, Emit, Fail, Timers
     from penstock.messages.base import Event, Metric
     from penstock.messages.commands import AnyCommand, EngineCommand
-    from penstock.messages.ledger import LedgerEntry
     from penstock.messages.local import LocalEvent
     from penstock.messages.weights import WeightManifest
     from penstock.messages.wire import Header
@@ -134,7 +134,7 @@ class _Books:
         ]
 
 
-class FanOutWatch:
+class FanOutWatch(IdleWatcher):
     """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
 
     def __init__(self) -> None:
@@ -186,18 +186,6 @@ class FanOutWatch:
                 self.num_detours += len(event.detours)
             case _:
                 pass
-
-    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
-        pass
-
-    def heard(self, process: Process, event: Event) -> None:
-        pass
-
-    def turned(self, process: Process) -> None:
-        pass
-
-    def lost(self, name: str, cause: str) -> None:
-        pass
 
 
 def _assert_no_circle(books: _Books, name: str) -> None:

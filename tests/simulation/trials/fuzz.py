@@ -16,8 +16,9 @@ import sys
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -26,6 +27,7 @@ from penstock.messages.ledger import RowsRecorded
 from penstock.messages.rows import RowSource
 from penstock.runtime.hosts.virtual.event_digest import EventDigest
 from penstock.runtime.hosts.virtual.host import VirtualHost
+from penstock.runtime.hosts.virtual.process import Status
 from penstock.runtime.run.evaluating import evaluation_schedule
 from trials.device_watch import DeviceWatch
 from trials.draws import colocated, draw_trial
@@ -39,7 +41,8 @@ from trials.requests import OperatorWatch
 from trials.row_watch import RowRules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
     from penstock.backends.ledger.memory import MemoryLedger
     from trials.trial import Trial
@@ -143,6 +146,30 @@ class TrialRun:
 def run_trial(trial: Trial, *, with_digest: bool = True) -> Outcome:
     """Run a trial under the oracle; see :meth:`TrialRun.run`."""
     return TrialRun(trial, with_digest=with_digest).run()
+
+
+def fails(trial: Trial) -> bool:
+    """Whether anybody notices anything in this trial."""
+    try:
+        run_trial(trial, with_digest=False)
+    except (AssertionError, ArithmeticError, LookupError, RuntimeError, ValueError):
+        return True
+    return False
+
+
+def living_engines(run: TrialRun) -> set[str]:
+    """Those whose processes have not ended."""
+    processes = run.host.supervisor.processes.items()
+    return {name for name, process in processes if name.startswith("engine/") and process.status is not Status.DEAD}
+
+
+@contextmanager
+def several(*plants: AbstractContextManager[Any]) -> Generator[None]:
+    """Plants of bugs as one."""
+    with ExitStack() as stack:
+        for plant in plants:
+            stack.enter_context(plant)
+        yield
 
 
 def rules_of(trial: Trial) -> Rules:

@@ -18,18 +18,18 @@ from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.messages.commands import ReplaceActor, Send, SleepLearner
 from penstock.messages.training import BatchReady, DeviceYielded
 from penstock.messages.weights import EngineReady, WeightsCommitted, WeightsStaged
+from trials.idle_watcher import IdleWatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.ledger import LedgerEntry
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
 
 
-class LendingWatch:
+class LendingWatch(IdleWatcher):
     """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
 
     def __init__(self, engines: Iterable[str]) -> None:
@@ -76,15 +76,3 @@ class LendingWatch:
                     assert over.get(name) != epoch, f"{name} sleeps, and is replaced: {cause}"
                 case _:
                     pass
-
-    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
-        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
-
-    def heard(self, process: Process, event: Event) -> None:
-        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
-
-    def turned(self, process: Process) -> None:
-        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
-
-    def lost(self, name: str, cause: str) -> None:
-        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""

@@ -47,6 +47,7 @@ from penstock.messages.samples import Sample, SampleKey, TerminalState, is_evalu
 from penstock.messages.training import OnStale, RunFinished
 from penstock.runtime.hosts.virtual.process import Process, Status
 from trials.evaluation_watch import EvaluationWatch
+from trials.idle_watcher import IdleWatcher
 from trials.oracle_checks import (
     Rules,
     WatchedGroup,
@@ -75,8 +76,8 @@ if TYPE_CHECKING:
     from penstock.runtime.hosts.virtual.host import VirtualHost
 
 
-class Oracle:
-    """Asserts after every event; implements :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+class Oracle(IdleWatcher):
+    """Asserts after every event."""
 
     def __init__(self, rules: Rules, host: VirtualHost) -> None:
         self.rules = rules
@@ -479,12 +480,6 @@ class Oracle:
         assert balance.issued == self._num_issued + self.evaluations.num_issued
         in_system = self._num_open * self.rules.samples_per_group
         assert balance.in_system == in_system + self.evaluations.num_in_system
-
-    def turned(self, process: Process) -> None:
-        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
-
-    def lost(self, name: str, cause: str) -> None:
-        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
 
     def assert_ended(self) -> None:
         """Everything that was granted is terminal, and so is everything that was ever sent to an engine."""

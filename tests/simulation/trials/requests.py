@@ -17,14 +17,13 @@ import msgspec
 from penstock.messages.ledger import GroupsGranted, PauseRecorded, PolicyRecorded
 from penstock.messages.names import BUFFER
 from penstock.messages.operator import OperatorAnswered, OperatorEvent, PolicyChanged, SaveAsked
+from trials.idle_watcher import IdleWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.messages.base import Event
-    from penstock.messages.commands import AnyCommand
     from penstock.messages.ledger import LedgerEntry
-    from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.host import VirtualHost
     from penstock.runtime.hosts.virtual.process import Process
 
@@ -38,7 +37,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     event: OperatorEvent
 
 
-class OperatorWatch:
+class OperatorWatch(IdleWatcher):
     """One operator; see :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
 
     def __init__(self, requests: Sequence[Request], host: VirtualHost) -> None:
@@ -114,12 +113,3 @@ class OperatorWatch:
                         assert entry.max_staleness == self._policies[-1].max_staleness
                 case _:
                     pass
-
-    def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
-        """Nothing."""
-
-    def turned(self, process: Process) -> None:
-        """Nothing."""
-
-    def lost(self, name: str, cause: str) -> None:
-        """Nothing."""

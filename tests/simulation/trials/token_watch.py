@@ -18,6 +18,7 @@ from penstock.messages.flow import SampleGenerated
 from penstock.messages.ledger import GroupClosed, GroupRecorded, StepRecorded
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import RunFinished, StepReported
+from trials.idle_watcher import IdleWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from penstock.runtime.hosts.virtual.process import Process
 
 
-class TokenWatch:
-    """Asserts after every commit; implements :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+class TokenWatch(IdleWatcher):
+    """Asserts after every commit."""
 
     def __init__(self) -> None:
         self.num_came = 0
@@ -96,12 +97,6 @@ class TokenWatch:
             self.num_steps_compared += 1
         elif isinstance(event, RunFinished):
             assert tokens_of(event.balance) == (self.num_came, self.num_open, +self.ended)
-
-    def turned(self, process: Process) -> None:
-        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
-
-    def lost(self, name: str, cause: str) -> None:
-        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
 
     def _end(self, ends: Iterable[SampleEnd]) -> None:
         for end in ends:

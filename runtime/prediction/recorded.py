@@ -19,11 +19,13 @@ from collections import Counter, defaultdict
 from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.backends.engines.decode_passes import bands_in
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import is_evaluation
 from penstock.messages.training import Activity
+from penstock.runtime.observability.actors_file import read_actors
 from penstock.runtime.observability.explain.measure import read_scenario
 from penstock.runtime.observability.facts import Start, read_starts
 from penstock.runtime.observability.spans import CHAT, COMPLETION, trace_id_of
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from penstock.backends.engines.decode_passes import DecodeBand
     from penstock.runtime.observability.traces import SpanRow
     from penstock.runtime.observability.trackers import ActivityRow
     from penstock.runtime.prediction.steady import Steady
@@ -167,6 +170,9 @@ class Recording(NamedTuple):
     """Whose turns are among the generations, each as one."""
     cores_used: Sequence[CoresUsed] = ()
     """At each step from the first one on."""
+    bands: Sequence[DecodeBand] = ()
+    """Decode passes that engines have timed themselves, from their start to their end, evaluations too; of each, the
+    last incarnation."""
 
 
 def read_recording(folder: Path) -> Recording:
@@ -191,7 +197,7 @@ def read_recording(folder: Path) -> Recording:
     by_trace = _by_trace(folder, samples)
     activity = read_activity(folder)
     episodes = _episodes(all_spans, by_trace, begun_s)
-    max_staleness = scenario.staleness.max_staleness
+    said, max_staleness = read_actors(folder), scenario.staleness.max_staleness
     assert max_staleness is not None, "read_scenario() resolves it"
     return Recording(
         folder=folder,
@@ -213,6 +219,7 @@ def read_recording(folder: Path) -> Recording:
         hops=_hops(spans, by_trace),
         episodes=episodes,
         cores_used=[CoresUsed(row.at_s, row.cpu_s, row.core_wait_s) for row in steps if row.cpu_s],
+        bands=[] if said is None else [band for each in said.actors for band in bands_in(each.metrics)],
     )
 
 

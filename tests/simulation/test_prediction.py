@@ -463,7 +463,7 @@ def test_what_engines_say_of_their_passes_counts_more_than_what_a_busy_machine_d
     assert all(abs(error) < abs(other) for error, other in zip(errors, others, strict=True))
 
 
-def test_what_one_load_cannot_tell_is_named_with_what_it_means_elsewhere(recording: Recording) -> None:
+def test_what_one_load_cannot_tell_is_named_with_what_it_means_elsewhere(recording: Recording, tmp_path: Path) -> None:
     """Requests that never have others beside them, or always as many."""
     apart = [
         each._replace(start_s=100.0 * place, end_s=100.0 * place + 0.01 * each.num_tokens)
@@ -474,8 +474,17 @@ def test_what_one_load_cannot_tell_is_named_with_what_it_means_elsewhere(recordi
     assert not found.is_load_known
     assert any(text.startswith("engines.token_load_s: what a request costs is not told") for text in found.unknown)
     assert any("others, as the runs did not tell" in text for text in found.doubts(recording.scenario))
+    extreme = found.if_requests_cost_all
+    assert extreme is not None
+    assert extreme.engines.token_s + extreme.engines.token_load_s == pytest.approx(found.engines.token_s), "beside one"
+    write_models(found, tmp_path / "models.yaml")
+    arguments = ["simulate", str(SCENARIOS / "fully_async.yaml"), *SHAPE, "--models", str(tmp_path / "models.yaml")]
+    shown = CliRunner().invoke(app, [*arguments, "--seeds", "1"], terminal_width=140)
+    assert shown.exit_code == 0, shown.output
+    assert "the runs did not tell what a request costs" in shown.output
     alone = calibrate([recording._replace(generations=apart, work={**recording.work, "apply_weights": []})])
     assert alone.is_load_known, "there was no other load to tell"
+    assert alone.if_requests_cost_all is None
 
 
 TOOLS = (

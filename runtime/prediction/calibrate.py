@@ -189,7 +189,7 @@ class _Fits:
         decode = fit_decode(self._recordings)
         if decode is None:
             raise UserFault(
-                f"{self._recordings[0].folder}: no generation was traced as a whole after the first step; raise "
+                f"{self._recordings[0].folder}: no generation was traced as a whole after the first steps; raise "
                 "observability.trace_fraction"
             )
         values = decode.line.values
@@ -329,7 +329,7 @@ class _Fits:
             self._keep("export of weights", publish, prefix="learner.")
         checkpoints = self._work("checkpoint")
         if not checkpoints:
-            self._unknown("learner.checkpoint_s: no checkpoint was written after the first step; as publish_s")
+            self._unknown("learner.checkpoint_s: no checkpoint was written after the first steps; as publish_s")
         return SimulatedLearnerOptions(
             step_s=line.values["step_s"] * even_out,
             token_s=line.values.get("token_s", 0.0) * even_out,
@@ -402,7 +402,7 @@ class _Fits:
     def _mean(self, name: str, key: str, *, prefix: str = "engines.") -> float:
         works = self._work(name)
         if not works:
-            self._unknown(f"{prefix}{key}: nothing of the kind was traced after the first step; 0 is modelled")
+            self._unknown(f"{prefix}{key}: nothing of the kind was traced after the first steps; 0 is modelled")
             return 0.0
         line = self._line(works, {key: None})
         self._keep(name.replace("_", " "), line, prefix=prefix)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.runtime.prediction.recorded import Generation, Recording
 
     Floats = NDArray[np.float64]
+    Marks = NDArray[np.bool_]
 
 ALL_TRACED: Final = 0.999
 DECODE: Final = "decode"
@@ -83,7 +84,7 @@ class _Stretches(NamedTuple):
         a pass takes is made up of ``values``; float64 ``[N]`` each."""
         load_s, context_s = values.get("token_load_s", 0.0), values.get("context_token_s", 0.0)
         pass_s = values["token_s"] + np.maximum(self.running - 1, 0.0) * load_s + self.context * context_s
-        passes = np.diff(self.edges) / pass_s
+        passes = np.diff(self.edges) / np.maximum(pass_s, 1e-12)
         first, last = (np.searchsorted(self.edges, at) for at in (starts, ends))
         counted, running, context = (
             np.concatenate(([0.0], np.cumsum(passes * each))) for each in (1.0, self.running, self.context)
@@ -103,27 +104,26 @@ def fit_decode(recordings: Sequence[Recording]) -> DecodeFit | None:
     seconds, tokens, read = (np.concatenate([each[column] for each in found]) for column in range(3))
     is_even = np.concatenate([each.is_even for each in found])
     others = {"prefill_s": np.ones_like(tokens), "prefill_token_s": read}
-    passes, ratio = fit_passes([band for recording in recordings for band in recording.bands]), 1.0
+    passes = fit_passes([band for recording in recordings for band in recording.bands])
+    most_running = round(max(each.most_running for each in found))
+    most_context = round(max(each.most_context for each in found))
     if passes is None:
-        line: Line | None = None
-        for _ in range(ROUNDS):
-            running, context = _means(found, {"token_s": 1.0} if line is None else line.values)
-            decode = {"token_s": tokens, "token_load_s": tokens * (running - 1)}
-            line = fit_line(seconds, {**decode, **others, "context_token_s": tokens * context}, is_even)
-    else:
-        running, context = _means(found, passes.values)
-        line = fit_line(seconds, {DECODE: tokens * passes.mean_s(running, context), **others}, is_even)
-        ratio = line.values[DECODE]
-        line = _divided(line, passes)
-    assert line is not None, "there are rounds"
-    return DecodeFit(
-        line,
-        passes,
-        ratio,
-        float(running.min()) if passes is None else passes.fewest,
-        round(max(each.most_running for each in found)),
-        round(max(each.most_context for each in found)),
-    )
+        running, context = _means(found, {"token_s": 1.0})
+        line = _of_responses(seconds, tokens, running, context, others, is_even)
+        for _ in range(ROUNDS - 1):
+            running, context = _means(found, line.values)
+            line = _of_responses(seconds, tokens, running, context, others, is_even)
+        return DecodeFit(line, None, 1.0, float(running.min()), most_running, most_context)
+    running, context = _means(found, passes.values)
+    line = fit_line(seconds, {DECODE: tokens * passes.mean_s(running, context), **others}, is_even)
+    return DecodeFit(_divided(line, passes), passes, line.values[DECODE], passes.fewest, most_running, most_context)
+
+
+def _of_responses(
+    seconds: Floats, tokens: Floats, running: Floats, context: Floats, others: Mapping[str, Floats], is_even: Marks
+) -> Line:
+    decode = {"token_s": tokens, "token_load_s": tokens * (running - 1)}
+    return fit_line(seconds, {**decode, **others, "context_token_s": tokens * context}, is_even)
 
 
 def _divided(line: Line, passes: PassesFit) -> Line:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -59,6 +60,8 @@ from penstock.runtime.scenario.modelled import load_modelled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
@@ -398,8 +401,8 @@ def on_a_busy_machine(recording: Recording, seed: int) -> Recording:
     """The same where others take cores now and then: work goes on at a speed of its own every half second."""
     draw = np.random.default_rng(seed)
     end_s = max(each.end_s for each in recording.generations)
-    edges = np.arange(0.0, end_s + 1.0, 0.5)
-    took = np.concatenate(([0.0], np.cumsum(draw.lognormal(0.0, 0.6, len(edges) - 1))))
+    edges = 0.5 * np.arange(math.ceil(2 * end_s) + 1)
+    took: NDArray[np.float64] = np.append(0.0, np.cumsum(draw.lognormal(0.0, 0.6, len(edges) - 1)))
     took *= edges[-1] / took[-1]
 
     def at(at_s: float) -> float:

@@ -9,6 +9,8 @@ How it is measured:
   shares of the time in which engines and learner worked. Steps are those of ``runtime/prediction/steady.py``.
 * Beside each error stands the machine's own noise: how far the repetitions of one run are from their mean, and how far
   the two halves of a run's steady part are from each other, which one repetition tells too.
+* One more error leaves out what changed on the machine between two runs: the predicted run's own models play it,
+  with a decode pass divided into what goes with requests, with their tokens and with neither as in the calibrated run.
 * Engines, learner and all other actors share the machine's cores; models hold how many each wants.
 """
 
@@ -17,6 +19,8 @@ from __future__ import annotations
 import statistics
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec.structs import replace
 
 from penstock.benchmarks._harness import Benchmark, Measured, claim, in_folders, plain_figure
 from penstock.benchmarks._runs import run
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.benchmarks._results import Claim, Figure
+    from penstock.runtime.prediction.models import Models
     from penstock.runtime.prediction.steady import Steady
     from penstock.runtime.scenario import Scenario
 
@@ -131,6 +136,16 @@ def _drift(recording: Recording, times_s: Sequence[float]) -> float:
     return (halves[1] - halves[0]) / statistics.fmean(halves)
 
 
+def of_the_moment(models: Models, own: Models) -> Models:
+    """The models of a run, with its decode passes at full slots divided as in others."""
+    names, count = ("token_s", "token_load_s", "context_token_s"), own.most_running
+    held = count * (own.engines.prompt_tokens + own.engines.response_tokens_median / 2)
+    parts, own_parts = ([getattr(each.engines, name) for name in names] for each in (models, own))
+    full_s, own_full_s = (each[0] + (count - 1) * each[1] + held * each[2] for each in (parts, own_parts))
+    scaled = {name: part * own_full_s / full_s for name, part in zip(names, parts, strict=True)}
+    return replace(own, engines=replace(own.engines, **scaled))
+
+
 def compared(name: str, fitted_on: str, arms: Mapping[str, Sequence[Arm]]) -> tuple[list[Figure], list[Claim]]:
     """Errors of one scenario, by policy; ``arms`` has its repetitions by policy."""
     models = [calibrate([arm.recording]) for arm in arms[fitted_on]]
@@ -152,6 +167,10 @@ def compared(name: str, fitted_on: str, arms: Mapping[str, Sequence[Arm]]) -> tu
             plain_figure(f"{what}: error of the busy shares, the larger", "of the time", busy),
         ]
         if policy != fitted_on:
+            own = [of_the_moment(each, calibrate([arm.recording])) for each, arm in zip(models, runs, strict=True)]
+            again = [play(each.applied(arm.modelled), 0) for each, arm in zip(own, runs, strict=True)]
+            of_decode = [p.step_s / m.step_s - 1 for p, m in zip(again, measured, strict=True)]
+            found.append(plain_figure(f"{what}: error of the step, of decode alone", "of the measured", of_decode))
             claims.append(claim(f"{what}: |error of the step|", [abs(each) for each in step], at_most=MOST))
             claims.append(claim(f"{what}: |error of the busy shares|", [abs(each) for each in busy], at_most=MOST))
     return found, claims

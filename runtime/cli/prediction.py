@@ -101,16 +101,24 @@ def simulate_and_show(
     Raises:
         UserFault: a simulation did not come to its end.
     """
+    extreme = None if models is None or as_json else models.if_requests_cost_all
+    other = None if extreme is None else extreme.applied(scenario)
     if models is not None:
         scenario = models.applied(scenario)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TextColumn("seeds"))
     with Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal) as bar:
-        task = bar.add_task("", total=len(seeds))
+        task = bar.add_task("", total=len(seeds) * (1 if other is None else 2))
         found = forecast(scenario, seeds, on_done=lambda: bar.advance(task))
+        least = None if other is None else forecast(other, seeds, on_done=lambda: bar.advance(task)).step_s
     if as_json:
         print_json(found, console)
         return
     console.print(_forecast_table(found))
+    if least is not None:
+        between = f"{length_text(least.mean)} and {length_text(found.step_s.mean)}"
+        console.print(
+            f"[yellow]between[/] {between} a step: the runs did not tell what a request costs", soft_wrap=True
+        )
     for text in () if models is None else models.doubts(scenario, has_episodes=has_episodes):
         console.print(f"[yellow]beyond what was recorded[/] {escape(text)}", soft_wrap=True)
     console.print(_error_text(models), soft_wrap=True)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.engines.options import EpisodeModelOptions
     from penstock.runtime.prediction.cores_fit import CoresFit
+    from penstock.runtime.prediction.decode_fit import DecodeFit
     from penstock.runtime.prediction.fitting import Line
     from penstock.runtime.prediction.recorded import Recording, SampleSeen, Work
 
@@ -47,6 +48,8 @@ QUEUED: Final = 2.0
 """Times as long as the work of a worker, from which on the time of a reward is mostly a wait for one."""
 FOREIGN: Final = 0.1
 """Of the time that threads waited for a core, more than the run explains, from which on it is told."""
+FEW: Final = 2
+"""Requests side by side; where more ran all the time, what fewer take is told to be extrapolated."""
 MEDIAN_SPREAD: Final = 1.2533
 """√(π/2): standard error of a median over that of a mean, of what is normal."""
 DRIFT: Final = 0.1
@@ -76,6 +79,8 @@ def calibrate(recordings: Sequence[Recording]) -> Models:
         max_response_tokens=max(each.scenario.sampling.max_response_tokens for each in recordings),
         truncated_share=sum(sample.outcome == "truncated" for sample in samples) / len(samples),
         most_running=fits.most_running,
+        fewest_running=fits.fewest_running,
+        is_load_known=fits.is_load_known,
         engines=engines,
         learner=learner,
         reward=reward,
@@ -128,7 +133,8 @@ class _Fits:
     def __init__(self, recordings: Sequence[Recording]) -> None:
         self.results: list[FitResult] = []
         self.unknown: list[str] = []
-        self.most_running = 0
+        self.most_running = self.fewest_running = 0
+        self.is_load_known = True
         self.samples: list[SampleSeen] = [
             sample for each in recordings for sample in each.samples if sample.outcome in ("completed", "truncated")
         ]
@@ -183,11 +189,12 @@ class _Fits:
         decode = fit_decode(self._recordings)
         if decode is None:
             raise UserFault(
-                f"{self._recordings[0].folder}: no generation was traced as a whole after the first step; raise "
+                f"{self._recordings[0].folder}: no generation was traced as a whole after the first steps; raise "
                 "observability.trace_fraction"
             )
         values = decode.line.values
         self._keep("decode and prefill, a response", decode.line, prefix="engines.")
+        self._loads(decode)
         self._slots(decode.most_running)
         self._unknown(
             f"engines.kv_tokens: {decode.most_context:,} tokens were held at most, and no run says where the limit is; "
@@ -216,6 +223,29 @@ class _Fits:
             failure_rate=failed,
             start_s=self._start("engine", "engines.start_s"),
         )
+
+    def _loads(self, decode: DecodeFit) -> None:
+        """How decoding goes with few requests: who says it, and where nobody has seen it."""
+        if (passes := decode.passes) is not None:
+            found = {"passes.fewest_running": passes.fewest, "passes.most_running": passes.most}
+            found["responses_to_passes"] = decode.ratio
+            error = Error(typical=passes.error, bias=None, count=passes.num_passes)
+            self._add("decode passes by their requests", found, passes.num_passes, error, "decode.")
+        self.fewest_running = round(decode.fewest_running)
+        values = decode.line.values
+        if not {"token_load_s", "context_token_s"} & values.keys():
+            self.is_load_known = decode.most_running < 2
+        if not self.is_load_known:
+            self._unknown(
+                "engines.token_load_s: what a request costs is not told from what a token costs, so a response that "
+                f"runs alone is modelled as slow as one beside {decode.most_running - 1:,} others; policies that leave "
+                "few running (sync, one_step_off) are predicted too slow, if anything. Add a run under sync"
+            )
+        elif self.fewest_running > FEW:
+            self._unknown(
+                f"engines.token_s: {self.fewest_running:,} requests ran side by side at least; what a token takes "
+                "beside fewer is extrapolated. Add a run under sync, which shows every load"
+            )
 
     def _slots(self, most_running: int) -> None:
         self.most_running = most_running
@@ -299,7 +329,7 @@ class _Fits:
             self._keep("export of weights", publish, prefix="learner.")
         checkpoints = self._work("checkpoint")
         if not checkpoints:
-            self._unknown("learner.checkpoint_s: no checkpoint was written after the first step; as publish_s")
+            self._unknown("learner.checkpoint_s: no checkpoint was written after the first steps; as publish_s")
         return SimulatedLearnerOptions(
             step_s=line.values["step_s"] * even_out,
             token_s=line.values.get("token_s", 0.0) * even_out,
@@ -372,7 +402,7 @@ class _Fits:
     def _mean(self, name: str, key: str, *, prefix: str = "engines.") -> float:
         works = self._work(name)
         if not works:
-            self._unknown(f"{prefix}{key}: nothing of the kind was traced after the first step; 0 is modelled")
+            self._unknown(f"{prefix}{key}: nothing of the kind was traced after the first steps; 0 is modelled")
             return 0.0
         line = self._line(works, {key: None})
         self._keep(name.replace("_", " "), line, prefix=prefix)

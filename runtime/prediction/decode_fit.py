@@ -5,7 +5,13 @@ A request that made ``N`` tokens while ``r`` requests ran, which held ``C`` toke
     prefill_s + N · (token_s + (r − 1) · token_load_s + C · context_token_s) + R · prefill_token_s
 
 seconds, without the swaps of weights in between; ``R`` are the prompt tokens that its engine read meanwhile, for
-whomever. ``r`` and ``C`` are means over its time.
+whomever. ``r`` and ``C`` are means over its passes: in a stretch in which nobody comes or goes the more of them are
+made the quicker one is, so a mean over time would count full stretches too much. How quick, the fit itself says, so it
+is made :data:`ROUNDS` times.
+
+Where engines have timed their passes (:mod:`penstock.runtime.prediction.passes_fit`), those say how the bracket
+divides, and the requests only how much of it there is: what goes by between passes, and others on the machine, make all
+of it longer alike. Else the requests say everything, and an engine that is always full tells little of a request alone.
 """
 
 from __future__ import annotations
@@ -16,25 +22,35 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from penstock.runtime.prediction.fitting import Course, fit_line
+from penstock.runtime.prediction.passes_fit import fit_passes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.runtime.prediction.fitting import Line
+    from penstock.runtime.prediction.passes_fit import PassesFit
     from penstock.runtime.prediction.recorded import Generation, Recording
 
     Floats = NDArray[np.float64]
+    Marks = NDArray[np.bool_]
 
 ALL_TRACED: Final = 0.999
-NAMES: Final = ("token_s", "token_load_s", "prefill_s", "prefill_token_s", "context_token_s")
+DECODE: Final = "decode"
+ROUNDS: Final = 4
 
 
 class DecodeFit(NamedTuple):
     """What came of it."""
 
     line: Line
+    passes: PassesFit | None
+    """None: of runs whose engines did not time them, or at one load only."""
+    ratio: float
+    """Of the time of requests, beside what they read and begin with, to that of their passes; 1 without any."""
+    fewest_running: float
+    """Requests that ran beside each other where fewest did: in passes, else as the mean over a request's time."""
     most_running: int
     """Requests that one engine ran side by side."""
     most_context: int
@@ -46,12 +62,38 @@ class _Seen(NamedTuple):
 
     seconds: Floats
     tokens: Floats
-    running: Floats
-    context: Floats
     read: Floats
+    starts: Floats
+    ends: Floats
+    stretches: _Stretches
     is_even: NDArray[np.bool_]
     most_running: float
     most_context: float
+
+
+class _Stretches(NamedTuple):
+    """Of one engine, from each moment at which a request begins or ends to the next: float64 ``[M]``."""
+
+    edges: Floats
+    """``[M + 1]``."""
+    running: Floats
+    context: Floats
+
+    def means(self, starts: Floats, ends: Floats, values: Mapping[str, float]) -> tuple[Floats, Floats]:
+        """Requests that ran, and tokens that they held, as means over the passes from each start to its end, if what
+        a pass takes is made up of ``values``; float64 ``[N]`` each."""
+        load_s, context_s = values.get("token_load_s", 0.0), values.get("context_token_s", 0.0)
+        pass_s = values["token_s"] + np.maximum(self.running - 1, 0.0) * load_s + self.context * context_s
+        passes = np.diff(self.edges) / np.maximum(pass_s, 1e-12)
+        first, last = (np.searchsorted(self.edges, at) for at in (starts, ends))
+        counted, running, context = (
+            np.concatenate(([0.0], np.cumsum(passes * each))) for each in (1.0, self.running, self.context)
+        )
+        made = np.maximum(counted[last] - counted[first], 1e-9)
+        return (
+            np.maximum((running[last] - running[first]) / made, 1.0),
+            (context[last] - context[first]) / made,
+        )
 
 
 def fit_decode(recordings: Sequence[Recording]) -> DecodeFit | None:
@@ -59,14 +101,42 @@ def fit_decode(recordings: Sequence[Recording]) -> DecodeFit | None:
     found = [each for recording in recordings for each in _of_run(recording)]
     if not found:
         return None
-    seconds, tokens, running, context, read = (
-        np.concatenate([np.asarray(each[column], dtype=np.float64) for each in found]) for column in range(5)
-    )
-    columns = (tokens, tokens * (running - 1), np.ones_like(tokens), read, tokens * context)
-    line = fit_line(seconds, dict(zip(NAMES, columns, strict=True)), np.concatenate([each.is_even for each in found]))
-    return DecodeFit(
-        line, round(max(each.most_running for each in found)), round(max(each.most_context for each in found))
-    )
+    seconds, tokens, read = (np.concatenate([each[column] for each in found]) for column in range(3))
+    is_even = np.concatenate([each.is_even for each in found])
+    others = {"prefill_s": np.ones_like(tokens), "prefill_token_s": read}
+    passes = fit_passes([band for recording in recordings for band in recording.bands])
+    most_running = round(max(each.most_running for each in found))
+    most_context = round(max(each.most_context for each in found))
+    if passes is None:
+        running, context = _means(found, {"token_s": 1.0})
+        line = _of_responses(seconds, tokens, running, context, others, is_even)
+        for _ in range(ROUNDS - 1):
+            running, context = _means(found, line.values)
+            line = _of_responses(seconds, tokens, running, context, others, is_even)
+        return DecodeFit(line, None, 1.0, float(running.min()), most_running, most_context)
+    running, context = _means(found, passes.values)
+    line = fit_line(seconds, {DECODE: tokens * passes.mean_s(running, context), **others}, is_even)
+    return DecodeFit(_divided(line, passes), passes, line.values[DECODE], passes.fewest, most_running, most_context)
+
+
+def _of_responses(
+    seconds: Floats, tokens: Floats, running: Floats, context: Floats, others: Mapping[str, Floats], is_even: Marks
+) -> Line:
+    decode = {"token_s": tokens, "token_load_s": tokens * (running - 1)}
+    return fit_line(seconds, {**decode, **others, "context_token_s": tokens * context}, is_even)
+
+
+def _divided(line: Line, passes: PassesFit) -> Line:
+    """What passes take together, in what it goes into."""
+    values = dict(line.values)
+    ratio = values.pop(DECODE)
+    told = {name: ratio * part for name, part in passes.values.items() if part}
+    return line._replace(values={**told, **values}, dropped={**passes.dropped, **line.dropped})
+
+
+def _means(found: Sequence[_Seen], values: Mapping[str, float]) -> tuple[Floats, Floats]:
+    means = [each.stretches.means(each.starts, each.ends, values) for each in found]
+    return np.concatenate([running for running, _ in means]), np.concatenate([context for _, context in means])
 
 
 def _of_run(recording: Recording) -> list[_Seen]:
@@ -89,6 +159,7 @@ def _of_engine(recording: Recording, engine: str, generations: Sequence[Generati
         np.concatenate((-made / (ends - starts), made / (ends - starts))) / share,
     )
     running = _running(recording, engine, starts, ends)
+    edges = np.unique(np.concatenate((starts, ends)))
     own_starts, own_ends, own_made, _, _ = _columns(whole)
     order = np.argsort(starts)
     read_until = np.concatenate(([0.0], np.cumsum(read[order]))) / share
@@ -98,8 +169,9 @@ def _of_engine(recording: Recording, engine: str, generations: Sequence[Generati
     return _Seen(
         seconds=np.maximum(own_ends - own_starts - paused, 0.0),
         tokens=own_made,
-        running=np.maximum(running.means(own_starts, own_ends), 1.0),
-        context=context.means(own_starts, own_ends),
+        starts=own_starts,
+        ends=own_ends,
+        stretches=_Stretches(edges, running.means(edges[:-1], edges[1:]), context.means(edges[:-1], edges[1:])),
         read=read_until[last] - read_until[first],
         is_even=np.array([each.sample is not None and (each.sample.version or 1) % 2 == 0 for each in whole]),
         most_running=running.highest,

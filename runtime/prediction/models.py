@@ -80,6 +80,10 @@ class Models(Options, frozen=True, kw_only=True):
     """Of the responses, those that were cut off there."""
     most_running: int
     """Requests that one engine was seen to run side by side."""
+    fewest_running: int = 1
+    """Likewise, where fewest did."""
+    is_load_known: bool = True
+    """Whether the runs have told what a request costs a pass from what the pass costs; else all is in ``token_s``."""
     engines: LatencyOptions
     learner: SimulatedLearnerOptions
     reward: SimulatedRewardOptions
@@ -97,6 +101,16 @@ class Models(Options, frozen=True, kw_only=True):
     def expected_error(self) -> float | None:
         """Largest |step_error| of the checks; None without any."""
         return max((abs(check.step_error) for check in self.checks), default=None)
+
+    @property
+    def if_requests_cost_all(self) -> Models | None:
+        """Where the runs did not tell what a request costs a pass: the other extreme, in which a pass of
+        ``most_running`` takes as long, and that of a request alone so many times less. What is true lies between."""
+        if self.is_load_known:
+            return None
+        share_s = self.engines.token_s / self.most_running
+        engines = msgspec.structs.replace(self.engines, token_s=share_s, token_load_s=share_s)
+        return msgspec.structs.replace(self, engines=engines)
 
     def applied(self, scenario: Scenario) -> Scenario:
         """The scenario with these models."""
@@ -128,6 +142,16 @@ class Models(Options, frozen=True, kw_only=True):
                 slots > self.most_running,
                 f"engines.slots is {slots:,}, and at most {self.most_running:,} requests ran side by side: the time of "
                 "a step is extrapolated beyond that",
+            ),
+            (
+                not self.is_load_known,
+                f"engines: a response that runs alone is modelled as slow as one beside {self.most_running - 1:,} "
+                "others, as the runs did not tell what each costs: where engines come to have few requests (sync, "
+                "one_step_off, drains), the time of a step is an upper bound; penstock simulate says the lower one",
+            ),
+            (
+                self.is_load_known and self.fewest_running > max(2, slots // 2),
+                f"engines: {self.fewest_running:,} requests ran side by side at least: what fewer take is extrapolated",
             ),
             (
                 has_episodes and self.engines.episode is None,

@@ -4,7 +4,8 @@ Times are Unix seconds. A run without a ledger or traces cannot be read: there i
 
 Invariants:
 
-* Only pieces of work after the first step was recorded count: before that, caches are cold and engines fill up.
+* Only pieces of work from the step on count at which the steady part begins (the first one, of a run that has none):
+  before it, caches are cold, processes take their memory, and engines fill up, and what is predicted has none of it.
 * A generation is *whole* if it is the only one of its sample, or a turn that nothing interrupted, and it began after
   that step: then its tokens and its time belong together. The others still count as running.
 """
@@ -19,22 +20,25 @@ from collections import Counter, defaultdict
 from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.backends.engines.decode_passes import bands_in
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import is_evaluation
 from penstock.messages.training import Activity
+from penstock.runtime.observability.actors_file import read_actors
 from penstock.runtime.observability.explain.measure import read_scenario
 from penstock.runtime.observability.facts import Start, read_starts
 from penstock.runtime.observability.spans import CHAT, COMPLETION, trace_id_of
 from penstock.runtime.observability.traces import TRACES_FOLDER, each_span, run_salt
 from penstock.runtime.observability.trackers import read_activity, read_steps
-from penstock.runtime.prediction.steady import recorded_steady
+from penstock.runtime.prediction.steady import recorded_steady, stretch_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from penstock.backends.engines.decode_passes import DecodeBand
     from penstock.runtime.observability.traces import SpanRow
     from penstock.runtime.observability.trackers import ActivityRow
     from penstock.runtime.prediction.steady import Steady
@@ -105,7 +109,7 @@ class Episode(NamedTuple):
     """One or more, in their order."""
     end_s: float
     is_whole: bool
-    """It was seen from its first turn to its own end, and began after the first step."""
+    """It was seen from its first turn to its own end, and began in the part that counts."""
     sample: SampleSeen | None
 
     @property
@@ -167,6 +171,9 @@ class Recording(NamedTuple):
     """Whose turns are among the generations, each as one."""
     cores_used: Sequence[CoresUsed] = ()
     """At each step from the first one on."""
+    bands: Sequence[DecodeBand] = ()
+    """Decode passes that engines have timed themselves, from their start to their end, evaluations too; of each, the
+    last incarnation."""
 
 
 def read_recording(folder: Path) -> Recording:
@@ -185,14 +192,15 @@ def read_recording(folder: Path) -> Recording:
     samples, recorded = _ledger(folder / LEDGER_FILE)
     if min(len(recorded), len(steps)) < 2:
         raise UserFault(f"{folder}: it has made {min(len(recorded), len(steps))} steps; calibration needs two or more")
-    begun_s = recorded[min(recorded)]
+    said, max_staleness = read_actors(folder), scenario.staleness.max_staleness
+    assert max_staleness is not None, "read_scenario() resolves it"
+    stretch = stretch_of(len(steps), max_staleness)
+    begun_s = sorted(recorded.values())[0 if stretch is None else min(stretch[0], len(recorded) - 1)]
     all_spans = [row for row in each_span(folder) if row.name in _LOOKED_AT]
     spans = [row for row in all_spans if row.start_ns / 1e9 >= begun_s]
     by_trace = _by_trace(folder, samples)
     activity = read_activity(folder)
     episodes = _episodes(all_spans, by_trace, begun_s)
-    max_staleness = scenario.staleness.max_staleness
-    assert max_staleness is not None, "read_scenario() resolves it"
     return Recording(
         folder=folder,
         start=starts[-1],
@@ -213,6 +221,7 @@ def read_recording(folder: Path) -> Recording:
         hops=_hops(spans, by_trace),
         episodes=episodes,
         cores_used=[CoresUsed(row.at_s, row.cpu_s, row.core_wait_s) for row in steps if row.cpu_s],
+        bands=[] if said is None else [band for each in said.actors for band in bands_in(each.metrics)],
     )
 
 

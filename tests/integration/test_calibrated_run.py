@@ -31,7 +31,8 @@ def test_everything_that_calibration_fits_is_in_the_folder(run: Path) -> None:
     found = read_recording(run)
     assert found.num_steps == NUM_STEPS
     assert {"step", "publish", "fetch_weights", "apply_weights"} <= set(found.work)
-    assert NUM_STEPS - 2 <= len(found.work["step"]) < NUM_STEPS  # without the first
+    assert min(work.version for work in found.work["step"]) > NUM_STEPS // 5 + 1, "those before the steady part"
+    assert NUM_STEPS - 4 <= len(found.work["step"]) < NUM_STEPS - 2
     assert all(work.size > 0 for work in found.work["step"])
     whole = [each for each in found.generations if each.is_whole]
     assert len(whole) > len(found.generations) // 2

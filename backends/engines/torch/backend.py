@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
 
 import torch
 
+from penstock.backends.engines.decode_passes import DecodePasses
 from penstock.backends.engines.staged_weights import StagedWeights
 from penstock.backends.engines.torch.engine import TorchEngine
 from penstock.backends.engines.torch.fetching import fetch_publish
@@ -132,6 +133,9 @@ class TorchEngineBackend:
         self._loaded_base = ""
         """Digest of the model that it has beneath adapters. The decoding thread writes it; the fetching one reads it to
         spare a fetch, and where that was wrong the model is fetched before the swap."""
+        self._passes = DecodePasses()
+        self._spent_s = time.thread_time if settings.device.type == "cpu" else time.perf_counter
+        """Of a pass: on a CPU the time in which it had a core, as others may want it too."""
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -152,7 +156,8 @@ class TorchEngineBackend:
             self._inbox.put(command)
 
     def gauges(self) -> tuple[Metric, ...]:
-        """Requests that run and wait, the share of slots in use, and tokens generated and prefilled since the start."""
+        """Requests that run and wait, the share of slots in use, tokens generated and prefilled since the start, and
+        :class:`.DecodePasses`."""
         engine = self._engine
         if engine is None:
             return ()
@@ -162,6 +167,7 @@ class TorchEngineBackend:
             Metric("engine/occupancy", engine.num_running / self._settings.num_slots),
             Metric("engine/generated_tokens", engine.num_generated),
             Metric("engine/prefill_tokens", engine.num_prefilled),
+            *self._passes.metrics(),
         )
 
     def close(self, timeout_s: float) -> None:
@@ -300,6 +306,7 @@ class TorchEngineBackend:
 
     def _step(self, engine: TorchEngine | GenericEngine) -> None:
         is_idle = not (engine.num_running or engine.num_queued)
+        admits, began_s = bool(engine.num_queued), self._spent_s()
         with nullcontext() if self._profile is None or is_idle else self._profile.step():
             tick = engine.step()
         for advanced in tick.advanced:
@@ -312,6 +319,8 @@ class TorchEngineBackend:
             )
         for ended in tick.ended:
             self._answer(ended)
+        if tick.num_decoded and not admits:
+            self._passes.add(tick.num_decoded, tick.num_context_tokens, self._spent_s() - began_s)
 
     def _answer(self, ended: Ended) -> None:
         tag = ended.tag

@@ -249,11 +249,13 @@ class GenericEngine:
             for cohort in self._cohorts:
                 self._draw(cohort)
         self._clock += bool(self._cohorts)
+        rows = [row.running for cohort in self._cohorts for row in cohort.rows]
+        num_context_tokens = sum(running.position_at(self._clock) for running in rows)
         for cohort in list(self._cohorts):
             over = {id(row): reason for row in cohort.rows if (reason := self._over(row)) is not None}
             ended += [self._end(row, over[id(row)]) for row in cohort.rows if id(row) in over]
             self._let_go(cohort, over.keys())
-        return Tick(ended, self._reports())
+        return Tick(ended, self._reports(), len(rows), num_context_tokens)
 
     def score(self, tokens: Iterable[int]) -> torch.Tensor:
         """See :meth:`.TorchEngine.score`.

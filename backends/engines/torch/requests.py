@@ -157,6 +157,10 @@ class Tick:
 
     ended: list[Ended]
     advanced: list[Advanced]
+    num_decoded: int = 0
+    """Requests that it drew a token for."""
+    num_context_tokens: int = 0
+    """That they held together when it was drawn."""
 
 
 def check_scored(ids: Sequence[int], *, vocab_size: int, max_tokens: int, has_weights: bool) -> None:

@@ -41,6 +41,8 @@ class SlotScheduler:
         self._prompts = prompts
         self._reach_offsets = (0, 0)
         """So many tokens more than the clock shows has the longest context in the front, and the longest behind it."""
+        self._offsets = 0
+        """Likewise of all that run, added up."""
 
     def admit(self, clock: int, version: int | None) -> Prefill | None:
         """Let the queue have what slots there are and close the gaps. The prefill that is returned is still to be
@@ -66,9 +68,14 @@ class SlotScheduler:
             self._move(source, target, clock)
         del self.running[size:]
         offsets = [running.offset for running in self.running if running is not None]
+        self._offsets = sum(offsets)
         front, back = offsets[: self._num_front], offsets[self._num_front :]
         self._reach_offsets = (max(front, default=-clock) + 1, max(back, default=-clock) + 1)
         return prefill
+
+    def num_context_tokens(self, clock: int) -> int:
+        """That those hold together which the last ``admit`` has left."""
+        return self._offsets + len(self.running) * clock
 
     def reach(self, clock: int) -> int:
         """Before which position the longest context ends."""

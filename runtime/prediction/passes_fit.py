@@ -1,0 +1,109 @@
+"""Fits what a decode pass costs to what engines timed themselves: passes by how many requests were in them.
+
+A pass with ``r`` requests that hold ``C`` tokens takes
+
+    token_s + (r − 1) · token_load_s + C · context_token_s
+
+seconds. A band's mean pass is that of its mean ``r`` and ``C``, so each band is one measurement. How long a pass
+really takes is no straight line in ``r``, so no band's mean is believed to more than :data:`BENT`, however many passes
+it has: one with few requests then counts beside one with many, and the line is as far off at every load.
+
+Invariants:
+
+* Every coefficient is at least 0, and ``token_s`` is above it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from penstock.backends.engines.decode_passes import added_up
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.backends.engines.decode_passes import DecodeBand
+
+    Floats = NDArray[np.float64]
+
+NAMES: Final = ("token_s", "token_load_s", "context_token_s")
+SPREAD: Final = 0.5
+"""Standard deviation of a pass's time within its band, as a share of its mean: what is taken to be so."""
+BENT: Final = 0.05
+"""Of a band's mean, how far a straight line is taken to be off it besides."""
+CERTAIN: Final = 2.0
+"""Standard errors that the cost of held tokens has to be above 0 to be told apart from that of a request."""
+FEWEST_PASSES: Final = 20
+"""Of a band, fewer tell nothing."""
+
+
+class PassesFit(NamedTuple):
+    """What came of it."""
+
+    values: dict[str, float]
+    """``token_s``, ``token_load_s``, ``context_token_s``."""
+    dropped: dict[str, str]
+    """Why a coefficient is 0."""
+    num_passes: int
+    fewest: float
+    """Requests in the passes of the lowest band, in the mean."""
+    most: float
+    """Likewise of the highest."""
+    error: float
+    """Mean of the bands' |fitted − measured| ÷ measured."""
+
+    def mean_s(self, running: Floats, context: Floats) -> Floats:
+        """Of passes with so many requests and tokens, float64 ``[N]`` each."""
+        token_s, load_s, context_s = self.values.values()
+        mean: Floats = token_s + (running - 1) * load_s + context * context_s
+        return mean
+
+
+def fit_passes(bands: Sequence[DecodeBand]) -> PassesFit | None:
+    """Over the bands of all engines; None where there are not two, as one load tells nothing of another."""
+    bands = [band for band in added_up(bands) if band.passes >= FEWEST_PASSES]
+    if len(bands) < 2:
+        return None
+    passes, seconds, requests, context = np.array([band[1:] for band in bands], dtype=np.float64).T
+    mean_s, running, held = seconds / passes, requests / passes, context / passes
+    weights = 1 / (mean_s * np.sqrt(SPREAD**2 / passes + BENT**2))
+    columns = np.stack((np.ones_like(passes), running - 1, held), axis=1)
+    values, dropped = _solved(mean_s * weights, columns * weights[:, None])
+    off = np.abs(columns @ values - mean_s) / mean_s
+    return PassesFit(
+        values=dict(zip(NAMES, values.tolist(), strict=True)),
+        dropped=dropped,
+        num_passes=round(float(passes.sum())),
+        fewest=float(running.min()),
+        most=float(running.max()),
+        error=float(off.mean()),
+    )
+
+
+def _solved(y: Floats, columns: Floats) -> tuple[Floats, dict[str, str]]:
+    """Float64 ``[3]``: with the tokens that are held, if that can be told; else without; else the mean. The rows have
+    a standard deviation of 1."""
+    apart = "its effect is not told apart from that of a request that runs"
+    tried: tuple[tuple[list[int], dict[str, str]], ...] = (
+        ([0, 1, 2], {}),
+        ([0, 1], {"context_token_s": apart}),
+        ([0, 2], {"token_load_s": "its effect is not told apart from that of the tokens that it holds"}),
+    )
+    for chosen, dropped in tried:
+        matrix = columns[:, chosen]
+        if len(y) < len(chosen) or np.linalg.matrix_rank(matrix) < len(chosen):
+            continue
+        solution = np.linalg.lstsq(matrix, y, rcond=None)[0]
+        spread = math.sqrt(float(np.linalg.inv(matrix.T @ matrix)[-1, -1]))
+        if solution[0] > 0 and solution.min() >= 0 and (len(chosen) < 3 or solution[-1] >= CERTAIN * spread):
+            values = np.zeros(3)
+            values[chosen] = solution
+            return values, dropped
+    mean = float(columns[:, 0] @ y) / float(columns[:, 0] @ columns[:, 0])
+    why = "passes with more requests did not take longer"
+    return np.array([mean, 0.0, 0.0]), {"token_load_s": why, "context_token_s": why}

@@ -1,0 +1,88 @@
+"""What engines count of their decode passes, and what is fitted to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.backends.engines.decode_passes import DecodeBand, DecodePasses, added_up, bands_in
+from penstock.runtime.prediction.passes_fit import fit_passes
+
+
+def told(passes: DecodePasses) -> dict[str, float | None]:
+    return {metric.name: metric.value for metric in passes.metrics()}
+
+
+def timed(*loads: tuple[int, int, float, int]) -> list[DecodeBand]:
+    """Of so many passes each, with so many requests, each of which holds so many tokens: by a known law."""
+    passes = DecodePasses()
+    for num_running, held, seconds, count in loads:
+        for _ in range(count + 1):  # the first one does not count
+            passes.add(num_running, num_running * held, seconds)
+    return bands_in(told(passes))
+
+
+def test_passes_are_counted_by_powers_of_two_without_the_first_of_each_number() -> None:
+    passes = DecodePasses()
+    assert passes.metrics() == ()
+    for num_running, context_tokens, seconds in ((1, 10, 9.0), (3, 30, 9.0), (3, 33, 0.3), (2, 20, 9.0), (2, 22, 0.2)):
+        passes.add(num_running, context_tokens, seconds)
+    assert told(passes) == {
+        "engine/decode/2/passes": 2.0,
+        "engine/decode/2/passes_s": pytest.approx(0.5),
+        "engine/decode/2/requests": 5.0,
+        "engine/decode/2/context_tokens": 55.0,
+    }
+    assert bands_in(told(passes)) == [DecodeBand(2, 2.0, 0.3 + 0.2, 5.0, 55.0)]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"engine/decode/2/passes": 2.0},
+        {"engine/decode/x/passes": 2.0, "engine/running": 1.0},
+        {"engine/decode/2/passes": 3.0, "engine/decode/2/passes_s": 1.0, "engine/decode/2/requests": 2.0},
+        {"engine/decode/2/passes": None, "engine/decode/2/passes_s": 1.0, "engine/decode/2/requests": 2.0},
+    ],
+)
+def test_bands_that_are_not_whole_are_left_out(metrics: dict[str, float | None]) -> None:
+    assert bands_in(metrics) == []
+
+
+def test_bands_of_several_engines_are_added_up() -> None:
+    one, other = DecodeBand(4, 10, 1.0, 50, 500), DecodeBand(4, 30, 2.0, 130, 700)
+    assert added_up([one, DecodeBand(1, 1, 1, 1, 1), other]) == [
+        DecodeBand(1, 1, 1, 1, 1),
+        DecodeBand(4, 40, 3.0, 180, 1200),
+    ]
+
+
+def test_a_known_law_is_found_though_nearly_all_passes_were_full() -> None:
+    law = [(n, held, 0.4e-3 + (n - 1) * 12e-6) for n, held in ((1, 300), (2, 90), (5, 200), (32, 40))]
+    counts = (60, 50, 40, 100_000)
+    fit = fit_passes(timed(*((*each, count) for each, count in zip(law, counts, strict=True))))
+    assert fit is not None
+    assert fit.values["token_s"] == pytest.approx(0.4e-3, rel=0.01)
+    assert fit.values["token_load_s"] == pytest.approx(12e-6, rel=0.01)
+    assert (fit.fewest, fit.most) == (1, 32)
+    assert fit.error < 0.001
+
+
+def test_tokens_that_are_held_are_told_apart_where_they_decide() -> None:
+    law = [(n, held, 0.4e-3 + n * held * 1e-6) for n, held in ((1, 4000), (2, 500), (5, 3000), (9, 100), (32, 900))]
+    fit = fit_passes(timed(*((*each, 4000) for each in law)))
+    assert fit is not None
+    assert fit.values["context_token_s"] == pytest.approx(1e-6, rel=0.05)
+    assert fit.values["token_load_s"] == pytest.approx(0.0, abs=5e-5)
+
+
+def test_one_load_or_too_few_passes_tell_nothing() -> None:
+    assert fit_passes([]) is None
+    assert fit_passes(timed((32, 40, 1e-3, 9000))) is None
+    assert fit_passes(timed((32, 40, 1e-3, 9000), (1, 40, 1e-3, 3))) is None
+
+
+def test_passes_that_take_no_longer_with_more_requests_cost_the_same() -> None:
+    fit = fit_passes(timed((1, 40, 1.1e-3, 100), (32, 40, 1e-3, 100)))
+    assert fit is not None
+    assert fit.values == {"token_s": pytest.approx(1.05e-3, rel=0.02), "token_load_s": 0, "context_token_s": 0}
+    assert set(fit.dropped) == {"token_load_s", "context_token_s"}

@@ -67,6 +67,11 @@ class WeightExporter(Protocol):
 class BegunExport(Protocol):
     """An export whose bytes are written, and whose digest may still be in the making."""
 
+    @property
+    def size_bytes(self) -> int:
+        """Of what was written."""
+        ...
+
     def manifest(self) -> WeightManifest:
         """Of it, when the digest is there. To be called once, from any thread; what it waits for ends by itself.
 

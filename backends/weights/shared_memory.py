@@ -81,6 +81,11 @@ class PendingExport:
         self._ends = ends
         self._done = done
 
+    @property
+    def size_bytes(self) -> int:
+        """See :class:`~penstock.backends.weights.protocol.BegunExport`."""
+        return self._manifest.size_bytes
+
     def manifest(self) -> WeightManifest:
         """See :class:`~penstock.backends.weights.protocol.BegunExport`."""
         with self._ends:

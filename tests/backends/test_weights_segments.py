@@ -69,7 +69,8 @@ def holds(manifest: WeightManifest, value: float) -> bool:
 
 def test_a_segment_that_nobody_has_any_more_is_written_again(run_id: str) -> None:
     publishes = Publishes(run_id)
-    manifests, inodes = [], []
+    manifests: list[WeightManifest] = []
+    inodes: list[int] = []
     for version in range(5):
         manifests.append(publishes.next())
         inodes.append(inode_of(manifests[-1]))

@@ -44,6 +44,7 @@ from penstock.messages.local import (
     LocalEvent,
     PromptsFetched,
     SampleJudged,
+    WeightsCopied,
     WeightsPublished,
     WeightsStagedLocally,
     WeightsSwapped,
@@ -116,7 +117,7 @@ class Asked:
         return self.next(answer)
 
     def next(self, answer: type[EventT]) -> EventT:
-        """The next answer; progress reports are passed over.
+        """The next answer; progress reports are passed over, and that weights are copied.
 
         Raises:
             TimeoutError: none came.
@@ -133,7 +134,7 @@ class Asked:
                 raise event
             if isinstance(event, answer):
                 return event
-            if not isinstance(event, GenerationAdvanced):
+            if not isinstance(event, GenerationAdvanced | WeightsCopied):
                 raise TypeError(f"{self._name} answered {type(event).__name__}, expected {answer.__name__}")
 
     def close(self) -> None:

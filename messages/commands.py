@@ -247,7 +247,8 @@ class Train(Command, frozen=True, kw_only=True):
 
 
 class PublishWeights(Command, frozen=True):
-    """Export the current weights; answered by ``WeightsPublished``."""
+    """Export the current weights; answered by ``WeightsPublished``, and perhaps by ``WeightsCopied`` before. Exports
+    end in the order in which they were asked for."""
 
     version: int
     publish: int

@@ -48,6 +48,7 @@ from penstock.messages.local import (
     ScoringMoved,
     Started,
     TimerFired,
+    WeightsCopied,
     WeightsPublished,
     WeightsStagedLocally,
     WeightsSwapped,
@@ -242,6 +243,7 @@ LearnerEvent = (
     | LearnerSlept
     | LearnerWoken
     | BatchTrained
+    | WeightsCopied
     | WeightsPublished
     | CheckpointWritten
     | EngineJoined

@@ -256,6 +256,14 @@ class BatchTrained(LocalEvent, frozen=True, kw_only=True):
     """What people should know about it: sentences for the terminal, the report and the log."""
 
 
+class WeightsCopied(LocalEvent, frozen=True, kw_only=True):
+    """First answer to ``PublishWeights``, of a backend that needs the weights no longer: the next batch may change
+    them, while it looks at the copy. ``WeightsPublished`` follows."""
+
+    version: int
+    size_bytes: int
+
+
 class WeightsPublished(LocalEvent, frozen=True, kw_only=True):
     """Answer to ``PublishWeights``: they lie where engines can fetch them."""
 

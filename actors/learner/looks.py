@@ -10,6 +10,7 @@ from penstock.messages.training import Activity
 from penstock.messages.waits import OWN_BACKEND, Wait
 
 if TYPE_CHECKING:
+    from penstock.actors.learner.publishing import Publishing
     from penstock.actors.learner.saving import Saving
     from penstock.actors.learner.turns import Turns
 
@@ -37,7 +38,7 @@ def learner_activity(phase: Phase, saving: Saving, *, version: int, is_awake: bo
             assert_never(phase)
 
 
-def learner_waits(phase: Phase, turns: Turns, saving: Saving, *, version: int) -> list[Wait]:
+def learner_waits(phase: Phase, turns: Turns, saving: Saving, publishing: Publishing, *, version: int) -> list[Wait]:
     """The Buffer, engines on its devices, or its backend."""
     match phase:
         case Phase.ASKING:
@@ -50,6 +51,9 @@ def learner_waits(phase: Phase, turns: Turns, saving: Saving, *, version: int) -
             first = Wait("step on", f"batch {version + 1}", OWN_BACKEND)
         case _:
             first = Wait(f"{phase.value} of", f"version {version}", OWN_BACKEND)
-    if saving.writing is None:
-        return [first]
-    return [first, Wait("checkpoint of", f"version {saving.writing}", OWN_BACKEND)]
+    found = [first]
+    if saving.writing is not None:
+        found.append(Wait("checkpoint of", f"version {saving.writing}", OWN_BACKEND))
+    if publishing.copied is not None:
+        found.append(Wait("digest of", f"version {publishing.copied}", OWN_BACKEND))
+    return found

@@ -5,8 +5,9 @@ Invariants:
 * The version counts trained batches. It goes up by one with each batch, and only then.
 * A batch is trained if it makes ``version + 1``. One that is trained already is answered with its receipt.
 * No token beyond the bound is trained: a batch that holds one stops the run, unless the policy masks such tokens.
-* The backend does one thing at a time, in the order asked for: a version is exported, and its state is copied for a
-  checkpoint, before the next batch changes it. Writing the copy goes on meanwhile, one checkpoint at a time.
+* The backend does one thing at a time, in the order asked for: a version is exported or copied for that, and its state
+  is copied for a checkpoint, before the next batch changes it. Writing the copy of a checkpoint, and the digest of an
+  export, go on meanwhile, one of each at a time.
 * It loads the checkpoint that the Buffer names, and no other.
 * Where it shares devices with engines, it loads, trains and publishes in its own turn only. It gives the turn away
   after each publish, asleep, and says then what it has published: engines that wake find newer weights than theirs.
@@ -20,7 +21,7 @@ What its backend does, and what follows on what, stands in ``phases.py``.
 | the name of a checkpoint | the Buffer; ``start_timeout_s``, then another Learner takes its place |
 | its backend to open (model, warm start) | the backend; ``start_timeout_s``, likewise |
 | a batch | the Buffer |
-| a step, an export, a checkpoint, its sleep, its waking | the backend; ``step_timeout_s``, likewise |
+| a step, an export, its digest, a checkpoint, its sleep, its waking | the backend; ``step_timeout_s``, likewise |
 | engines that share its devices to yield | each, when what runs has ended; ``yield_timeout_s``, then it is replaced |
 """
 
@@ -32,7 +33,7 @@ from penstock.actors.learner.batches import oldest_age, receipt_of, training_of
 from penstock.actors.learner.looks import learner_activity, learner_waits
 from penstock.actors.learner.phases import LEARNER as LEARNER_STEPS
 from penstock.actors.learner.phases import Phase
-from penstock.actors.learner.publishing import Publishing
+from penstock.actors.learner.publishing import PUBLISH_DEADLINE, Publishing
 from penstock.actors.learner.saving import SAVE_DEADLINE, Saving
 from penstock.actors.learner.turns import Turns
 from penstock.actors.transitions import Steps
@@ -57,6 +58,7 @@ from penstock.messages.local import (
     LearnerWoken,
     Started,
     TimerFired,
+    WeightsCopied,
     WeightsPublished,
 )
 from penstock.messages.membership import EngineJoined, EngineLost
@@ -162,6 +164,8 @@ class Learner:
                 self._on_batch(event)
             case BatchTrained():
                 self._on_trained(event)
+            case WeightsCopied():
+                self._on_copied(event)
             case WeightsPublished():
                 self._on_published(event)
             case CheckpointDemanded():
@@ -234,6 +238,8 @@ class Learner:
             return
         if key == SAVE_DEADLINE:
             doing = "" if self.saving.writing is None else "checkpointing"
+        elif key == PUBLISH_DEADLINE:
+            doing = "" if self.publishing.copied is None else "publishing"
         elif key == YIELD_DEADLINE:
             self._on_unyielding()
             doing = ""
@@ -271,8 +277,18 @@ class Learner:
         self.publishing.trained(batch, are_shared=self.turns.are_taken and not self._lends)
         self.saving.is_due |= self.version % self.settings.save_every == 0 and not batch.is_last
 
-    def _on_published(self, event: WeightsPublished) -> None:
+    def _on_copied(self, event: WeightsCopied) -> None:
+        if self.turns.are_taken and not self._lends:
+            return  # its turn ends with the publish, so there is no batch to train meanwhile
         self._done()
+        self._out += self.publishing.copy_taken(event.version)
+
+    def _on_published(self, event: WeightsPublished) -> None:
+        if self.publishing.copied is None:
+            self._done()
+        else:
+            assert event.manifest.version == self.publishing.copied
+            self._out += self.publishing.copy_published()
         exported = self.publishing.done(event.manifest)
         if self.turns.are_taken and not self._lends:
             self._exported = exported
@@ -377,6 +393,7 @@ class Learner:
         assert (self.phase is Phase.TRAINING) == (self._batch is not None)
         assert self._batch is None or self._batch.version == self.version + 1
         assert self.publishing.version <= self.version or self.version < 0
+        assert self.publishing.copied is None or self.publishing.copied == self.publishing.version
         self.turns.validate()
         assert not self.is_awake or self.turns.holder is Holder.LEARNER
         assert self.is_awake or self.phase not in (Phase.TRAINING, Phase.PUBLISHING, Phase.SLEEPING)
@@ -384,7 +401,7 @@ class Learner:
 
     def waits(self) -> tuple[Wait, ...]:
         """The Buffer, or its backend."""
-        return tuple(learner_waits(self.phase, self.turns, self.saving, version=self.version))
+        return tuple(learner_waits(self.phase, self.turns, self.saving, self.publishing, version=self.version))
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Final
 from penstock.messages.evaluation import PublishDemanded
 from penstock.messages.local import (
     BatchTrained,
+    CheckpointWritten,
     LearnerOpened,
     LearnerSlept,
     LearnerWoken,
     TimerFired,
+    WeightsCopied,
     WeightsPublished,
 )
 from penstock.messages.membership import EngineLost
@@ -38,7 +40,7 @@ class Phase(StrEnum):
     SLEEPING = "sleeping"
 
 
-NEEDING: Final = (BatchReady, PublishFailed, PublishDemanded, CheckpointDemanded)
+NEEDING: Final = (BatchReady, PublishFailed, PublishDemanded, CheckpointDemanded, CheckpointWritten)
 """What a Learner that is asleep has to wake for."""
 
 LEARNER: Final[Transitions] = {
@@ -52,14 +54,17 @@ LEARNER: Final[Transitions] = {
     (Phase.IDLE, BatchReady): (Phase.TRAINING, Phase.ASKING),
     (Phase.IDLE, BatchTrained): (Phase.PUBLISHING,),
     (Phase.IDLE, WeightsPublished): (Phase.TRAINING, Phase.SLEEPING, Phase.PUBLISHING),
+    (Phase.IDLE, WeightsCopied): (Phase.TRAINING, Phase.PUBLISHING),
     (Phase.IDLE, PublishDemanded): (Phase.PUBLISHING, Phase.ASKING),
     (Phase.IDLE, CheckpointDemanded): (Phase.ASKING,),
+    (Phase.IDLE, CheckpointWritten): (Phase.ASKING,),
     (Phase.IDLE, TimerFired): (Phase.SLEEPING,),
     (Phase.IDLE, PublishFailed): (Phase.PUBLISHING, Phase.ASKING),
     (Phase.IDLE, LearnerSlept): (Phase.ASKING,),
     (Phase.IDLE, LearnerWoken): (Phase.TRAINING, Phase.PUBLISHING),
     (Phase.TRAINING, BatchTrained): (Phase.IDLE,),
     (Phase.PUBLISHING, WeightsPublished): (Phase.IDLE,),
+    (Phase.PUBLISHING, WeightsCopied): (Phase.IDLE,),
     (Phase.WAKING, LearnerWoken): (Phase.IDLE,),
     (Phase.SLEEPING, LearnerSlept): (Phase.IDLE,),
 }

@@ -4,6 +4,8 @@ Invariants:
 
 * A version that is demanded because something is evaluated, or a newer one, is published by this incarnation, on or off
   the grid, and be it the last.
+* The next batch may be trained when the backend has copied what it exports. Engines are told of the copy when the
+  backend has looked at all of it, in the order of the exports.
 * A version that engines were told of, or a newer one, is published by this incarnation before it waits for batches
   made with it; an older one is never published.
 """
@@ -12,15 +14,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.messages.commands import PublishWeights
+from penstock.messages.commands import PublishWeights, StartTimer, StopTimer
 from penstock.messages.training import UpdateMode
 from penstock.messages.weights import WeightsExported
 
 if TYPE_CHECKING:
     from penstock.actors.learner.settings import LearnerSettings
+    from penstock.messages.commands import AnyCommand
     from penstock.messages.training import BatchReady
     from penstock.messages.weights import WeightManifest
 
+PUBLISH_DEADLINE: Final = "publish"
 PUBLISHES_PER_EPOCH: Final = 1_000_000
 """Publish numbers go up over incarnations too, so that an engine never takes an old one for a new one."""
 
@@ -31,7 +35,9 @@ class Publishing:
     def __init__(self, settings: LearnerSettings) -> None:
         self._settings = settings
         self.version = -1
-        """Published last."""
+        """Published last, or copied."""
+        self.copied: int | None = None
+        """The version that is copied, and that engines cannot be told of yet."""
         self.is_due = False
         self.next_publish = settings.epoch * PUBLISHES_PER_EPOCH
         self._update_mode = UpdateMode.DRAIN
@@ -81,6 +87,16 @@ class Publishing:
         self.is_due = False
         self.next_publish += 1
         return PublishWeights(version, self.next_publish - 1)
+
+    def copy_taken(self, version: int) -> list[AnyCommand]:
+        """The export of this version does not need the weights any more."""
+        self.version = self.copied = version
+        return [StartTimer(PUBLISH_DEADLINE, self._settings.step_timeout_s)]
+
+    def copy_published(self) -> list[AnyCommand]:
+        """What was copied is published."""
+        self.copied = None
+        return [StopTimer(PUBLISH_DEADLINE)]
 
     def done(self, manifest: WeightManifest) -> WeightsExported:
         """It is published; what engines are to be told."""

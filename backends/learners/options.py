@@ -239,6 +239,8 @@ class SimulatedLearnerOptions(Options, frozen=True, kw_only=True):
     """Added for every byte of them."""
     size_bytes: Annotated[int, Meta(ge=0)] = 0
     """Of the weights of one version."""
+    digest_s: NonNegative = 0.0
+    """From then on until engines can be told of them. Meanwhile it trains on; without `engines.placement: colocate`."""
     checkpoint_s: NonNegative | None = None
     """To write a checkpoint; null: as `publish_s`."""
     start_s: NonNegative = 0.0

@@ -35,6 +35,7 @@ from penstock.messages.local import (
     LearnerOpened,
     LearnerSlept,
     LearnerWoken,
+    WeightsCopied,
     WeightsPublished,
 )
 from penstock.messages.weights import Canary, WeightManifest
@@ -72,6 +73,8 @@ class SimulatedLearner:
         self._tell_work = tell_work(timers)
         self._lock = threading.RLock()
         self._free_s = 0.0
+        self._digested_s = 0.0
+        """When the last export is published; the next begins no sooner."""
         self._is_asleep = False
         self._num_waiting = 0
 
@@ -87,8 +90,7 @@ class SimulatedLearner:
             case Train():
                 self._finish_after(self._step_s(command), _trained(command))
             case PublishWeights():
-                publish_s = self._model.publish_s + self._model.publish_byte_s * self._model.size_bytes
-                self._finish_after(publish_s, WeightsPublished(manifest=self._manifest(command)))
+                self._publish(command)
             case SaveCheckpoint():
                 written = CheckpointWritten(version=command.version, path=checkpoint_path(command.version))
                 checkpoint_s = self._model.checkpoint_s
@@ -119,6 +121,19 @@ class SimulatedLearner:
         num_tokens = sum(group.num_tokens for group in command.groups)
         noise = math.exp(self._model.jitter_sigma * normal(self._seed, command.version))
         return (self._model.step_s + self._model.token_s * num_tokens) * noise
+
+    def _publish(self, command: PublishWeights) -> None:
+        model, published = self._model, WeightsPublished(manifest=self._manifest(command))
+        publish_s = model.publish_s + model.publish_byte_s * model.size_bytes
+        if not model.digest_s:
+            self._finish_after(publish_s, published)
+            return
+        with self._lock:
+            self._free_s = max(self._free_s, self._digested_s)
+            self._finish_after(publish_s, WeightsCopied(version=command.version, size_bytes=model.size_bytes))
+            self._digested_s = self._free_s + model.digest_s
+            self._num_waiting += 1
+            self._timers.call_later(self._digested_s - self._timers.now_s(), self._answering(published))
 
     def _finish_after(self, duration_s: float, answer: LocalEvent) -> None:
         with self._lock:

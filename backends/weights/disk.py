@@ -9,7 +9,6 @@ Invariants:
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 import re
@@ -23,6 +22,7 @@ import torch
 from penstock.backends.weights.digest import PlacedDigest
 from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
 from penstock.backends.weights.keeping import released, superseded
+from penstock.backends.weights.positioned import put, read_back
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
 from penstock.backends.weights.spec import DISK
 from penstock.backends.weights.stream import placed_tensors, planned
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.messages.weights import Canary
 
 FILE_NAME: Final = "model.safetensors"
-WRITE_BYTES: Final = 64 << 20
+READ_BYTES: Final = 64 << 20
 
 _EXPORT: Final = re.compile(
     r"weights-(?P<epoch>\d+)-(?P<version>\d+)-(?P<publish>\d+)(?P<base>-base)?(?P<partial>\.partial)?"
@@ -162,37 +162,19 @@ def _write(path: Path, layout: Layout, tensors: AnyWeights) -> str:
     with path.open("x+b", buffering=0) as file:
         descriptor = file.fileno()
         os.ftruncate(descriptor, layout.size_bytes)
-        with PlacedDigest(layout.size_bytes, functools.partial(_read_back, descriptor)) as digest:
-            _put(descriptor, memoryview(layout.header), 0)
+        with PlacedDigest(layout.size_bytes, functools.partial(read_back, descriptor)) as digest:
+            put(descriptor, memoryview(layout.header), 0)
             digest.wrote(0, len(layout.header))
             for place, tensor in placed_tensors(tensors, layout):
-                _put(descriptor, tensor_bytes(tensor), place.start)
+                put(descriptor, tensor_bytes(tensor), place.start)
                 digest.wrote(place.start, place.size_bytes)
             os.fsync(descriptor)
             return digest.hexdigest()
 
 
-def _put(descriptor: int, data: memoryview[int], start: int) -> None:
-    while len(data):
-        num_written = os.pwrite(descriptor, data[:WRITE_BYTES], start)
-        data, start = data[num_written:], start + num_written
-
-
-def _read_back(descriptor: int, start: int, size_bytes: int) -> bytes:
-    """From the memory of the system, which has just been given it."""
-    parts: list[bytes] = []
-    while size_bytes:
-        part = os.pread(descriptor, size_bytes, start)
-        if not part:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))  # somebody else has cut the file
-        parts.append(part)
-        start, size_bytes = start + len(part), size_bytes - len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
 def _read_into(descriptor: int, data: memoryview[int], manifest: WeightManifest) -> None:
     while len(data):
-        num_read = os.readv(descriptor, [data[:WRITE_BYTES]])
+        num_read = os.readv(descriptor, [data[:READ_BYTES]])
         if not num_read:
             raise WeightFetchError(f"{manifest.location}: the file ended {len(data)} bytes early")
         data = data[num_read:]

@@ -64,6 +64,37 @@ class WeightExporter(Protocol):
         ...
 
 
+class BegunExport(Protocol):
+    """An export whose bytes are written, and whose digest may still be in the making."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of what was written."""
+        ...
+
+    def manifest(self) -> WeightManifest:
+        """Of it, when the digest is there. To be called once, from any thread; what it waits for ends by itself.
+
+        Raises:
+            WeightExportError: what was written cannot be read.
+        """
+        ...
+
+
+@runtime_checkable
+class BackgroundExporter(WeightExporter, Protocol):
+    """Of a transport for which a learner has to wait no longer than until its weights are copied."""
+
+    def begin(self, tensors: AnyWeights, *, version: int, publish: int, canary: Canary | None) -> BegunExport:
+        """As ``export``; the tensors may change as soon as this returns. ``release`` may come before the manifest, the
+        next export, or ``close``, must not.
+
+        Raises:
+            WeightExportError: see ``export``.
+        """
+        ...
+
+
 @runtime_checkable
 class BaseExporter(WeightExporter, Protocol):
     """Of a transport that adapters can be published with (``TransportSpec.keeps_bases``)."""

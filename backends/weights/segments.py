@@ -7,7 +7,8 @@ Invariants:
   another whose id they begin with. The folder is everybody's: the nonce keeps other users from having a file of this
   name there first.
 * What is another user's is no segment of ours, whatever it is called.
-* While it is written its name ends in ``.partial``, so a segment without that is whole.
+* While it is written its name ends in ``.partial``, and when it is kept for its pages alone; so a segment without that
+  is whole.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 SHARED_FOLDER: Final = Path("/dev/shm")
+PARTIAL: Final = ".partial"
+"""Ends the name of what is no whole segment."""
 
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SEGMENT: Final = re.compile(

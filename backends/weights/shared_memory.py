@@ -5,9 +5,11 @@ Invariants:
 * A segment's name carries the run's id, so whoever knows the run can remove what a killed learner left
   (:mod:`~penstock.backends.weights.segments`). Nothing else tracks it; in particular no resource tracker, which
   would remove the segment when an engine that merely looked at it ends.
-* The pages of a tensor are there before it is written: a full ``/dev/shm`` is an error here, and not a SIGBUS in
-  whoever touches the page.
-* A mapping outlives the removal of its name, so a release takes nothing from an engine that has fetched.
+* A full ``/dev/shm`` is an error here, and not a SIGBUS in whoever touches a page.
+* A mapping outlives the removal of its name, so a release takes nothing from an engine that has fetched. What is let
+  go is written again by a later export only if no process has it open or mapped (:mod:`.segment_file`).
+* A segment is whole, under its name, when ``begin`` returns; what it is made of may change then. No engine is told of
+  it before its digest is there, since the manifest has that.
 * Engines map privately: what an engine writes by mistake stays its own. What somebody else writes into the segment does
   reach a mapping that has not written there itself, so engines have it watched from before they hash it
   (:mod:`~penstock.backends.weights.lease`), and hash it again when they have loaded where that could not be, or
@@ -17,6 +19,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 from pathlib import Path
@@ -28,9 +31,12 @@ from penstock.backends.weights.digest import PlacedDigest
 from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
 from penstock.backends.weights.keeping import released, superseded
 from penstock.backends.weights.lease import read_lease
-from penstock.backends.weights.pages import WORTH_BYTES, PagesAhead, address_of, can_populate
+from penstock.backends.weights.pages import WORTH_BYTES
+from penstock.backends.weights.positioned import read_back
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
+from penstock.backends.weights.segment_file import SegmentFile, new_segment, reopened_segment
 from penstock.backends.weights.segments import (
+    PARTIAL,
     SHARED_FOLDER,
     Segment,
     check_run_id,
@@ -41,15 +47,54 @@ from penstock.backends.weights.segments import (
 from penstock.backends.weights.segments import sweep as sweep
 from penstock.backends.weights.spec import SHARED_MEMORY
 from penstock.backends.weights.stream import placed_tensors, planned
-from penstock.backends.weights.tensor_file import parse_layout, placed_view, tensor_views
+from penstock.backends.weights.tensor_file import parse_layout, tensor_views
 from penstock.messages.weights import WeightManifest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from penstock.backends.weights.stream import AnyWeights
     from penstock.backends.weights.tensor_file import Layout
     from penstock.messages.weights import Canary
+
+
+class PendingExport:
+    """A segment that is whole, whose digest is still made by threads of its own. One thread waits for it.
+
+    | wait | who ends it |
+    |---|---|
+    | ``manifest`` | the threads: what they read is there |
+    """
+
+    def __init__(
+        self, manifest: WeightManifest, digest: PlacedDigest, ends: contextlib.ExitStack, done: Callable[[], None]
+    ) -> None:
+        """
+        Args:
+            manifest: as it is but for the digest.
+            digest: of everything that was written.
+            ends: what is given up when the digest is there.
+            done: called then.
+        """
+        self._manifest = manifest
+        self._digest = digest
+        self._ends = ends
+        self._done = done
+
+    @property
+    def size_bytes(self) -> int:
+        """See :class:`~penstock.backends.weights.protocol.BegunExport`."""
+        return self._manifest.size_bytes
+
+    def manifest(self) -> WeightManifest:
+        """See :class:`~penstock.backends.weights.protocol.BegunExport`."""
+        with self._ends:
+            try:
+                digest = self._digest.hexdigest()
+            except OSError as error:
+                raise WeightExportError(f"{self._manifest.location} cannot be read back: {error.strerror}") from error
+        self._done()
+        return msgspec.structs.replace(self._manifest, digest=digest)
 
 
 class SharedMemoryExporter:
@@ -62,44 +107,103 @@ class SharedMemoryExporter:
         self._epoch = learner_epoch
         self._folder = folder
         self._own: list[Segment] = []
+        self._spare: Path | None = None
+        """Let go, and kept for its pages: making them takes longer than anything else."""
         self._remove([segment for segment in self._inherited(with_partial=True) if segment.is_partial])
 
     def export(self, tensors: AnyWeights, *, version: int, publish: int, canary: Canary | None) -> WeightManifest:
         """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
-        manifest = self._export(tensors, Segment(self._epoch, version, publish, self._folder))
-        self._remove(superseded(self._inherited(), version))
-        return msgspec.structs.replace(manifest, canary=canary)
+        return self.begin(tensors, version=version, publish=publish, canary=canary).manifest()
+
+    def begin(self, tensors: AnyWeights, *, version: int, publish: int, canary: Canary | None) -> PendingExport:
+        """See :class:`~penstock.backends.weights.protocol.BackgroundExporter`."""
+        segment = Segment(self._epoch, version, publish, self._folder)
+        return self._begin(tensors, segment, canary, lambda: self._remove(superseded(self._inherited(), version)))
 
     def export_base(self, tensors: AnyWeights, *, version: int, publish: int) -> WeightManifest:
         """See :class:`~penstock.backends.weights.protocol.BaseExporter`."""
-        return self._export(tensors, Segment(self._epoch, version, publish, self._folder, is_base=True))
+        segment = Segment(self._epoch, version, publish, self._folder, is_base=True)
+        return self._begin(tensors, segment, None, lambda: None).manifest()
 
-    def _export(self, tensors: AnyWeights, segment: Segment) -> WeightManifest:
+    def _begin(
+        self, tensors: AnyWeights, segment: Segment, canary: Canary | None, done: Callable[[], None]
+    ) -> PendingExport:
         layout, (epoch, version, publish, *_) = planned(tensors), segment
         path = self._folder / segment_name(self._run_id, epoch, version, publish, is_base=segment.is_base)
-        with _created(path, layout.size_bytes) as (mapping, pages):
-            digest = _filled(path, mapping, pages, layout, tensors)
+        digest, ends = self._written(path, layout, tensors)
         new = segment._replace(path=path)
-        # Whoever maps it keeps it.
-        self._remove([old for old in self._own if (old[:3], old.is_base) == (new[:3], new.is_base)])
-        self._own.append(new)
-        return WeightManifest(
+        again = [old for old in self._own if (old[:3], old.is_base) == (new[:3], new.is_base)]
+        self._own = [*(old for old in self._own if old not in again), new]
+        self._remove(again)  # whoever maps it keeps it
+        manifest = WeightManifest(
             version=version,
             publish=publish,
             learner_epoch=epoch,
             transport=SHARED_MEMORY,
             location=str(path),
             size_bytes=layout.size_bytes,
-            digest=digest,
+            digest="",
+            canary=canary,
         )
+        return PendingExport(manifest, digest, ends, done)
+
+    def _written(self, path: Path, layout: Layout, tensors: AnyWeights) -> tuple[PlacedDigest, contextlib.ExitStack]:
+        """Write a segment: its digest, in the making, and what that needs. The segment is there under its name when
+        this returns, and gone when it raises."""
+        partial = path.with_name(f"{path.name}{PARTIAL}")
+        with contextlib.ExitStack() as ends, _removed_if_it_fails(partial):
+            try:
+                descriptor = self._opened(partial, layout.size_bytes)
+            except OSError as error:
+                raise WeightExportError(f"{path} cannot be made: {error.strerror}") from error
+            with SegmentFile(descriptor, layout.size_bytes) as file:
+                reading = os.open(partial, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                ends.callback(os.close, reading)
+                digest = ends.enter_context(PlacedDigest(layout.size_bytes, functools.partial(read_back, reading)))
+                _fill(path, file, digest, layout, tensors)
+            try:
+                partial.rename(path)
+            except OSError as error:
+                raise WeightExportError(f"{path} cannot be made: {error.strerror}") from error
+            return digest, ends.pop_all()
+
+    def _opened(self, partial: Path, size_bytes: int) -> int:
+        """For writing under this name: the spare, if nobody has it any more."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            with contextlib.suppress(FileNotFoundError):  # somebody has swept the folder
+                spare.rename(partial)
+            descriptor = reopened_segment(partial, size_bytes)
+            if descriptor is not None:
+                return descriptor
+            partial.unlink(missing_ok=True)
+        return new_segment(partial, size_bytes)
 
     def release(self, below_version: int) -> None:
         """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
-        self._remove(released(self._own, self._inherited(), below_version))
+        going = released(self._own, self._inherited(), below_version)
+        own = [segment for segment in self._own if segment in going and not segment.is_base]
+        if own:
+            self._keep_spare(own[-1].path)
+        self._own = [segment for segment in self._own if segment not in going]
+        self._remove(going)
 
     def close(self) -> None:
         """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
         self._remove([*self._inherited(with_partial=True), *self._own])
+        self._own = []
+        if self._spare is not None:
+            self._spare.unlink(missing_ok=True)
+
+    def _keep_spare(self, path: Path) -> None:
+        """Under a name that no engine knows, nor takes for a whole one."""
+        if self._spare is not None:
+            self._spare.unlink(missing_ok=True)
+            self._spare = None
+        spare = path.with_name(f"{path.name}{PARTIAL}")
+        with contextlib.suppress(OSError):  # somebody has swept the folder: then there is none
+            if path.stat().st_size >= WORTH_BYTES:
+                self._spare = path.rename(spare)
 
     def _inherited(self, *, with_partial: bool = False) -> list[Segment]:
         # Looked up each time: a predecessor that was only asleep may have added to it.
@@ -110,29 +214,20 @@ class SharedMemoryExporter:
         ]
 
     def _remove(self, segments: list[Segment]) -> None:
+        """From any thread."""
         for segment in segments:
             segment.path.unlink(missing_ok=True)
-        self._own = [segment for segment in self._own if segment not in segments]
 
 
-def _filled(path: Path, mapping: mmap.mmap, pages: PagesAhead | None, layout: Layout, tensors: AnyWeights) -> str:
-    """Write everything to its place; the digest."""
-    data = memoryview(mapping)
-
-    def await_pages(start: int, size_bytes: int) -> None:
-        if pages is not None:
-            with _refused_for_room(path, layout.size_bytes):
-                pages.wait(start, size_bytes)
-
-    with PlacedDigest(layout.size_bytes, lambda start, size_bytes: data[start : start + size_bytes]) as digest:
-        await_pages(0, len(layout.header))
-        mapping[: len(layout.header)] = layout.header
-        digest.wrote(0, len(layout.header))
-        for place, tensor in placed_tensors(tensors, layout):
-            await_pages(place.start, place.size_bytes)
-            placed_view(place, mapping).copy_(tensor.detach())
-            digest.wrote(place.start, place.size_bytes)
-        return digest.hexdigest()
+def _fill(path: Path, file: SegmentFile, digest: PlacedDigest, layout: Layout, tensors: AnyWeights) -> None:
+    """Write everything to its place."""
+    with _refused_for_room(path, layout.size_bytes):
+        file.put(memoryview(layout.header), 0)
+    digest.wrote(0, len(layout.header))
+    for place, tensor in placed_tensors(tensors, layout):
+        with _refused_for_room(path, layout.size_bytes):
+            file.write(place, tensor)
+        digest.wrote(place.start, place.size_bytes)
 
 
 def fetch_shared_memory(manifest: WeightManifest) -> MappedWeights:
@@ -172,41 +267,12 @@ def fetch_shared_memory(manifest: WeightManifest) -> MappedWeights:
 
 
 @contextlib.contextmanager
-def _created(path: Path, size_bytes: int) -> Generator[tuple[mmap.mmap, PagesAhead | None]]:
-    """A new segment, mapped, and its pages, None if all are there; there under its name when the block is done, and
-    gone when it raises. The mapping ends with its last view."""
-    partial = path.with_name(f"{path.name}.partial")
+def _removed_if_it_fails(path: Path) -> Generator[None]:
     try:
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise WeightExportError(f"{path} cannot be made: {error.strerror}") from error
-    try:
-        with _refused_for_room(path, size_bytes):
-            mapping, makes_pages = _mapped(descriptor, size_bytes)
-        if makes_pages:
-            with PagesAhead(address_of(mapping), size_bytes) as pages:
-                yield mapping, pages
-        else:
-            yield mapping, None
-        try:
-            partial.rename(path)
-        except OSError as error:
-            raise WeightExportError(f"{path} cannot be made: {error.strerror}") from error
+        yield
     except BaseException:
-        partial.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         raise
-    finally:
-        os.close(descriptor)
-
-
-def _mapped(descriptor: int, size_bytes: int) -> tuple[mmap.mmap, bool]:
-    """The segment, and whether its pages are still to be made; otherwise they are reserved."""
-    makes_pages = size_bytes >= WORTH_BYTES and can_populate()
-    if makes_pages:
-        os.truncate(descriptor, size_bytes)
-    else:
-        os.posix_fallocate(descriptor, 0, size_bytes)
-    return mmap.mmap(descriptor, size_bytes), makes_pages
 
 
 @contextlib.contextmanager

@@ -69,6 +69,7 @@ from penstock.messages.local import (
     GenerationEnded,
     PromptsFetched,
     SampleJudged,
+    WeightsCopied,
     WeightsPublished,
     WeightsStagedLocally,
     WeightsSwapped,
@@ -161,6 +162,7 @@ class StageRecorder:
             GroupAdmitted: self._group_buffered,
             BatchTrained: self._batch_trained,
             CheckpointWritten: self._checkpoint_written,
+            WeightsCopied: self._weights_copied,
             WeightsPublished: self._weights_published,
             WeightsExported: self._weights_exported,
             WeightsStaged: self._weights_named,
@@ -385,10 +387,17 @@ class StageRecorder:
     def _publish_begins(self, command: PublishWeights) -> None:
         self._working.begin(("publish", command.version), self._now_ns())
 
+    def _weights_copied(self, event: WeightsCopied) -> None:
+        self._exported(event.version, event.size_bytes)
+        self._working.begin(("digest", event.version), self._now_ns())
+
     def _weights_published(self, event: WeightsPublished) -> None:
-        version = event.manifest.version
-        size = (("size_bytes", event.manifest.size_bytes),)
-        self._worked("publish", version, self._ids.version(version), size)
+        self._exported(event.manifest.version, event.manifest.size_bytes)
+
+    def _exported(self, version: int, size_bytes: int) -> None:
+        """As far as the learner was held up, or beside it."""
+        for name in ("publish", "digest"):
+            self._worked(name, version, self._ids.version(version), (("size_bytes", size_bytes),))
 
     def _weights_exported(self, event: WeightsExported) -> None:
         self._working.begin(("version", event.manifest.version), self._now_ns())

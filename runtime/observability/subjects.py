@@ -28,6 +28,7 @@ from penstock.messages.local import (
     GroupJudged,
     GroupScored,
     SampleJudged,
+    WeightsCopied,
     WeightsPublished,
     WeightsStagedLocally,
     WeightsSwapped,
@@ -74,6 +75,7 @@ _OfVersion = (
     | WeightsApplied
     | DrainFinished
     | VersionAnnounced
+    | WeightsCopied
     | WeightsStagedLocally
     | WeightsSwapped
 )
@@ -147,6 +149,7 @@ SUBJECTS: Final[dict[type[Event], Callable[[Any], object]]] = {
     WeightsApplied: _of_version,
     DrainFinished: _of_version,
     VersionAnnounced: _of_version,
+    WeightsCopied: _of_version,
     WeightsStagedLocally: _of_version,
     WeightsSwapped: _of_version,
     WeightsExported: _of_manifest,

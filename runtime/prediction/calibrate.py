@@ -337,6 +337,7 @@ class _Fits:
             publish_s=0.0 if publish is None else publish.values["publish_s"],
             publish_byte_s=0.0 if publish is None else publish.values.get("publish_byte_s", 0.0),
             size_bytes=round(statistics.fmean(work.size for work in publishes)) if publishes else 0,
+            digest_s=self._mean("digest", "digest_s", prefix="learner.") if self._work("digest") else 0.0,
             checkpoint_s=self._mean("checkpoint", "checkpoint_s", prefix="learner.") if checkpoints else None,
             start_s=self._start("learner", "learner.start_s"),
         )

@@ -45,7 +45,17 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario.structure import Scenario
 
 _TURNS: Final = (CHAT, COMPLETION)
-_LOOKED_AT: Final = (*_TURNS, "generate", "score", "step", "publish", "fetch_weights", "apply_weights", "checkpoint")
+_LOOKED_AT: Final = (
+    *_TURNS,
+    "generate",
+    "score",
+    "step",
+    "publish",
+    "digest",
+    "fetch_weights",
+    "apply_weights",
+    "checkpoint",
+)
 _SAMPLES: Final = (
     "SELECT group_id, sample_index, num_tokens, reward, state, version, num_read_tokens, num_cached_tokens, outcome "
     "FROM samples"

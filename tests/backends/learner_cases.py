@@ -13,7 +13,7 @@ from penstock.backends.learners.plan import ExportPlan, LearnerPlan, pack_demons
 from penstock.backends.learners.torch.backend import open_torch_learner
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.commands import LearnerCommand, Train
-from penstock.messages.local import LocalEvent
+from penstock.messages.local import LocalEvent, WeightsCopied
 from penstock.messages.samples import (
     Completed,
     Group,
@@ -99,6 +99,8 @@ class RunningLearner:
 
     def next(self, answer: type[EventT]) -> EventT:
         event = self._answers.get(timeout=WAIT_S)
+        if isinstance(event, WeightsCopied) and answer is not WeightsCopied:
+            event = self._answers.get(timeout=WAIT_S)
         if isinstance(event, BaseException):
             self._failed = True
             raise event

@@ -52,6 +52,7 @@ from penstock.messages.local import (
     EngineSlept,
     LearnerOpened,
     LocalEvent,
+    WeightsCopied,
     WeightsPublished,
     WeightsStagedLocally,
     WeightsSwapped,
@@ -225,6 +226,8 @@ class Part:
     def ask(self, command: object, answer: type[AnswerT]) -> AnswerT:
         self.backend.execute(command)
         said = self.said.get(timeout=WAIT_S)
+        if isinstance(said, WeightsCopied):  # and engines are told later
+            said = self.said.get(timeout=WAIT_S)
         if isinstance(said, BaseException):
             raise said
         assert isinstance(said, answer), said

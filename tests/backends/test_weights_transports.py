@@ -528,19 +528,21 @@ EXPORT_TO_TINY = """
     folder = Path(sys.argv[1])
     exporter = SharedMemoryExporter("tiny", 0, folder)
     exporter.export({"w": torch.ones(100_000)}, version=0, publish=0, canary=None)
+    across = torch.ones(int(sys.argv[2]) // 2, 2)
     try:
-        exporter.export({"w": torch.ones(int(sys.argv[2]))}, version=1, publish=1, canary=None)
+        exporter.export({"w": across.t() if sys.argv[3] else across}, version=1, publish=1, canary=None)
     except WeightExportError as error:
         print(error)
     print(len(list(folder.iterdir())))
 """
 
 
-@pytest.mark.parametrize("num_weights", [1_000_000, 9_000_000])  # the second has pages that are made ahead
-def test_a_full_shared_memory_is_an_error_and_no_signal(num_weights: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_mapped", [False, True])
+@pytest.mark.parametrize("num_weights", [1_000_000, 9_000_000])  # the second has pages that are made ahead, if mapped
+def test_a_full_shared_memory_is_an_error_and_no_signal(num_weights: int, is_mapped: bool, tmp_path: Path) -> None:
     program = textwrap.dedent(EXPORT_TO_TINY)
-    script = 'mount -t tmpfs -o size=1m none "$1" || exit 77; exec "$2" -c "$3" "$1" "$4"'
-    shell = ["sh", "-c", script, "sh", str(tmp_path), sys.executable, program, str(num_weights)]
+    script = 'mount -t tmpfs -o size=1m none "$1" || exit 77; exec "$2" -c "$3" "$1" "$4" "$5"'
+    shell = ["sh", "-c", script, "sh", str(tmp_path), sys.executable, program, str(num_weights), "yes" * is_mapped]
     ended = subprocess.run(["unshare", "-m", *shell], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if ended.returncode == 77 or "unshare" in ended.stderr:
         pytest.skip(f"this user may not mount a tmpfs of its own: {ended.stderr.strip()}")

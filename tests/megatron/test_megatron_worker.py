@@ -45,6 +45,7 @@ from penstock.messages.local import (
     LearnerSlept,
     LearnerWoken,
     LocalEvent,
+    WeightsCopied,
     WeightsPublished,
 )
 
@@ -105,6 +106,8 @@ class RunningWorkers:
     def ask(self, command: LearnerCommand, answer: type[EventT]) -> EventT:
         self.backend.execute(command)
         event = self._events.get(timeout=WAIT_S)
+        if isinstance(event, WeightsCopied):  # and engines are told later
+            event = self._events.get(timeout=WAIT_S)
         if isinstance(event, BaseException):
             log = self._folder / "rank-0.log"
             raise AssertionError(log.read_text()[-4000:] if log.exists() else "no log") from event

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import pytest
+from trials.draws import draw_trial
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
 from trials.idle_watcher import IdleWatcher
 from trials.trial import Trial
 
-from penstock.messages.commands import Send
+from penstock.actors.learner.machine import Learner
+from penstock.messages.commands import Send, Train
 from penstock.messages.flow import SampleGenerated
 from penstock.messages.local import WeightsSwapped
 from penstock.messages.names import LEARNER
@@ -129,3 +133,29 @@ def test_an_engine_without_weights_does_not_wait_for_what_no_other_takes(at_s: f
     lost = Fault(at_s=at_s, kind=FaultKind.STOP, target="engine/0", duration_s=20.0)
     fields = {"policy": "one_step_off", "max_staleness": 1, "update_mode": UpdateMode.DRAIN}
     TrialRun(trial(lost, num_engines=1, num_recorded=1, **fields)).run()
+
+
+@pytest.mark.parametrize("policy", ["sync", "one_step_off", "fully_async"])
+def test_random_trials_hold_while_the_learner_trains_beside_its_digests(policy: str) -> None:
+    """Its digests take longer than a step, or less; faults and all."""
+    num_beside = 0
+    for seed in range(12):
+        drawn = draw_trial(policy, seed)
+        digest_s = random.Random(f"digest {seed}").choice((0.01, 0.5, 6.0))
+        learner = msgspec.structs.replace(drawn.learner, digest_s=digest_s)
+        run = TrialRun(msgspec.structs.replace(drawn, learner=learner))
+        beside = _Beside(run)
+        run.run()
+        num_beside += beside.num
+    assert num_beside or policy == "sync", "a batch was trained while a digest was made"
+
+
+class _Beside(Watch):
+    """Counts batches that begin while an export is looked at."""
+
+    num = 0
+
+    def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
+        machine = process.shell.machine
+        if isinstance(machine, Learner) and machine.publishing.copied is not None:
+            self.num += any(isinstance(command, Train) for command in commands)

@@ -33,6 +33,7 @@ from penstock.messages.local import (
     LearnerWoken,
     Started,
     TimerFired,
+    WeightsCopied,
     WeightsPublished,
 )
 from penstock.messages.membership import EngineJoined, EngineLeaving, EngineLost
@@ -204,8 +205,9 @@ class LearnerWalk(Walk):
             case LearnerPhase.TRAINING:
                 trained = BatchTrained(version=version + 1, num_trained_tokens=1, num_masked_tokens=0, metrics=())
                 found.append(("train", lambda: hear(trained)))
-            case LearnerPhase.PUBLISHING:
+            case LearnerPhase.PUBLISHING if learner.publishing.copied is None:
                 found.append(("publish", lambda: hear(WeightsPublished(manifest=manifest(version)))))
+                found.append(("copy", lambda: hear(WeightsCopied(version=version, size_bytes=1))))
             case LearnerPhase.SLEEPING:
                 found.append(("sleep", lambda: hear(LearnerSlept())))
             case LearnerPhase.WAKING:
@@ -222,6 +224,8 @@ class LearnerWalk(Walk):
             )
         if (writing := learner.saving.writing) is not None:
             found.append(("write", lambda: hear(CheckpointWritten(version=writing, path="c"))))
+        if (copied := learner.publishing.copied) is not None:
+            found.append(("digest", lambda: hear(WeightsPublished(manifest=manifest(copied)))))
         if self.shares:
             found.append(("wait", lambda: hear(TimerFired(key=LEND_TIMER))))
             found += [("join", self._join), *(("lose", lambda name=name: self._lose(name)) for name in self.epochs)]

@@ -9,7 +9,7 @@ import pytest
 from engine_bench import manifest
 
 from penstock.actors.learner.machine import DEADLINE, Learner
-from penstock.actors.learner.publishing import PUBLISHES_PER_EPOCH
+from penstock.actors.learner.publishing import PUBLISH_DEADLINE, PUBLISHES_PER_EPOCH
 from penstock.actors.learner.saving import SAVE_DEADLINE
 from penstock.actors.learner.settings import LearnerSettings
 from penstock.messages.base import Metric
@@ -32,6 +32,7 @@ from penstock.messages.local import (
     LearnerOpened,
     Started,
     TimerFired,
+    WeightsCopied,
     WeightsPublished,
 )
 from penstock.messages.names import LEARNER, SUPERVISOR
@@ -47,6 +48,7 @@ from penstock.messages.training import (
     StepFinished,
     UpdateMode,
 )
+from penstock.messages.waits import OWN_BACKEND, Wait
 from penstock.messages.weights import PublishFailed, VersionAnnounced, WeightsExported
 
 if TYPE_CHECKING:
@@ -104,6 +106,9 @@ class LearnerBench:
 
     def published(self, version: int) -> list[AnyCommand]:
         return self.hear(WeightsPublished(manifest=manifest(version)))
+
+    def copied(self, version: int) -> list[AnyCommand]:
+        return self.hear(WeightsCopied(version=version, size_bytes=1))
 
     def step(self, version: int, *, announced: int = 0) -> list[AnyCommand]:
         """Train this batch."""
@@ -343,6 +348,52 @@ def test_older_exports_are_released_when_a_newer_version_is_announced() -> None:
     assert bench.hear(VersionAnnounced(version=3, publish=3, serving=())) == [ReleaseWeights(3)]
     bench.driver.ignores(VersionAnnounced(version=3, publish=3, serving=()))
     bench.driver.ignores(VersionAnnounced(version=2, publish=2, serving=()))
+
+
+def test_the_next_batch_is_trained_while_the_copy_is_looked_at_and_engines_are_told_afterwards() -> None:
+    bench = LearnerBench().opened()
+    bench.step(1)
+    bench.hear(batch(2))
+    commands = bench.copied(1)
+    assert drive.one(commands, Train).version == 2
+    assert StartTimer(PUBLISH_DEADLINE, 50.0) in commands
+    assert drive.sent(commands, WeightsExported) == []
+    assert bench.activity() is Activity.WORKING
+    commands = bench.published(1)
+    assert drive.one_sent(commands, WeightsExported, to="weight_publisher").manifest.version == 1
+    assert StopTimer(PUBLISH_DEADLINE) in commands
+    assert bench.activity() is Activity.WORKING, "the batch goes on"
+
+
+def test_a_copy_is_the_last_publish_for_the_grid() -> None:
+    bench = LearnerBench(publish_every=2).opened()
+    bench.step(1)
+    assert drive.one(bench.step(2), PublishWeights).version == 2
+    bench.copied(2)
+    assert drive.every(bench.step(3), PublishWeights) == []
+
+
+def test_exports_end_in_their_order() -> None:
+    """The second is asked for while the first is looked at: what is published next is the first."""
+    bench = LearnerBench().opened()
+    bench.step(1)
+    bench.copied(1)
+    assert drive.one(bench.step(2), PublishWeights).version == 2
+    assert drive.one_sent(bench.published(1), WeightsExported).manifest.version == 1
+    assert bench.activity() is Activity.PUBLISHING
+    assert drive.one_sent(bench.published(2), WeightsExported).manifest.version == 2
+    assert bench.activity() is Activity.WAITING_FOR_SAMPLES
+
+
+def test_a_copy_that_is_looked_at_for_too_long_replaces_the_learner() -> None:
+    bench = LearnerBench().opened()
+    bench.step(1)
+    bench.copied(1)
+    assert Wait("digest of", "version 1", OWN_BACKEND) in bench.learner.waits()
+    asked = drive.one(bench.hear(TimerFired(key=PUBLISH_DEADLINE)), ReplaceActor)
+    assert asked.cause == "it is publishing for longer than it may"
+    bench.published(1)
+    bench.driver.ignores(TimerFired(key=PUBLISH_DEADLINE))
 
 
 # --- checkpoints --------------------------------------------------------------------------------------------------

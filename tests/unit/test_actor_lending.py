@@ -31,6 +31,7 @@ from penstock.messages.commands import (
 from penstock.messages.evaluation import PublishDemanded
 from penstock.messages.flow import GenerationClosed, GenerationProgressed
 from penstock.messages.local import (
+    CheckpointWritten,
     EngineOpened,
     EngineSlept,
     LearnerOpened,
@@ -147,6 +148,17 @@ def test_a_publish_or_a_checkpoint_that_is_demanded_takes_the_devices_back() -> 
     bench.hear(TimerFired(key=LEND_TIMER), LearnerSlept(), EngineLost(name=ENGINES[0], epoch=0))
     assert drive.one(bench.hear(PublishDemanded(version=1)), WakeLearner)
     assert drive.one(bench.hear(LearnerWoken()), PublishWeights)
+
+
+def test_a_checkpoint_that_is_demanded_while_another_is_written_takes_the_devices_back_after_it() -> None:
+    bench = waiting()
+    assert drive.one(bench.hear(CheckpointDemanded(version=0)), SaveCheckpoint)
+    bench.hear(batch(1))
+    bench.trained(1)
+    bench.hear(WeightsPublished(manifest=manifest(1)), CheckpointDemanded(version=1))
+    bench.hear(TimerFired(key=LEND_TIMER), LearnerSlept(), EngineLost(name=ENGINES[0], epoch=0))
+    assert drive.one(bench.hear(CheckpointWritten(version=0, path="c")), WakeLearner)
+    assert drive.one(bench.hear(LearnerWoken()), SaveCheckpoint).version == 1
 
 
 # --- the EngineWorker -------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ from penstock.messages.local import (
     TimerFired,
     ToolCalled,
     TurnTaken,
+    WeightsCopied,
     WeightsPublished,
     WeightsStagedLocally,
     WeightsSwapped,
@@ -544,6 +545,18 @@ def test_a_batch_that_is_offered_again_ends_the_buffer_wait_once() -> None:
 
 
 # --- steps and versions -----------------------------------------------------------------------------------------
+
+
+def test_a_publish_ends_for_the_learner_when_the_weights_are_copied(tmp_path: Path) -> None:
+    learner = Actor("learner", salt=open_traces(tmp_path))
+    learner.hear(TimerFired(key="x"), PublishWeights(version=5, publish=5), at=10)
+    learner.hear(WeightsCopied(version=5, size_bytes=8), at=20)
+    learner.hear(WeightsPublished(manifest=MANIFEST), at=40)
+    write(tmp_path, learner.name, learner.recorder)
+    rows = {row.name: row for row in read_step(tmp_path, 5)}
+    assert {name: (row.start_ns, row.end_ns) for name, row in rows.items()} == {"publish": (11, 21), "digest": (22, 41)}
+    assert rows["publish"].attributes == {"version": 5, "size_bytes": 8}
+    assert rows["digest"].attributes == {"version": 5, "size_bytes": MANIFEST.size_bytes}
 
 
 def test_a_step_is_linked_to_its_samples_and_to_its_version_and_they_to_it(tmp_path: Path) -> None:

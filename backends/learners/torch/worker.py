@@ -41,6 +41,7 @@ from penstock.backends.learners.torch.snapshot import restore_random_state, take
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.backends.learners.training.canary import canary_under, choose_canary
 from penstock.backends.learners.training.command_worker import CommandWorker, Opened, Published
+from penstock.backends.learners.training.exports import begin_export
 from penstock.backends.learners.worker_group.planned import exporter_of
 from penstock.messages.local import CheckpointWritten
 
@@ -247,11 +248,13 @@ class TorchWorker(CommandWorker[OpenedLearner]):
                 {},
             )
         weights = GatheredWeights(opened.model, self._roles.own)
-        manifest = None
+        export = None
         if self._exporter is not None:
-            manifest = self._exporter.export(weights, version=command.version, publish=command.publish, canary=canary)
+            export = begin_export(
+                self._exporter, weights, version=command.version, publish=command.publish, canary=canary
+            )
         weights.finish()
-        return Published(manifest, {})
+        return Published(export, {})
 
     def _begin_save(self, opened: OpenedLearner) -> None:
         snapshot = take_snapshot(

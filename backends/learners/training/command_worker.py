@@ -6,6 +6,8 @@ Invariants:
   rank alone exports weights, and its answers are the learner's; what the others return is not looked at.
 * ``SaveCheckpoint`` copies the state between two steps; what follows does not wait for the disk. It is answered when
   the checkpoint is durable. One is written at a time: the next ``SaveCheckpoint`` waits for it.
+* ``PublishWeights`` is answered when the weights are copied, where their transport looks at the copy by itself, and
+  again when engines can fetch them. The next one waits for that.
 * Each other command is answered by exactly one event; ``ReleaseWeights`` and ``DeleteCheckpoints`` by none.
 * Asleep it has nothing on its device. Learner and engines on a CPU share its memory anyway, so there nothing is moved.
 * ``Train`` makes exactly the next version. What is published or saved is the current one.
@@ -13,6 +15,7 @@ Invariants:
 | wait | who ends it |
 |---|---|
 | at a second checkpoint and at the end, for the writer | the writer; its thread ends with the process |
+| at a second export and at the end, for a digest | the threads that make it |
 | in a command, for the other ranks | they do; at the latest the timeout of the :class:`.WorkerGroup` |
 """
 
@@ -24,6 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, assert_never
 
 from penstock.backends.learners.learning_rate import is_reference_due
+from penstock.backends.learners.training.exports import ExportsUnderWay
 from penstock.backends.learners.training.metrics import StepTimes, as_metrics
 from penstock.messages.commands import (
     DeleteCheckpoints,
@@ -44,6 +48,7 @@ from penstock.messages.local import (
     LearnerWoken,
     WeightsPublished,
 )
+from penstock.messages.weights import WeightManifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,8 +58,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.worker_group.words import LearnerAnswer
     from penstock.backends.learners.worker_group.worker import WorkerHost
     from penstock.backends.learners.worker_group.workers import WorkerGroup
-    from penstock.backends.weights.protocol import WeightExporter
-    from penstock.messages.weights import WeightManifest
+    from penstock.backends.weights.protocol import BegunExport, WeightExporter
 
 SEPARATE_MEMORY: Final = ("cuda",)
 """Devices whose memory is not the host's: only there anything is moved when the learner sleeps."""
@@ -79,7 +83,7 @@ class Opened(Generic[TrainerT]):
 class Published(NamedTuple):
     """What came of publishing weights."""
 
-    manifest: WeightManifest | None
+    export: BegunExport | WeightManifest | None
     """None on every rank but the first."""
     figures: Mapping[str, float]
 
@@ -104,6 +108,7 @@ class CommandWorker(ABC, Generic[OpenedT]):
         self._workers = workers
         self._host = host
         self._exporter = exporter
+        self._exports = ExportsUnderWay(done=host.emit, fail=host.fail)
         self._opened: OpenedT | None = None
         self._figures: dict[str, float] = {}
         self._notices: tuple[str, ...] = ()
@@ -184,6 +189,7 @@ class CommandWorker(ABC, Generic[OpenedT]):
 
     def finish(self) -> None:
         """See :class:`.LearnerWorker`."""
+        self._exports.wait()
         if self._exporter is not None:
             self._exporter.close()
         self.settle()
@@ -224,10 +230,15 @@ class CommandWorker(ABC, Generic[OpenedT]):
         )
 
     def _publish(self, command: PublishWeights) -> WeightsPublished | None:
+        self._exports.wait()
         published = self._published(self._ready(command.version, "PublishWeights", awake=True), command)
         if published.figures:
             self._report(published.figures)
-        return None if published.manifest is None else WeightsPublished(manifest=published.manifest)
+        if isinstance(published.export, WeightManifest):
+            return WeightsPublished(manifest=published.export)
+        if published.export is not None:
+            self._exports.begin(published.export, command.version)
+        return None
 
     def _save(self, command: SaveCheckpoint) -> CheckpointWritten | None:
         opened = self._ready(command.version, "SaveCheckpoint")

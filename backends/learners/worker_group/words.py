@@ -30,12 +30,15 @@ from penstock.messages.local import (
     LearnerOpened,
     LearnerSlept,
     LearnerWoken,
+    WeightsCopied,
     WeightsPublished,
 )
 
 LOOPBACK: Final = "127.0.0.1"
 """Address at which ranks of one node meet."""
-LearnerAnswer = BatchTrained | CheckpointWritten | LearnerOpened | LearnerSlept | LearnerWoken | WeightsPublished
+LearnerAnswer = (
+    BatchTrained | CheckpointWritten | LearnerOpened | LearnerSlept | LearnerWoken | WeightsCopied | WeightsPublished
+)
 
 
 class Word(msgspec.Struct, frozen=True, tag=True, gc=False):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.learners.megatron.weights.gather import GatherFigures, WeightGatherer
 from penstock.backends.learners.training.command_worker import Published
+from penstock.backends.learners.training.exports import begin_export
 from penstock.backends.weights.stream import BUCKET_BYTES
 
 if TYPE_CHECKING:
@@ -74,11 +75,11 @@ class WeightPublisher:
         said = canary()
         asked_s = time.perf_counter()
         stream = _Stream(self._gatherer)
-        manifest = None
+        export = None
         if self._exporter is not None:
-            manifest = self._exporter.export(stream, version=version, publish=publish, canary=said)
+            export = begin_export(self._exporter, stream, version=version, publish=publish, canary=said)
         stream.finish()
-        return Published(manifest, self._figures(began_s, synced_s, asked_s))
+        return Published(export, self._figures(began_s, synced_s, asked_s))
 
     def _figures(self, began_s: float, synced_s: float, asked_s: float) -> dict[str, float]:
         """What is neither waiting nor putting together is the transport's: copies, digest, disk."""

@@ -1,0 +1,199 @@
+"""Segments of shared memory that are written again, and digests that are made while the weights change already."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import torch
+
+from penstock.backends.weights.digest import digest_of
+from penstock.backends.weights.pages import WORTH_BYTES
+from penstock.backends.weights.protocol import WeightFetchError
+from penstock.backends.weights.segments import segments_of, sweep
+from penstock.backends.weights.shared_memory import SharedMemoryExporter
+from penstock.backends.weights.transports import open_fetcher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.messages.weights import WeightManifest
+
+TIMEOUT_S = 60
+NUM = WORTH_BYTES // 4 + 12_345
+
+
+@pytest.fixture
+def run_id() -> Iterator[str]:
+    name = f"test{uuid.uuid4().hex[:12]}"
+    yield name
+    sweep(name)
+
+
+def weights(value: float, num: int = NUM) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((num,), value), "across": torch.arange(12.0).reshape(3, 4).t() * value}
+
+
+def inode_of(manifest: WeightManifest) -> int:
+    return Path(manifest.location).stat().st_ino
+
+
+class Publishes:
+    """Exports one version after the other; what is older than the newest is released."""
+
+    def __init__(self, run_id: str) -> None:
+        self.exporter = SharedMemoryExporter(run_id, 1)
+        self._version = -1
+
+    def next(self, num: int = NUM) -> WeightManifest:
+        self._version += 1
+        manifest = self.exporter.export(weights(self._version, num), version=self._version, publish=0, canary=None)
+        self.exporter.release(self._version)
+        return manifest
+
+
+def holds(manifest: WeightManifest, value: float) -> bool:
+    """Whether an engine that fetches it now has these weights."""
+    fetched = open_fetcher().fetch(manifest)
+    same = all(torch.equal(fetched.tensors[name], tensor) for name, tensor in weights(value).items())
+    fetched.close()
+    return same
+
+
+def test_a_segment_that_nobody_has_any_more_is_written_again(run_id: str) -> None:
+    publishes = Publishes(run_id)
+    manifests: list[WeightManifest] = []
+    inodes: list[int] = []
+    for version in range(5):
+        manifests.append(publishes.next())
+        inodes.append(inode_of(manifests[-1]))
+        assert holds(manifests[-1], version)
+    assert len(set(inodes)) == 2, "two take turns"
+    assert len({manifest.location for manifest in manifests}) == 5, "each has a name of its own"
+    for old in manifests[:-1]:
+        with pytest.raises(WeightFetchError, match="released"):
+            open_fetcher().fetch(old)
+    assert len(segments_of(run_id)) == 2
+    publishes.exporter.close()
+    assert not segments_of(run_id)
+
+
+def test_the_bytes_are_those_of_a_fresh_segment(run_id: str) -> None:
+    publishes = Publishes(run_id)
+    again = [publishes.next() for _ in range(3)][-1]
+    fresh = SharedMemoryExporter(f"{run_id}-b", 1)
+    assert fresh.export(weights(2), version=2, publish=0, canary=None).digest == again.digest
+    assert digest_of(memoryview(Path(again.location).read_bytes())) == again.digest
+    fresh.close()
+
+
+def test_what_an_engine_still_has_is_never_written_again(run_id: str) -> None:
+    publishes = Publishes(run_id)
+    first = publishes.next()
+    fetched = open_fetcher().fetch(first)
+    kept = fetched.tensors["w"]
+    fetched.close()  # a view of it lives on
+    inodes = {inode_of(publishes.next()) for _ in range(4)}
+    assert torch.equal(kept, weights(0)["w"])
+    assert len(inodes) == 2, "the others go on taking turns"
+
+
+def test_an_engine_that_has_only_opened_it_reads_no_mixture(run_id: str) -> None:
+    """It is between opening and mapping when the segment is released."""
+    publishes = Publishes(run_id)
+    first = publishes.next()
+    descriptor = os.open(first.location, os.O_RDONLY)
+    for _ in range(3):
+        publishes.next()
+    data = os.pread(descriptor, first.size_bytes, 0)
+    os.close(descriptor)
+    assert digest_of(memoryview(data)) == first.digest
+
+
+HOLD = """
+import sys, msgspec
+from penstock.backends.weights.transports import open_fetcher
+from penstock.messages.weights import WeightManifest
+fetched = open_fetcher().fetch(msgspec.json.decode(sys.argv[1], type=WeightManifest))
+print("has it", flush=True)
+sys.stdin.readline()
+print(fetched.digest_now(), flush=True)
+"""
+
+
+def test_another_process_that_has_it_keeps_its_bytes_and_its_death_frees_them(run_id: str) -> None:
+    publishes = Publishes(run_id)
+    first = publishes.next()
+    inode = inode_of(first)
+    program = [sys.executable, "-c", HOLD, msgspec.json.encode(first).decode()]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == "has it\n"
+        second = publishes.next()
+        held = inode_of(second)
+        assert inode_of(publishes.next()) != inode
+        assert engine.communicate("\n", timeout=TIMEOUT_S)[0] == f"{first.digest}\n"
+    assert inode_of(publishes.next()) == held, "which nobody had"
+
+
+def test_weights_of_another_size_make_a_segment_of_their_own(run_id: str) -> None:
+    publishes = Publishes(run_id)
+    publishes.next()
+    publishes.next()
+    larger = publishes.next(NUM + 1)
+    fetched = open_fetcher().fetch(larger)
+    assert len(fetched.tensors["w"]) == NUM + 1
+    assert len(segments_of(run_id)) == 2
+
+
+def test_a_segment_that_was_swept_away_is_made_anew(run_id: str) -> None:
+    publishes = Publishes(run_id)
+    publishes.next()
+    publishes.next()
+    sweep(run_id)
+    assert holds(publishes.next(), 2)
+
+
+def test_what_is_kept_for_its_pages_goes_with_the_next_incarnation(run_id: str) -> None:
+    publishes = Publishes(run_id)
+    publishes.next()
+    newest = publishes.next()
+    SharedMemoryExporter(run_id, 2)
+    assert [segment.path for segment in segments_of(run_id)] == [Path(newest.location)]
+    assert holds(publishes.next(), 2), "a predecessor that was only asleep makes another"
+
+
+def test_weights_may_change_while_the_digest_is_made(run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+
+    def slow(descriptor: int, start: int, size_bytes: int) -> bytes:
+        assert goes_on.wait(TIMEOUT_S)
+        return os.pread(descriptor, size_bytes, start)
+
+    monkeypatch.setattr("penstock.backends.weights.shared_memory.read_back", slow)
+    exporter, tensors = SharedMemoryExporter(run_id, 1), weights(1.0)
+    begun = exporter.begin(tensors, version=1, publish=1, canary=None)
+    for tensor in tensors.values():
+        tensor.zero_()
+    exporter.release(below_version=1)
+    goes_on.set()
+    manifest = begun.manifest()
+    assert holds(manifest, 1.0)
+    exporter.close()
+
+
+def test_the_export_that_a_new_one_replaces_stays_until_engines_can_be_told_of_it(run_id: str) -> None:
+    old = SharedMemoryExporter(run_id, 1).export(weights(1.0), version=1, publish=1, canary=None)
+    exporter = SharedMemoryExporter(run_id, 2)
+    begun = exporter.begin(weights(1.0), version=1, publish=2, canary=None)
+    assert holds(old, 1.0)
+    assert holds(begun.manifest(), 1.0)
+    assert not Path(old.location).exists()
+    exporter.close()

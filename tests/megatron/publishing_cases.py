@@ -12,10 +12,10 @@ from penstock.backends.learners.megatron.layout.layout import layout_of
 from penstock.backends.learners.megatron.model.build import close_groups, open_groups
 from penstock.backends.learners.megatron.weights.publishing import WeightPublisher
 from penstock.backends.weights.transports import open_exporter
+from penstock.messages.weights import WeightManifest
 
 if TYPE_CHECKING:
     from penstock.backends.learners.megatron.layout.model_config import Precision
-    from penstock.messages.weights import WeightManifest
 
 Transport = Literal["shared_memory", "disk", "none"]
 
@@ -46,7 +46,7 @@ def published(
         publisher = WeightPublisher(trainable, exporter, rank=rank, device=CPU, max_bucket_bytes=BUCKET_BYTES)
         found = publisher.publish(version=num_steps, publish=1, canary=lambda: None)
         figures.append(dict(found.figures))
-        if found.manifest is not None:
-            manifests.append(found.manifest)
+        if (export := found.export) is not None:
+            manifests.append(export if isinstance(export, WeightManifest) else export.manifest())
     close_groups()
     return manifests, figures

@@ -60,8 +60,6 @@ from penstock.runtime.scenario.load import dump_scenario
 from penstock.runtime.scenario.modelled import load_modelled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from penstock.messages.base import Event

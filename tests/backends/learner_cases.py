@@ -98,14 +98,14 @@ class RunningLearner:
         return self.next(answer)
 
     def next(self, answer: type[EventT]) -> EventT:
-        event = self._answers.get(timeout=WAIT_S)
-        if isinstance(event, WeightsCopied) and answer is not WeightsCopied:
+        while True:
             event = self._answers.get(timeout=WAIT_S)
-        if isinstance(event, BaseException):
-            self._failed = True
-            raise event
-        assert isinstance(event, answer)
-        return event
+            if isinstance(event, BaseException):
+                self._failed = True
+                raise event
+            if isinstance(event, answer):
+                return event
+            assert isinstance(event, WeightsCopied), "it stands before what is waited for"
 
     def error(self, *commands: LearnerCommand) -> BaseException:
         for command in commands:

@@ -108,8 +108,8 @@ def test_an_engine_that_is_lent_the_learners_device_generates_while_it_waits(tmp
         "engines.count=1",
         "engines.max=2",
         "engines.lent=1",
-        "engines.lend_after_s=0.2",
-        "engines.slots=4",
+        "engines.lend_after_s=0.05",
+        "engines.slots=1",  # so the learner waits for nearly all of a step, however quick the machine
         "engines.device=cpu",
         "learner.device=cpu",
         "learner.groups_per_batch=4",

@@ -67,9 +67,8 @@ def run_process(boot: Boot, *, node_id: str, node_host: str, remote_ranks: Remot
         node_host: by which other nodes reach this one.
         remote_ranks: other nodes that are there for this actor's further processes; None where there are none.
     """
-    os.environ.update(
-        run_variables(boot.run_id, boot.run_folder)
-    )  # a node of somebody else's Ray has not inherited them
+    # A node of somebody else's Ray has not inherited them.
+    os.environ.update(run_variables(boot.run_id, boot.run_folder))
     _open_log(boot)
     _settle_in()
     with ExitStack() as stack:

@@ -23,7 +23,7 @@ from conformance_bench import (
 from served_engines import GREEDILY, TOLERANCE, check, check_computed, largest_difference, prompt_of
 from tiny_models import VOCAB_SIZE
 
-from penstock.backends.weights.network import Landing
+from penstock.backends.weights.network import LANDING, Landing
 from penstock.backends.weights.pushing import PushExporter
 from penstock.messages.arrays import floats_view
 from penstock.messages.canary import canary_difference
@@ -261,8 +261,9 @@ def test_weights_that_were_damaged_on_the_way_are_refused_and_the_engine_goes_on
 
 
 def test_weights_that_another_engine_passes_on_are_those_of_the_learner(
-    served: Served, caplog: pytest.LogCaptureFixture
+    served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(LANDING, "_last", None)  # a process of a run has one learner, and this one has had others
     caplog.set_level("INFO", "penstock.backends.weights.network")
     bench, other = served.bench, Landing()
     disk, bench.exporter = bench.exporter, PushExporter("network", 1, "127.0.0.1")

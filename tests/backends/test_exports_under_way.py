@@ -9,7 +9,6 @@ import pytest
 import torch
 from learner_cases import HeldWeights, RunningLearner, learner_plan, train_command
 
-from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.torch.backend import open_torch_learner
 from penstock.backends.weights.protocol import BackgroundExporter, WeightExportError
@@ -59,21 +58,14 @@ class LateWeights(HeldWeights):
         super().close()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("xs")
-    make_model("xs", path, seed=0)
-    return path
-
-
 @pytest.fixture
 def weights() -> LateWeights:
     return LateWeights()
 
 
 @pytest.fixture
-def learner(folder: Path, tmp_path: Path, weights: LateWeights) -> Iterator[RunningLearner]:
-    plan: Any = learner_plan(folder, tmp_path / "checkpoints", LearnerOptions(learning_rate=1e-2))
+def learner(model_folder: Path, tmp_path: Path, weights: LateWeights) -> Iterator[RunningLearner]:
+    plan: Any = learner_plan(model_folder, tmp_path / "checkpoints", LearnerOptions(learning_rate=1e-2))
     assert isinstance(weights, BackgroundExporter)
     running = RunningLearner(open_torch_learner(plan, weights), weights)
     running.ask(OpenLearner(), LearnerOpened)

@@ -4,6 +4,7 @@ Invariants:
 
 * Only the decoding thread touches the engine; everything else reaches it through one queue, in order, and is taken
   between two decode steps.
+* What happens to requests is told some milliseconds later, together (:class:`.HeldAnswers`), and before anything else.
 * Every ``Generate`` is answered by exactly one ``GenerationEnded``: with an ``InfraError`` where the request itself
   cannot be served, which touches no other.
 * With a second set of weights, what was fetched is prepared in it while the engine decodes, and compared, before it
@@ -39,6 +40,7 @@ from penstock.backends.engines.staged_weights import StagedWeights
 from penstock.backends.engines.torch.engine import TorchEngine
 from penstock.backends.engines.torch.fetching import fetch_publish
 from penstock.backends.engines.torch.generic_config import GenericConfig
+from penstock.backends.engines.torch.held_answers import HeldAnswers
 from penstock.backends.engines.torch.requests import GenerationRequest, RequestError
 from penstock.backends.engines.torch.second_set import StoppedError, second_set
 from penstock.backends.engines.torch.stopping import EndReason
@@ -143,6 +145,7 @@ class TorchEngineBackend:
         """See :class:`penstock.backends.protocol.Backend`."""
         self._emit = emit
         self._fail = fail
+        self._answers = HeldAnswers(emit)
         for name, body in (("torch-engine", self._decode_forever), ("torch-engine-fetch", self._fetch_forever)):
             thread = threading.Thread(target=self._guarded, args=(body,), name=name, daemon=True)
             self._threads.append(thread)
@@ -197,6 +200,7 @@ class TorchEngineBackend:
             engine = self._engine
             is_idle = engine is None or not (engine.num_running or engine.num_queued)
             if is_idle:
+                self._answers.tell()
                 self._take(self._inbox.get())
             self._take_all()
             if engine is not None:
@@ -233,7 +237,7 @@ class TorchEngineBackend:
             case OpenEngine():
                 self._engine = _open(self._config, self._settings)
                 self._second = second_set(self._engine, self._settings.device, is_wanted=self._double_buffering)
-                self._emit(EngineOpened(num_slots=self._settings.num_slots))
+                self._answers.tell(EngineOpened(num_slots=self._settings.num_slots))
             case Generate():
                 self._generate(command)
             case AbortGeneration():
@@ -248,7 +252,7 @@ class TorchEngineBackend:
             case SleepEngine():
                 _log.info("asleep: %d bytes are given up", self._opened.sleep())
                 self._loaded_base, self._second = "", None  # nothing runs beside which anything could be prepared
-                self._emit(EngineSlept())
+                self._answers.tell(EngineSlept())
             case FetchWeights():
                 raise AssertionError("fetches go to their own thread")
             case _:
@@ -302,7 +306,7 @@ class TorchEngineBackend:
 
     def _fail_request(self, key: SampleKey, attempt: int, story: str, prefix: Part) -> None:
         outcome = InfraError(detail=f"sample {key}: {story}")
-        self._emit(GenerationEnded(key=key, attempt=attempt, outcome=outcome, part=prefix))
+        self._answers.tell(GenerationEnded(key=key, attempt=attempt, outcome=outcome, part=prefix))
 
     def _step(self, engine: TorchEngine | GenericEngine) -> None:
         is_idle = not (engine.num_running or engine.num_queued)
@@ -312,13 +316,14 @@ class TorchEngineBackend:
         for advanced in tick.advanced:
             tag = advanced.tag
             assert isinstance(tag, RequestTag)
-            self._emit(
+            self._answers.hold(
                 GenerationAdvanced(
                     key=tag.key, attempt=tag.attempt, from_token=advanced.from_token, chunk=advanced.chunk
                 )
             )
         for ended in tick.ended:
             self._answer(ended)
+        self._answers.tell_due(engine.num_running + engine.num_queued)
         if tick.num_decoded and not admits:
             self._passes.add(tick.num_decoded, tick.num_context_tokens, self._spent_s() - began_s)
 
@@ -328,7 +333,8 @@ class TorchEngineBackend:
         if ended.reason is EndReason.FAILED:
             self._fail_request(tag.key, tag.attempt, NO_NUMBERS, ended.part)
             return
-        self._emit(GenerationEnded(key=tag.key, attempt=tag.attempt, outcome=_outcome(ended.reason), part=ended.part))
+        outcome = _outcome(ended.reason)
+        self._answers.hold(GenerationEnded(key=tag.key, attempt=tag.attempt, outcome=outcome, part=ended.part))
 
     # --- weights ----------------------------------------------------------------------------------------------
 
@@ -391,7 +397,7 @@ class TorchEngineBackend:
         weights.close()
         canary = manifest.canary
         logprobs = b"" if canary is None else engine.probe(tokens_view(canary.tokens)).numpy().tobytes()
-        self._emit(
+        self._answers.tell(
             WeightsSwapped(version=manifest.version, publish=manifest.publish, digest=digest, canary_logprobs=logprobs)
         )
 

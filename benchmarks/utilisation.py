@@ -6,6 +6,8 @@ How it is measured:
   anything that shows, and a sample's seed depends on its group and index only: so all arms sample the same tokens.
 * Times are of the steps after the first fifth. The busy seconds of engine and learner a step are Tg and Tt; the bound
   beside each arm is that of :func:`bound_of` for its policy with the Tg and Tt of the synchronous arm.
+* Beside it stand the share of all cores that the processes used (Ray's own aside) and the CPU time of what neither
+  generates nor trains: where that share is near 1, no policy and no η makes a step shorter, only less work does.
 * The speed-up over the synchronous arm stands beside the most that its busy times leave room for:
   (Tg + Tt) ÷ max(Tg, Tt).
 * The arms take turns.
@@ -21,7 +23,7 @@ import msgspec
 
 from penstock.benchmarks._harness import Benchmark, Measured, figures, in_folders, pairs, plain_figure
 from penstock.benchmarks._runs import FinishedRun, run
-from penstock.messages.names import LEARNER, is_engine
+from penstock.messages.names import LEARNER, Role, is_engine
 from penstock.messages.training import Activity
 
 if TYPE_CHECKING:
@@ -67,6 +69,10 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     engine_occupied_s: float
     """Busy seconds weighted by the share of slots in use."""
     learner_busy_s: float
+    cpu_s: float
+    """Of all processes but Ray's own."""
+    light_cpu_s: float
+    """Of those that neither generate nor train."""
 
 
 def arm_of(finished: FinishedRun) -> Arm:
@@ -83,11 +89,14 @@ def arm_of(finished: FinishedRun) -> Arm:
                 total += seconds * (row.occupancy if weighted else 1.0)
         return total / num_steps
 
+    cpu_s = {role: (total_s - first.cpu_s.get(role, 0.0)) / num_steps for role, total_s in last.cpu_s.items()}
     return Arm(
         step_s=(last.at_s - first.at_s) / num_steps,
         engine_busy_s=busy(is_engine),
         engine_occupied_s=busy(is_engine, weighted=True),
         learner_busy_s=busy(LEARNER.__eq__),
+        cpu_s=sum(cpu_s.values()),
+        light_cpu_s=sum(seconds for role, seconds in cpu_s.items() if role not in (Role.ENGINE_WORKER, Role.LEARNER)),
     )
 
 
@@ -113,6 +122,8 @@ def measure(given: argparse.Namespace) -> Measured:
         *steps,
         *figures(turns, "share of the step", lambda arm: arm.engine_busy_s / arm.step_s, "{}: engine busy"),
         *figures(turns, "share of the step", lambda arm: arm.learner_busy_s / arm.step_s, "{}: learner busy"),
+        *figures(turns, "share of all cores", lambda arm: arm.cpu_s / (arm.step_s * CORES), "{}: cores in use"),
+        *figures(turns, "CPU-s a step", lambda arm: arm.light_cpu_s, "{}: neither engine nor learner"),
     ]
     for name, step in zip(ARMS, steps, strict=True):
         reached = [bound_of(name, sync) / step_s for sync, step_s in zip(syncs, step.values, strict=True)]

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import TYPE_CHECKING
 
 import pytest
-from bottlenecks import Plant, plants, usual, write
+from bottlenecks import REAL, Plant, plants, usual, write
 from live_run import LiveRun
+from msgspec.structs import replace
 
 from penstock.runtime.observability.explain import Explanation, explain
+from penstock.runtime.observability.explain.bindings import bindings_of
 from penstock.runtime.observability.explain.causes import Cause
 from penstock.runtime.observability.lives import STAGES
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from penstock.runtime.observability.explain.causes import Binding
 
 pytestmark = [pytest.mark.long_run, pytest.mark.timeout(300)]
 
@@ -28,6 +33,12 @@ def explained(plant: Plant, folder: Path, *overrides: str) -> tuple[Explanation,
         return explain(live.folder), live.folder
 
 
+def of_its_own(found: Explanation) -> tuple[Binding, ...]:
+    """What binds a run besides the cores of this machine, which other tests use too."""
+    assert found.facts is not None
+    return bindings_of(replace(found.facts, cores=None))
+
+
 def costs(found: Explanation) -> str:
     """For the message of a test that fails."""
     told = ", ".join(f"{each.cause} {each.share:.2f}" for each in found.bindings)
@@ -38,7 +49,7 @@ def costs(found: Explanation) -> str:
 def test_the_planted_cause_comes_first(name: str, tmp_path: Path) -> None:
     plant = plants(usual)[name]
     found, folder = explained(plant, tmp_path)
-    first = found.bindings[0]
+    first = of_its_own(found)[0]
     assert first.cause is plant.cause, costs(found)
     assert first.binds is (plant.cause is not Cause.HARDWARE)
     assert all((folder / each.source).exists() for binding in found.bindings for each in binding.evidence)
@@ -59,14 +70,26 @@ def test_a_run_that_goes_on_is_explained(tmp_path: Path) -> None:
         live.await_steps(12)
         found = explain(live.folder)
         live.interrupt()
-    assert found.bindings[0].cause is plant.cause, costs(found)
+    assert of_its_own(found)[0].cause is plant.cause, costs(found)
     assert not found.missing
 
 
 def test_without_traces_it_does_not_guess(tmp_path: Path) -> None:
     found, _ = explained(plants(usual)["low_concurrency"], tmp_path, "observability.tracing=false")
-    assert found.bindings[0].cause is Cause.UNKNOWN, costs(found)
+    assert of_its_own(found)[0].cause is Cause.UNKNOWN, costs(found)
     assert any("observability.tracing" in text for text in found.missing)
+
+
+def test_engine_and_learner_on_one_core_have_too_few(tmp_path: Path) -> None:
+    cores = os.sched_getaffinity(0)
+    keys = {"staleness.policy": "fully_async", "staleness.max_staleness": 4, "learner.groups_per_batch": 8}
+    os.sched_setaffinity(0, {min(cores)})  # the run's processes inherit it
+    try:
+        found, _ = explained(Plant(Cause.FEW_CORES, keys, REAL), tmp_path)
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert found.bindings[0].cause is Cause.FEW_CORES, costs(found)
+    assert found.bindings[0].binds
 
 
 @pytest.mark.slow
@@ -76,4 +99,4 @@ def test_of_what_is_drawn_the_planted_cause_comes_first(number: int, tmp_path: P
     name = draw.choice(NAMES)
     plant = plants(lambda low, _middle, high: draw.uniform(low, high))[name]
     found, _ = explained(plant, tmp_path, f"run.seed={number}")
-    assert found.bindings[0].cause is plant.cause, f"{name} {plant.keys}: {costs(found)}"
+    assert of_its_own(found)[0].cause is plant.cause, f"{name} {plant.keys}: {costs(found)}"

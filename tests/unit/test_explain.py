@@ -24,7 +24,8 @@ from penstock.runtime.observability.explain.alarms import Lengths, alarms_of, le
 from penstock.runtime.observability.explain.bindings import bindings_of, costs_of
 from penstock.runtime.observability.explain.bounds import bound_of
 from penstock.runtime.observability.explain.causes import Cause
-from penstock.runtime.observability.explain.facts import EngineTime, Facts, LearnerTime, SampleTimes, Waits
+from penstock.runtime.observability.explain.cores import core_time
+from penstock.runtime.observability.explain.facts import CoreTime, EngineTime, Facts, LearnerTime, SampleTimes, Waits
 from penstock.runtime.observability.explain.waits import Moments, waits_of
 from penstock.runtime.observability.report import render_report
 from penstock.runtime.observability.traces import SpanRow
@@ -100,6 +101,8 @@ IDLE = {"learner": learner(0.4), "engines": HALF_EMPTY}
         (IDLE | {"waits": Waits(generate=1.0), "engines": (engine("engine/0", 0.1, outside=0.3),)}, Cause.SLOW_TOOL),
         (IDLE | {"waits": Waits(generate=1.0), "rejected": 0.8}, Cause.FILTER),
         (IDLE | {"waits": None, "samples": None}, Cause.UNKNOWN),
+        ({"cores": CoreTime(learner=0.3, engines=0.3, used=2.0)}, Cause.FEW_CORES),
+        ({"learner": learner(0.4), "cores": CoreTime(learner=0.1, engines=0.2, used=2.0)}, Cause.FEW_ENGINES),
     ],
 )  # fmt: skip
 def test_the_dearest_cause_comes_first(changes: dict[str, Any], cause: Cause) -> None:
@@ -120,6 +123,30 @@ def test_a_cause_below_the_floor_is_told_and_does_not_bind() -> None:
     found = bindings_of(facts(learner=learner(0.85, publishing=0.1)))
     assert [(each.cause, each.binds) for each in found] == [(Cause.HARDWARE, False), (Cause.SLOW_PUBLISH, False),
                                                             (Cause.FEW_ENGINES, False)]  # fmt: skip
+
+
+def step(version: int, at_s: float, cpu_s: dict[str, float], core_wait_s: dict[str, float]) -> StepRow:
+    return StepRow(
+        version=version, at_s=at_s, num_steps=30, metrics={}, staleness_counts=(), response_lengths=(), group_ids=(),
+        balance=Balance(issued=0, in_system=0, ended=()), cpu_s=cpu_s, core_wait_s=core_wait_s,
+    )  # fmt: skip
+
+
+def test_without_a_core_work_is_longer_by_the_share_of_its_threads_wait() -> None:
+    engines = (engine("engine/0", 0.8), engine("engine/1", 0.4))
+    rows = [
+        step(5, 10.0, {"learner": 5.0, "engine_worker": 9.0}, {"learner": 1.0, "engine_worker": 1.0}),
+        step(6, 15.0, {"learner": 7.0, "engine_worker": 10.0}, {"learner": 2.0, "engine_worker": 5.0}),
+        step(7, 20.0, {"learner": 8.0, "engine_worker": 12.0}, {"learner": 4.0, "engine_worker": 10.0}),
+    ]
+    found = core_time(rows, learner(0.9), engines)
+    assert found is not None
+    assert found.used == pytest.approx((3.0 + 3.0) / 10)
+    assert found.learner == pytest.approx(3.0 / 10), "0.9 · 3 ÷ (3 + 3), and its threads waited for 3 s of 10 at most"
+    assert found.engines == pytest.approx(0.6 * 9.0 / (3.0 + 9.0)), "9 s of two engines in 10 s would be as much"
+    costs = costs_of(facts(learner=learner(0.9), engines=engines, cores=found))
+    assert costs[Cause.FEW_CORES] == pytest.approx(found.learner + 0.1), "what was hidden behind the training is free"
+    assert core_time([step(5, 10.0, {}, {}), step(7, 20.0, {}, {})], learner(0.9), engines) is None
 
 
 # --- the bound -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ The time in which the Learner waits for samples is divided among what it waited 
 * *While slots were free* it is the stages that samples were in. What of the generation is neither the tail nor a slow
   engine's says that too few groups are under way, by the bound of staleness or by a limit.
 
-What the Learner does besides training, and a training that leaves engines idle, cost what they take.
+What the Learner does besides training, and a training that leaves engines idle, cost what they take. So does the time
+for which engines and Learner want a core (``cores.py``), which is a part of the others and stands beside them.
 
 A cost is what a step would gain at most if the cause vanished; another bound may come first. What is below
 :data:`FLOOR` of a step is told, and does not bind.
@@ -46,10 +47,13 @@ def bindings_of(facts: Facts) -> tuple[Binding, ...]:
 
 
 def costs_of(facts: Facts) -> dict[Cause, float]:
-    """Seconds of a step that each cause costs at most. Those of the Learner's wait add up to it."""
+    """Seconds of a step that each cause costs at most. Those of the Learner's wait add up to it, but for
+    :attr:`.Cause.FEW_CORES`, which is in them."""
     costs: dict[Cause, float] = {}
     for cause, cost_s in (*_learners(facts), *_waits(facts)):
         costs[cause] = costs.get(cause, 0.0) + cost_s
+    if (cores := facts.cores) is not None:
+        costs[Cause.FEW_CORES] = facts.step_s * (cores.learner + min(facts.learner.waiting, cores.engines))
     return costs
 
 

@@ -25,6 +25,7 @@ class Cause(StrEnum):
     CHECKPOINTS = "frequent checkpoints"
     LOST_TIME = "actors that were down"
     EVALUATION = "evaluations"
+    FEW_CORES = "too few cores"
     UNKNOWN = "not recorded"
     HARDWARE = "nothing but the hardware"
 

@@ -88,6 +88,17 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing was under way, and no version either."""
 
 
+class CoreTime(msgspec.Struct, frozen=True, kw_only=True):
+    """What waiting for a core cost: see ``cores.py``."""
+
+    learner: float
+    """Share of its time by which the Learner's training was longer."""
+    engines: float
+    """Share of its time by which an engine's work was longer, a mean."""
+    used: float
+    """Cores that the processes of all actors used, a mean over the time."""
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of a run."""
 
@@ -120,6 +131,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the tokens of ended samples that a filter turned away."""
     evaluated: float
     """Share of them that evaluations took."""
+    cores: CoreTime | None = None
+    """None where it was not recorded."""
     missing: tuple[str, ...] = ()
     """What could not be measured, with the reason."""
 

@@ -23,6 +23,7 @@ from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER, is_engine
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import Activity, UpdateMode
+from penstock.runtime.observability.explain.cores import core_time
 from penstock.runtime.observability.explain.facts import EngineTime, Facts, LearnerTime, SampleTimes, Waits
 from penstock.runtime.observability.explain.waits import Moments, waits_of
 from penstock.runtime.observability.facts import SCENARIO_FILE
@@ -123,6 +124,8 @@ def measure(
     update_mode = staleness.update_mode if switch is None else UpdateMode(switch.update_mode)
     assert update_mode is not None, "read_scenario() resolves it"
     outstanding, generating = _outstanding(stretch, groups)
+    learner = _learner_time(_within(stretch, lanes[LEARNER]))
+    times = tuple(_engine_time(name, _within(stretch, rows), speeds.get(name)) for name, rows in engines.items())
     return Facts(
         first_step=first.version + 1,
         last_step=last.version,
@@ -136,14 +139,15 @@ def measure(
         target_outstanding=None if isinstance(target, str) else target,
         num_slots=slots,
         is_colocated=is_colocated,
-        learner=_learner_time(_within(stretch, lanes[LEARNER])),
-        engines=tuple(_engine_time(name, _within(stretch, rows), speeds.get(name)) for name, rows in engines.items()),
+        learner=learner,
+        engines=times,
         samples=samples,
         waits=_waits(stretch, lanes, groups, spans, samples, slots / scenario.sampling.samples_per_group),
         outstanding=outstanding,
         in_generation=generating,
         rejected=_share(first, last, TerminalState.FILTERED),
         evaluated=_share(first, last, TerminalState.EVALUATED),
+        cores=core_time(stretch.rows, learner, times),
         missing=tuple(missing),
     )
 

@@ -98,6 +98,18 @@ def _publish(facts: Facts) -> list[Evidence]:
     ]
 
 
+def _cores(facts: Facts) -> list[Evidence]:
+    cores = facts.cores
+    if cores is None:
+        return []
+    return [
+        Evidence("the learner trained longer, waiting for a core", 100 * cores.learner, "%", STEPS),
+        Evidence("an engine worked longer, waiting for a core", 100 * cores.engines, "%", STEPS),
+        Evidence("used by all actors", cores.used, "cores", STEPS),
+        _waiting(facts),
+    ]
+
+
 _STORIES: dict[Cause, tuple[str | Callable[[Facts], str], str, Callable[[Facts], list[Evidence]]]] = {
     Cause.FEW_ENGINES: (
         "engines",
@@ -142,8 +154,8 @@ _STORIES: dict[Cause, tuple[str | Callable[[Facts], str], str, Callable[[Facts],
     ),
     Cause.HEAVY_LEARNER: (
         LEARNER,
-        "The learner trains without a pause, and engines have free slots: training is what a step takes.",
-        lambda facts: [_training(facts), _occupied(facts)],
+        "Training is most of what a step takes, and engines have free slots meanwhile.",
+        lambda facts: [_training(facts), _waiting(facts), _occupied(facts)],
     ),
     Cause.LOW_CONCURRENCY: (
         BUFFER,
@@ -213,6 +225,11 @@ _STORIES: dict[Cause, tuple[str | Callable[[Facts], str], str, Callable[[Facts],
         "Evaluations take slots that samples for training wait for.",
         lambda facts: [Evidence("tokens of evaluations", 100 * facts.evaluated, "%", STEPS), _occupied(facts)],
     ),
+    Cause.FEW_CORES: (
+        "machine",
+        "Engines and learner could go on and no core is free: what runs on the machine wants more cores than it has.",
+        _cores,
+    ),
     Cause.UNKNOWN: (
         "unknown",
         "The learner waits and slots are free. Without traces nobody can say what the samples waited for.",
@@ -251,5 +268,6 @@ def knob_of(facts: Facts, cause: Cause, cost_s: float) -> tuple[str, str]:
         Cause.EARLY_BOUND: ("prompt_source.max_load", "nearer to 1"),
         Cause.CHECKPOINTS: ("learner.save_every", "a larger number"),
         Cause.EVALUATION: ("evaluation.every", "a larger number"),
+        Cause.FEW_CORES: ("machine", "more cores; or less on these: engines, their num_threads, other programs"),
     }  # fmt: skip
     return told.get(cause, ("", ""))

@@ -19,7 +19,6 @@ import pytest
 from rich.console import Console
 from trials.draws import draw_trial
 from trials.fuzz import TrialRun
-from trials.idle_watcher import IdleWatcher
 from typer.testing import CliRunner
 
 from penstock.actors.buffer.machine import Buffer
@@ -49,6 +48,7 @@ from penstock.messages.samples import TerminalState
 from penstock.messages.training import Balance, CauseCount, OnStale, UpdateMode
 from penstock.runtime.cli.app import app
 from penstock.runtime.cli.audit import show_audit
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 from penstock.runtime.launch.runs import open_record
 from penstock.runtime.observability.summary import MachineFacts, RunSummary, write_summary
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 
 
 def choose_device(name: str, key: str) -> torch.device:
@@ -22,5 +23,7 @@ def choose_device(name: str, key: str) -> torch.device:
     if kind != "cuda" or not (index or "0").isdecimal():
         raise UserFault(f"{key}: must be auto, cpu, cuda or cuda:N; found {name!r}")
     if int(index or 0) >= num_gpus:
-        raise UserFault(f"{key}: {name} was asked for, and this process may see {num_gpus} GPUs; use auto or cpu")
+        raise UserFault(
+            f"{key}: {name} was asked for, and this process may see {counted(num_gpus, 'GPU')}; use auto or cpu"
+        )
     return torch.device("cuda", int(index or 0))

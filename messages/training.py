@@ -173,7 +173,7 @@ class StepReported(Event, frozen=True, kw_only=True):
 
 
 class RunFinished(Event, frozen=True, kw_only=True):
-    """Buffer → supervisor: the run is over."""
+    """Buffer → supervisor: the run is over. Said again when samples that were under way change the balance."""
 
     completed: bool
     story: str

@@ -15,6 +15,7 @@ from penstock.actors.buffer.report import collected_report
 from penstock.messages.base import Value
 from penstock.messages.ledger import BatchLeased, GroupRecorded
 from penstock.messages.samples import TerminalState
+from penstock.messages.texts import counted
 
 if TYPE_CHECKING:
     from penstock.actors.buffer.books import Books
@@ -71,7 +72,7 @@ class Goal(Value, frozen=True):
         """What was done, when it is."""
         wanted = books.settings.num_steps
         fewer = f" of {wanted}: {self.why_fewer}" if books.version < wanted else ""
-        return f"{books.version} batches trained{fewer}"
+        return f"{counted(books.version, 'batch')} trained{fewer}"
 
 
 class Train(Goal, frozen=True):
@@ -149,4 +150,4 @@ class Collect(Evaluate, frozen=True):
         return books.table.ready_ids()
 
     def story(self, books: Books) -> str:
-        return f"{books.table.num_ready} groups collected of {self.num_groups}"
+        return f"{counted(books.table.num_ready, 'group')} collected of {self.num_groups}"

@@ -271,6 +271,7 @@ class Buffer:
     def _advance(self) -> None:
         """Offer the next batch if there is one, then grant what may be granted. Idempotent."""
         if self.run.phase in (Phase.ENDED, Phase.STOPPED):
+            self.run.finish_again()
             return
         self._repeat()
         is_running = self.run.phase is Phase.RUNNING

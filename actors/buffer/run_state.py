@@ -4,6 +4,8 @@ Invariants:
 
 * A run ends when its goal says that nothing is left to do, what it made is saved and archived, and its last evaluation
   is done; a stop waits for the same but the evaluation.
+* The last word is said again when samples that were under way at the end have changed the balance: the supervisor has
+  the one that the ledger has.
 * Payloads are released when no checkpoint that is kept needs them, and they are archived if they are to be.
 """
 
@@ -34,6 +36,7 @@ class RunState:
         self._keeper, self._learner, self._evaluation = keeper, learner, evaluation
         self._books = keeper.books
         self._stop_reason = ""
+        self._last_word: RunFinished | None = None
         self._archived_through = self._books.released_through
         self._is_archiving = False
 
@@ -159,7 +162,7 @@ class RunState:
     def _finish(self, story: str, *, completed: bool) -> None:
         books, keeper = self._books, self._keeper
         keeper.out.extend(keeper.outbox.failures())
-        finished = RunFinished(
+        self._last_word = RunFinished(
             completed=completed,
             story=story,
             version=books.version,
@@ -167,4 +170,10 @@ class RunState:
             balance=books.accounts.balance(),
             checkpoint=books.checkpoints[-1].path if books.checkpoints else "",
         )
-        keeper.send(SUPERVISOR, finished)
+        keeper.send(SUPERVISOR, self._last_word)
+
+    def finish_again(self) -> None:
+        """Something came in after the end."""
+        last = self._last_word
+        if last is not None and last.balance != self._books.accounts.balance():
+            self._finish(last.story, completed=last.completed)

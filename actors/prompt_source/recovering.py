@@ -11,6 +11,7 @@ from penstock.messages.commands import ReplaceActor, Send
 from penstock.messages.flow import SampleRevoked
 from penstock.messages.membership import LeaseStage
 from penstock.messages.names import PROMPT_SOURCE, SUPERVISOR, is_engine
+from penstock.messages.texts import counted
 from penstock.messages.training import NoticeGiven
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Recovering:
             for _, lease in stuck.leases:
                 lease.running_since = None  # its successor, or a later census, begins anew
             self._issuing.out.append(
-                ReplaceActor(engine.name, engine.epoch, f"no progress on {count} samples for {period_s:g} s")
+                ReplaceActor(engine.name, engine.epoch, f"no progress on {counted(count, 'sample')} for {period_s:g} s")
             )
             return
         saved = self._issuing.num_salvaged_tokens

@@ -29,6 +29,7 @@ from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.checkpoint.tiktoken_file import tiktoken_problem
 from penstock.backends.checkpoint.tokenizer_files import CONVERT, has_tiktoken_only
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -159,4 +160,4 @@ def _unreadable(problem: str) -> Examined:
 def named(names: list[str]) -> str:
     """Some of them, and how many there are."""
     shown = ", ".join(names[:SHOWN_NAMES]) + (", …" if len(names) > SHOWN_NAMES else "")
-    return f"{len(names):,} {'weight' if len(names) == 1 else 'weights'} ({shown})"
+    return f"{counted(len(names), 'weight')} ({shown})"

@@ -14,21 +14,19 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import errno
 import secrets
-import threading
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from penstock.backends.data.options import DataOptions, metadata_names
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.engines.options import SamplingOptions
+from penstock.backends.episodes.loop_thread import LoopThread
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.episodes.playing import ImageRules
 from penstock.backends.episodes.registry import (
@@ -59,7 +57,6 @@ if TYPE_CHECKING:
     from penstock.backends.protocol import Fail
     from penstock.messages.samples import Media
 
-ArgumentTs = TypeVarTuple("ArgumentTs")
 SHUTDOWN_S: Final = 1.0
 """For answers that are being written when the server closes."""
 
@@ -88,9 +85,7 @@ class GatewayEpisodes:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
-        self._closing = asyncio.Event()
+        self._thread = LoopThread("gateway", self._run)
         self.address: Future[GatewayAddress] = Future()
         """Once it listens; failed when it cannot."""
         self._sessions: dict[int, Session] = {}
@@ -108,15 +103,15 @@ class GatewayEpisodes:
 
     def opened(self, episode: Episode) -> None:
         """Offer it to agents."""
-        self._soon(self._open, episode)
+        self._thread.soon(self._open, episode)
 
     def resumed(self, episode: Episode) -> None:
         """It can be taken again."""
-        self._soon(self._note_change)
+        self._thread.soon(self._note_change)
 
     def closed(self, episode: Episode, reason: str) -> None:
         """Its agent is told at its next request."""
-        self._soon(self._close_session, episode, reason)
+        self._thread.soon(self._close_session, episode, reason)
 
     def gauges(self) -> tuple[Metric, ...]:
         """Sessions that no agent has yet, that agents have, and totals of how they ended."""
@@ -132,19 +127,13 @@ class GatewayEpisodes:
 
     def close(self, timeout_s: float) -> None:
         """See :class:`~penstock.backends.episodes.protocol.EpisodeDriver`."""
-        self._soon(self._closing.set)
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
+        self._thread.close(timeout_s)
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
-    def _soon(self, callback: Callable[[Unpack[ArgumentTs]], object], *arguments: *ArgumentTs) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the run
-            self._loop.call_soon_threadsafe(callback, *arguments)
-
     def _run(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            with self._thread.runner() as runner:
                 runner.run(self._serve())
         except BaseException as error:  # the thread's end must not go unnoticed, whatever ended it
             if not self.address.done():
@@ -187,7 +176,7 @@ class GatewayEpisodes:
             address = self._address_at(listener.port)
             write_address(folder, address)
             self.address.set_result(address)
-            await self._closing.wait()
+            await self._thread.closing.wait()
             remove_address(folder, address)
         finally:
             await listener.close()

@@ -20,23 +20,25 @@ from penstock.backends.vision.room import NoRoomError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aiohttp.typedefs import Handler
+    from aiohttp.typedefs import Handler, Middleware
 
 
 NO_RETRY: Final = {"x-should-retry": "false"}
 
 
-def check_key(headers: Mapping[str, str], token: str) -> None:
-    """The request names the run's token.
+def key_check(token: str) -> Middleware:
+    """Lets those pass who name the run's token."""
 
-    Raises:
-        RequestError: it does not.
-    """
-    given = headers.get("x-api-key")  # Anthropic's clients have it there
-    if not check_token(headers if given is None else {"Authorization": f"Bearer {given}"}, token):
-        raise RequestError(
-            401, "invalid_api_key", "the API key is not that of this run; it is in gateway/token of its folder"
-        )
+    @web.middleware
+    async def check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("x-api-key")  # Anthropic's clients have it there
+        if not check_token(request.headers if given is None else {"Authorization": f"Bearer {given}"}, token):
+            raise RequestError(
+                401, "invalid_api_key", "the API key is not that of this run; it is in gateway/token of its folder"
+            )
+        return await handler(request)
+
+    return check_key
 
 
 def json_response(body: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -16,10 +16,8 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import threading
-from typing import TYPE_CHECKING, Final, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
@@ -27,7 +25,8 @@ from penstock.backends.data.options import PUSHED
 from penstock.backends.data.own_source.journal import Journal
 from penstock.backends.data.pushed.forms import PushedGroup
 from penstock.backends.data.pushed.intake import RETRY_AFTER_S, Intake
-from penstock.backends.episodes.http import answer_errors, check_key, json_response
+from penstock.backends.episodes.http import answer_errors, json_response, key_check
+from penstock.backends.episodes.loop_thread import LoopThread
 from penstock.backends.episodes.registry import reachable_url, remove_push_address, run_token, write_push_address
 from penstock.backends.processes.http_server import RequestError, application, decoded, listen
 from penstock.messages.base import Metric
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from penstock.messages.commands import PushCommand
     from penstock.messages.local import FetchedPrompt
 
-ArgumentTs = TypeVarTuple("ArgumentTs")
 PATH: Final = "/trajectories"
 SHUTDOWN_S: Final = 1.0
 
@@ -57,12 +55,9 @@ class PushBackend:
 
     def __init__(self, run_folder: Path, host: str, open_reader: Callable[[], PushReader]) -> None:
         self._run_folder, self._host, self._open_reader = run_folder, host, open_reader
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="pushes", daemon=True)
-        self._closing = asyncio.Event()
+        self._thread = LoopThread("pushes", self._run)
         self._intake: Intake | None = None
         self._num_refused = 0
-        self._token = ""
 
     def start(self, emit: Emit, fail: Fail) -> None:
         """See :class:`~penstock.backends.protocol.Backend`."""
@@ -76,9 +71,9 @@ class PushBackend:
             rows = (GroupRow(group_id, place.row, place.epoch, place.position) for group_id, place in places)
             self._emit(RowsDrawn(rows=tuple(rows)))
         elif isinstance(command, FetchPrompts):
-            self._soon(lambda: self._fetched(self._taker.want(command.requests)))
+            self._thread.soon(lambda: self._fetched(self._taker.want(command.requests)))
         else:
-            self._soon(self._taker_told, command)
+            self._thread.soon(self._taker_told, command)
 
     def gauges(self) -> tuple[Metric, ...]:
         """Groups that were taken, that are wanted now, and requests of this incarnation that were refused."""
@@ -93,22 +88,16 @@ class PushBackend:
 
     def close(self, timeout_s: float) -> None:
         """See :class:`~penstock.backends.protocol.Backend`."""
-        self._soon(self._closing.set)
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
+        self._thread.close(timeout_s)
 
     # --- the loop ---------------------------------------------------------------------------------------------
-
-    def _soon(self, callback: Callable[[Unpack[ArgumentTs]], object], *arguments: *ArgumentTs) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the run
-            self._loop.call_soon_threadsafe(callback, *arguments)
 
     def _run(self) -> None:
         try:
             reader = self._open_reader()
             journal = Journal(self._run_folder, PUSHED)
             self._intake = Intake(journal, reader)  # before the loop: it carries out commands at once
-            with contextlib.closing(journal), asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            with contextlib.closing(journal), self._thread.runner() as runner:
                 runner.run(self._serve())
         except BaseException as error:  # the thread's end must not go unnoticed, whatever ended it
             self._fail(error)
@@ -127,8 +116,7 @@ class PushBackend:
             self._emit(PromptsFetched(prompts=found))
 
     async def _serve(self) -> None:
-        self._token = run_token(self._run_folder)
-        app = application(host=self._host, errors=self._answer_errors, check_key=self._check_key)
+        app = application(host=self._host, errors=self._answer_errors, check_key=key_check(run_token(self._run_folder)))
         app.add_routes([web.post(PATH, self._push), web.get(PATH, self._standing)])
         try:
             listener = await listen(app, self._host, 0, shutdown_s=SHUTDOWN_S)
@@ -137,15 +125,10 @@ class PushBackend:
         try:
             url = reachable_url(self._host, listener.port)
             write_push_address(self._run_folder, url)
-            await self._closing.wait()
+            await self._thread.closing.wait()
             remove_push_address(self._run_folder, url)
         finally:
             await listener.close()
-
-    @web.middleware
-    async def _check_key(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        check_key(request.headers, self._token)
-        return await handler(request)
 
     @web.middleware
     async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:

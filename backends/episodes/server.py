@@ -26,7 +26,7 @@ from penstock.backends.episodes.api import (
     SessionLine,
     SessionTaken,
 )
-from penstock.backends.episodes.http import answer_errors, check_key, json_response
+from penstock.backends.episodes.http import answer_errors, json_response, key_check
 from penstock.backends.episodes.messages_api import MessageReplies, MessagesRequest, as_chat
 from penstock.backends.episodes.replies import EpisodeEndedError, Replies, event_of
 from penstock.backends.episodes.sessions import ignored_fields
@@ -36,8 +36,6 @@ from penstock.messages.samples import Completed, InfraError, PolicyError, Reward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from aiohttp.typedefs import Handler
 
     from penstock.backends.episodes.protocol import EpisodeOutcome
     from penstock.backends.episodes.sessions import Rules, Session
@@ -78,7 +76,7 @@ class GatewayServer:
 
     def app(self, host: str, bounds: Bounds = BOUNDS) -> web.Application:
         """What is served at this address."""
-        app = application(host=host, errors=answer_errors, check_key=self._check_key, bounds=bounds)
+        app = application(host=host, errors=answer_errors, check_key=key_check(self._token), bounds=bounds)
         app.add_routes(
             [
                 web.post("/sessions", self._take),
@@ -93,11 +91,6 @@ class GatewayServer:
             ]
         )
         return app
-
-    @web.middleware
-    async def _check_key(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        check_key(request.headers, self._token)
-        return await handler(request)
 
     # --- sessions ---------------------------------------------------------------------------------------------
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from penstock.backends.learners.checkpoints.names import CHECKPOINTS, checkpoint_in, is_of_a_run
 from penstock.backends.ledger.audit_books import AuditBooks
 from penstock.backends.ledger.audited_evaluations import AuditedEvaluation, EvaluatedSampleRow, digest_of
 from penstock.backends.ledger.audited_group import AuditedGroup, Finding, digest
@@ -28,6 +28,7 @@ from penstock.messages.training import Balance, CauseCount
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
+    from pathlib import Path
 
 GROUPS_A_PAGE: Final = 1000
 ENTRIES_A_PAGE: Final = 1000
@@ -73,7 +74,7 @@ class CheckpointFact(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int
     path: str
-    place: Literal["on disk", "modelled", "missing"]
+    place: Literal["on disk", "modelled", "in another run's folder", "missing"]
 
 
 class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -296,22 +297,27 @@ class _Auditor(SqliteReader):
     def _locate(self, version: int, recorded: str) -> CheckpointFact:
         if recorded.startswith(MODELLED):
             return CheckpointFact(version=version, path=recorded, place="modelled")
-        run_folder = self._file.parent  # which may have been moved since, with all that is in it
-        places = (Path(recorded), run_folder / recorded, run_folder / "checkpoints" / Path(recorded).name)
-        for place in places:
-            if place.exists():
-                return CheckpointFact(version=version, path=str(place), place="on disk")
-        return CheckpointFact(version=version, path=recorded, place="missing")
+        run_folder = self._file.parent
+        found = checkpoint_in(run_folder / CHECKPOINTS, recorded)
+        if not found.exists():
+            found = run_folder / recorded
+        if not found.exists():
+            return CheckpointFact(version=version, path=recorded, place="missing")
+        is_elsewhere = is_of_a_run(recorded) and not found.resolve().is_relative_to(run_folder.resolve())
+        return CheckpointFact(
+            version=version, path=str(found), place="in another run's folder" if is_elsewhere else "on disk"
+        )
 
     def _miss_checkpoints(self, facts: Collection[CheckpointFact]) -> None:
-        missing = [fact for fact in facts if fact.place == "missing"]
+        missing = [fact for fact in facts if fact.place not in ("on disk", "modelled")]
         if missing:
             with self._named("read"):
                 while self._catch_up():  # it may have been released in the meantime
                     pass
         for fact in missing:
             if fact.version in self._books.resumable():
-                self._find(f"checkpoint {fact.version} is not on disk: {fact.path}")
+                where = "not on disk" if fact.place == "missing" else fact.place
+                self._find(f"checkpoint {fact.version} is {where}: {fact.path}")
 
     # --- the report -------------------------------------------------------------------------------------------
 

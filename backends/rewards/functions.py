@@ -74,6 +74,7 @@ from penstock.backends.rewards.wire import (
 from penstock.messages.arrays import tokens_view
 from penstock.messages.option_keys import Names, is_user_code
 from penstock.messages.samples import Group
+from penstock.messages.texts import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -232,7 +233,8 @@ def group_judged(call: GroupCall, elapsed_s: float, returned: object, key: str |
     results = cast("Sequence[object]", plain)
     if len(results) != len(call.samples):
         raise NoRewardError(
-            f"the reward function returned {len(results)} rewards for a group of {len(call.samples)} samples"
+            f"the reward function returned {counted(len(results), 'reward')} for a group of "
+            f"{counted(len(call.samples), 'sample')}"
         )
     each: list[Judged | CallFailed] = []
     for sample, result in zip(call.samples, results, strict=True):

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.messages.samples import TerminalState
+from penstock.messages.texts import counted
 from penstock.runtime.launch.certificate import VERIFIER_FILE, check_can_be_certified, write_certificate
 from penstock.runtime.launch.runs import audit_run
 from penstock.runtime.observability.summary import read_summary
@@ -42,7 +43,7 @@ def show_audit(folder: Path, console: Console, *, certificate: Path | None = Non
     if certificate is not None:
         check_can_be_certified(folder, certificate)
     report = audit_run(folder)
-    console.print(f"[bold]{escape(str(folder))}[/]  {report.num_entries:,} entries\n")
+    console.print(f"[bold]{escape(str(folder))}[/]  {counted(report.num_entries, 'entry')}\n")
     console.print(_balance_table(report))
     console.print(_waste_table(report, folder))
     for line in _facts(report):
@@ -56,7 +57,7 @@ def show_audit(folder: Path, console: Console, *, certificate: Path | None = Non
         console.print(f"  [red]✗[/] {place}{escape(finding.text)}")
     if (hidden := len(report.findings) - MAX_SHOWN) > 0:
         console.print(f"  … and {hidden:,} more")
-    console.print(f"[bold red]{len(report.findings):,} disagreements[/]")
+    console.print(f"[bold red]{counted(len(report.findings), 'disagreement')}[/]")
     if certificate is not None:
         console.print("no certificate was written: the ledger does not agree with itself")
     return 1
@@ -125,7 +126,7 @@ def _estimates(folder: Path, generated: int) -> Iterator[tuple[str, int]]:
 
 
 def _facts(report: AuditReport) -> Iterator[str]:
-    receipts = f"{report.num_trained_tokens:,} tokens trained"
+    receipts = f"{counted(report.num_trained_tokens, 'token')} trained"
     if report.num_masked_tokens:
         receipts += f", {report.num_masked_tokens:,} too old for a loss"
     if report.num_given_tokens:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from penstock.backends.engines.spec import are_modelled
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 from penstock.runtime.chaos.faults import (
     LINK_FAULTS,
     REWARD_FAULTS,
@@ -206,11 +207,17 @@ def show_verdict(verdict: Verdict, console: Console) -> None:
     restarts = ", ".join(f"{name} × {count}" for name, count in sorted(verdict.restarts.items())) or "none"
     usual = verdict.usual_tokens_per_s
     rows = (
-        ("completed", f"{'yes' if verdict.completed else 'NO'}, {verdict.version} of {verdict.num_steps} steps"),
+        (
+            "completed",
+            f"{'yes' if verdict.completed else 'NO'}, {verdict.version} of {counted(verdict.num_steps, 'step')}",
+        ),
         ("drives", f"{len(verdict.exit_codes)}, exit codes {', '.join(map(str, verdict.exit_codes)) or '–'}"),
         ("balance", _balance(verdict)),
         ("staleness", f"largest {verdict.max_staleness}, bound {verdict.staleness_bound}"),
-        ("duplicates", f"{verdict.duplicate_groups} groups trained twice, {verdict.generated_again} issued again"),
+        (
+            "duplicates",
+            f"{counted(verdict.duplicate_groups, 'group')} trained twice, {verdict.generated_again} issued again",
+        ),
         ("tokens", tokens_text(verdict.balance)),
         (
             "beside these",
@@ -231,7 +238,7 @@ def show_verdict(verdict: Verdict, console: Console) -> None:
 
 
 def _balance(verdict: Verdict) -> str:
-    text = f"{verdict.issued:,} samples issued, {verdict.trained:,} trained"
+    text = f"{counted(verdict.issued, 'sample')} issued, {verdict.trained:,} trained"
     return f"{text}, {verdict.evaluated:,} evaluated" if verdict.evaluated else text
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from rich.markup import escape
 
+from penstock.messages.texts import counted
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -38,10 +40,10 @@ def show_collected(folder: Path, console: Console) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("collected", f"{len(groups):,} groups, {len(every):,} samples")
+    table.add_row("collected", f"{counted(len(groups), 'group')}, {counted(len(every), 'sample')}")
     table.add_row("reward", f"mean {statistics.fmean(every):.3f}, {_quantiles(every)}")
     spread = sum(len(set(group)) > 1 for group in rewards)
-    table.add_row("", f"{spread:,} groups with different rewards, from which a group estimator learns")
+    table.add_row("", f"{counted(spread, 'group')} with different rewards, from which a group estimator learns")
     chances = pass_at_k([[reward == 1.0 for reward in group] for group in rewards])
     if chances:
         table.add_row("pass@k", ", ".join(f"{k}: {chance:.3f}" for k, chance in chances.items()))

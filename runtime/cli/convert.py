@@ -24,6 +24,7 @@ from penstock.backends.learners.checkpoints.record import (
 )
 from penstock.backends.learners.convert_model import FORMATS, convert_model, format_of, parse_size
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 from penstock.runtime.launch.runs import model_folder
 from penstock.runtime.observability.texts import count_text
 
@@ -66,7 +67,7 @@ def convert(
             written = convert_model(folder, target.absolute(), plan, begun=begun, target_format=target_format)
     except OSError as error:
         raise UserFault(f"{target}: cannot be written: {error}") from error
-    files = "1 file" if written.num_files == 1 else f"{written.num_files} files"
+    files = counted(written.num_files, "file")
     console.print(
         f"wrote {written.num_tensors:,} weights, {written.size_bytes:,} bytes, in {files}; read back and compared"
     )

@@ -26,6 +26,7 @@ from penstock.backends.data.streamed import StreamedRows
 from penstock.backends.learners.spec import is_modelled
 from penstock.messages.arrays import tokens_view
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 from penstock.runtime.launch.hub import with_hub
 from penstock.runtime.observability.texts import count_text
 from penstock.runtime.run.rows import read_dataset, read_evaluation, row_notices
@@ -188,7 +189,7 @@ def _shown(prompt: Prompt, where: str = "") -> Panel:
     if prompt.num_retries is not None:
         parts.append(f"[dim]retries[/] {prompt.num_retries}")
     parts += [f"[dim]{each.kind}[/] {escape(each.reference[:MAX_REFERENCE_LENGTH])}" for each in prompt.media]
-    title = f"{where}row {prompt.row} · {len(tokens_view(prompt.tokens))} tokens"
+    title = f"{where}row {prompt.row} · {counted(len(tokens_view(prompt.tokens)), 'token')}"
     return Panel("\n".join(parts), title=title, title_align="left", border_style="dim")
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from penstock.backends.learners.step_dumps import FIGURES
+from penstock.messages.texts import counted
 from penstock.runtime.dashboard.sample_tokens import tokenizer_of
 from penstock.runtime.observability.step_difference import ORDER, SAMPLES, compare_steps
 from penstock.runtime.safe_text import terminal_text
@@ -59,7 +60,7 @@ def _show(compared: StepsCompared, first: Path, console: Console) -> None:
         console.print(Text(f"  {terminal_text(run).ljust(width)}  {value}"), soft_wrap=True)
     before = ", ".join(ORDER[: ORDER.index(found.column)])
     same = f"; {before} are the same in this step" if before else ""
-    unit = "sequences" if found.position is None else f"tokens in {found.num_sequences} sequences"
+    unit = "sequences" if found.position is None else f"tokens in {counted(found.num_sequences, 'sequence')}"
     console.print(Text(f"  it differs in {found.num_different} {unit}{same}"), soft_wrap=True)
 
 

@@ -28,6 +28,7 @@ from penstock.backends.engines.served.sglang.environment import (
 from penstock.backends.engines.served.sglang.environment_build import check_import
 from penstock.backends.learners.megatron.layout.config_fields import MEGATRON_VERSION
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 from penstock.runtime.preflight.megatron import (
     INSTALL,
     INSTALL_LAYERS,
@@ -137,7 +138,7 @@ def check_sglang(*, is_cpu: bool | None = None) -> Finding:
         versions = check_import(find_environment(folder, is_cpu=is_cpu))
     except UserFault as error:
         return Finding("SGLang", "bad", str(error), fix)
-    gpus = f", {versions.num_gpus} GPUs" if versions.num_gpus else ""
+    gpus = f", {counted(versions.num_gpus, 'GPU')}" if versions.num_gpus else ""
     found = f"{versions.sglang} for {device_name(is_cpu=is_cpu)} with torch {versions.torch}{gpus}, {folder}"
     return Finding("SGLang", "ok", found)
 

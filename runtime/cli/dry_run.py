@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.syntax import Syntax
 
 from penstock.backends.learners.spec import LEARNERS
+from penstock.messages.texts import counted
 from penstock.runtime.cli.engine_memory import embedded_text
 from penstock.runtime.cli.megatron_plan import megatron_text
 from penstock.runtime.cli.node_plan import node_text, plan_nodes
@@ -85,7 +86,7 @@ def placement_text(scenario: Scenario) -> str:
         + [(row.name, str(row.num_processes), str(row.num_threads), row.device, row.remark) for row in rows]
     )
     where = scenario.runtime.ray_address or "this machine, with Ray started embedded"
-    lines.append(f"{sum(row.num_processes for row in rows)} processes on {where}{_gpus(scenario)}")
+    lines.append(f"{counted(sum(row.num_processes for row in rows), 'process')} on {where}{_gpus(scenario)}")
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
@@ -96,7 +97,7 @@ def dump_text(scenario: Scenario) -> str:
         return ""
     parts = " for each part of an episode" if scenario.episode.kind != "single" else ""
     return (
-        f"# learner.dump: {num_steps} steps of at most {bytes_text(of_step)}{parts}, "
+        f"# learner.dump: {counted(num_steps, 'step')} of at most {bytes_text(of_step)}{parts}, "
         f"{bytes_text(num_steps * of_step)} together before compression\n#\n"
     )
 
@@ -122,4 +123,4 @@ def _gpus(scenario: Scenario) -> str:
         return ""
     is_optional = all(need.is_optional for need in needs_of(scenario))
     how = scenario.engines.placement
-    return f"; asks for {num_gpus} GPU{'s' * (num_gpus > 1)}{' where there are any' * is_optional} (placement {how})"
+    return f"; asks for {counted(num_gpus, 'GPU')}{' where there are any' * is_optional} (placement {how})"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.markup import escape
 
+from penstock.messages.texts import counted
 from penstock.runtime.cli.prediction import show_models
 from penstock.runtime.prediction.imports.about import read_about
 from penstock.runtime.prediction.imports.described import checked_import, write_described
@@ -14,6 +15,7 @@ from penstock.runtime.prediction.imports.measured import Measured
 from penstock.runtime.prediction.imports.read import read_logs
 from penstock.runtime.prediction.imports.rollouts import read_rollouts
 from penstock.runtime.prediction.models import write_models
+from penstock.runtime.prediction.planning.planned_file import refuse_existing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +39,11 @@ def import_and_show(asked: Asked, console: Console, *, has_checks: bool, as_json
     """Read, fit, check, write, print.
 
     Raises:
-        UserFault: a log cannot be read, or does not say enough; the message says what would.
+        UserFault: a log cannot be read, or does not say enough; the message says what would. Or a file is there.
     """
+    refuse_existing(asked.out)
+    if asked.scenario is not None:
+        refuse_existing(asked.scenario, "--scenario")
     found = Measured(read_logs(asked.logs), read_about(asked.about), forced=asked.log_format)
     samples = [] if asked.rollouts is None else read_rollouts(asked.rollouts, found.mean_tokens)
     models = fit(found, asked.logs[0], samples)
@@ -50,7 +55,7 @@ def import_and_show(asked: Asked, console: Console, *, has_checks: bool, as_json
         write_described(found, models, asked.scenario)
     if not as_json:
         how = "generating while it trains" if found.is_overlapped else "generating and training in turns"
-        console.print(f"{found.system}: {len(found.steps):,} steps, {how} ({found.policy})")
+        console.print(f"{found.system}: {counted(len(found.steps), 'step')}, {how} ({found.policy})")
     show_models(models, asked.out, console, as_json=as_json)
     if asked.scenario is not None and not as_json:
         console.print(f"written: {escape(str(asked.scenario))}", soft_wrap=True)

@@ -17,6 +17,7 @@ from penstock.backends.ledger.protocol import LedgerStoreError
 from penstock.backends.ledger.sqlite import SqliteReader, open_read_only
 from penstock.backends.ledger.tables import TABLES, VIEWS
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 from penstock.runtime.launch.runs import ledger_file
 from penstock.runtime.safe_text import terminal_lines
 
@@ -81,7 +82,7 @@ def _show(names: Sequence[str], rows: Iterable[Sequence[object]], console: Conso
     for row in found:
         table.add_row(*(_cell(value) for value in row))
     console.print(table)
-    console.print(f"{len(found):,} row{'' if len(found) == 1 else 's'}")
+    console.print(counted(len(found), "row"))
 
 
 def _cell(value: object) -> str:

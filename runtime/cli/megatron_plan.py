@@ -10,6 +10,7 @@ from penstock.backends.learners.megatron.layout.layout import layout_of
 from penstock.backends.learners.megatron.layout.memory import pieces_of
 from penstock.backends.learners.megatron.layout.model_config import with_options
 from penstock.backends.learners.megatron.layout.stages import layers_of_stages
+from penstock.messages.texts import counted
 from penstock.runtime.cli.engine_memory import engine_lines
 from penstock.runtime.cli.megatron_memory import memory_lines
 from penstock.runtime.cli.tables import aligned, count_text, listed
@@ -172,8 +173,8 @@ def _batch_lines(scenario: Scenario, layout: Layout) -> Iterator[str]:
     if layout.virtual_pipeline > 1:
         rounds = math.ceil(rounds / layout.pipeline) * layout.pipeline
     steps = learner.num_updates * learner.num_passes
-    yield f"batch: {samples} samples, {steps} optimizer step{'s' * (steps > 1)} of {in_step}"
-    most = f"at most {rounds} micro-batch{'es' * (rounds > 1)} of {max(bound, longest)} tokens a step"
+    yield f"batch: {counted(samples, 'sample')}, {counted(steps, 'optimizer step')} of {in_step}"
+    most = f"at most {counted(rounds, 'micro-batch')} of {max(bound, longest)} tokens a step"
     yield f"  each data-parallel rank runs {most}, if all samples have the {longest} tokens of model.max_context"
     if layout.pipeline > 1:
         idle = (layout.pipeline - 1) / (layout.virtual_pipeline * rounds + layout.pipeline - 1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock.backends.engines.served.sglang.environment import num_cuda_gpus
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER
+from penstock.messages.texts import counted
 from penstock.runtime.cli.tables import aligned
 from penstock.runtime.run.gpu_needs import NodeGpus
 from penstock.runtime.run.placement import Placement, needs_of, num_gpus_asked, place
@@ -63,7 +64,9 @@ def plan_nodes(scenario: Scenario, gpus_per_node: int | None = None) -> NodePlan
 
 def node_text(plan: NodePlan) -> list[str]:
     """A heading, and a line for each node."""
-    nodes = f"{plan.num_nodes} of {plan.gpus_per_node} GPUs{' each' * (plan.num_nodes > 1)} (--gpus-per-node)"
+    nodes = (
+        f"{plan.num_nodes} of {counted(plan.gpus_per_node, 'GPU')}{' each' * (plan.num_nodes > 1)} (--gpus-per-node)"
+    )
     if plan.refusal:
         return [f"nodes: {nodes} have no place for all", f"  {plan.refusal}"]
     rows = [(f"  node {node}", _on_node(plan, str(node))) for node in range(plan.num_nodes)]
@@ -101,4 +104,4 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _gpus(count: int) -> str:
-    return f"{count} GPU{'s' * (count > 1)}"
+    return counted(count, "GPU")

@@ -21,6 +21,7 @@ from penstock.messages.names import (
     reward_model_name,
     teacher_name,
 )
+from penstock.messages.texts import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +74,9 @@ def _learner(options: LearnerOptions) -> Placed:
         return Placed(LEARNER, 1, threads, device, options.backend)
     each = "" if device == "cpu" else ", 1 GPU each where there are any" if device == "auto" else ", 1 GPU each"
     parts = f" ({num_ranks - apart} of the policy, {apart} of the critic)" if (apart := options.critic_ranks) else ""
-    return Placed(LEARNER, 1 + num_ranks, threads, device, f"{options.backend}, {num_ranks} ranks{parts}{each}")
+    return Placed(
+        LEARNER, 1 + num_ranks, threads, device, f"{options.backend}, {counted(num_ranks, 'rank')}{parts}{each}"
+    )
 
 
 def _engines(options: EnginesOptions) -> Iterator[Placed]:
@@ -132,4 +135,4 @@ def _gpus(group: EngineGroupOptions | RewardModelOptions) -> str:
     if size is None:
         return ""
     over = f" over {size.node_counts[0]} nodes" if size.node_counts[0] > 1 else ""
-    return f", {size.num_gpus} GPU{'s' * (size.num_gpus > 1)} each{over}"
+    return f", {counted(size.num_gpus, 'GPU')} each{over}"

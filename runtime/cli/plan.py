@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 from penstock.runtime.cli.prediction import model_errors, percent, spread_text
 from penstock.runtime.observability.facts import command_line
 from penstock.runtime.observability.texts import duration_text, length_text, number_text, short_count
@@ -62,7 +63,7 @@ def plan_and_show(
     remarks = _remarks(plan, asked, space, models)
     write_planned(space.real_of(plan.chosen.candidate), out, remarks)
     try:
-        title = f"{space.real.run.name}: {asked.num_devices} devices"
+        title = f"{space.real.run.name}: {counted(asked.num_devices, 'device')}"
         svg = pareto_svg(plan, title, has_price=asked.objective is Objective.COST)
         picture.write_text(svg, encoding="utf-8")
     except OSError as error:
@@ -95,8 +96,9 @@ def _rounds(bar: Progress, most: int) -> Callable[[int], Callable[[], None]]:
 
 def _table(plan: Plan, asked: Asked, space: Space) -> Table:
     title = (
-        f"[bold]{escape(space.real.run.name)}[/]: up to {asked.num_devices} devices, for {asked.objective}; what "
-        f"nothing beats, mean of {asked.num_seeds} seeds, lowest to highest"
+        f"[bold]{escape(space.real.run.name)}[/]: up to {counted(asked.num_devices, 'device')}, for "
+        f"{asked.objective}; what "
+        f"nothing beats, mean of {counted(asked.num_seeds, 'seed')}, lowest to highest"
     )
     table = Table(title=title, box=box.ROUNDED, title_justify="left", show_lines=True)
     headings = ["engines + learner", "tokens/s", "step", "age", "busy"]
@@ -112,7 +114,7 @@ def _table(plan: Plan, asked: Asked, space: Space) -> Table:
 def _cells(each: Measured, asked: Asked, space: Space) -> list[str]:
     choice = each.candidate
     goodput = f"\ngoodput {percent(each.goodput.mean)}" if each.goodput.mean < 0.9995 else ""
-    few = f"\n{each.num_seeds} of {asked.num_seeds} seeds" if each.num_seeds < asked.num_seeds else ""
+    few = f"\n{each.num_seeds} of {counted(asked.num_seeds, 'seed')}" if each.num_seeds < asked.num_seeds else ""
     cells = [
         f"{choice.split}\n{choice.slots:,} slots\n{escape(choice.schedule)}",
         _over(each.tokens_per_s, short_count) + few,
@@ -164,7 +166,8 @@ def _remarks(plan: Plan, asked: Asked, space: Space, models: Models | None) -> l
         asked.objective, "highest throughput"
     )
     return [
-        f"Chosen for {objective} on up to {asked.num_devices} devices: {choice.short} ({choice.num_devices} devices).",
+        f"Chosen for {objective} on up to {counted(asked.num_devices, 'device')}: {choice.short} "
+        f"({counted(choice.num_devices, 'device')}).",
         f"Predicted: {spread_text(best.tokens_per_s, short_count)} trained tokens/s, a step in "
         f"{length_text(best.step_s.mean)}, mean age {best.mean_age.mean:.2f} versions.",
         *(f"Assumed: {text}" for text in space.assumed(choice)),

@@ -9,11 +9,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from penstock.messages.texts import counted
 from penstock.runtime.observability.texts import length_text, number_text, short_count
 from penstock.runtime.prediction.calibrate import calibrate
 from penstock.runtime.prediction.checking import checked
 from penstock.runtime.prediction.forecast import forecast
 from penstock.runtime.prediction.models import write_models
+from penstock.runtime.prediction.planning.planned_file import refuse_existing
 from penstock.runtime.prediction.recorded import read_recording
 from penstock.runtime.terminal import print_json
 
@@ -34,8 +36,9 @@ def calibrate_and_show(
     """Fit, check, write, print.
 
     Raises:
-        UserFault: a run cannot be read or fitted, or the file cannot be written.
+        UserFault: a run cannot be read or fitted, or the file is there already, or cannot be written.
     """
+    refuse_existing(out)
     recordings = [read_recording(folder) for folder in folders]
     models = calibrate(recordings)
     if has_checks:
@@ -61,7 +64,9 @@ def show_models(models: Models, out: Path, console: Console, *, as_json: bool) -
 def _fits_table(models: Models) -> Table:
     num_steps = sum(run.num_steps for run in models.runs)
     table = Table(
-        title=f"fitted to {num_steps:,} steps of {len(models.runs)} runs", box=box.ROUNDED, title_justify="left"
+        title=f"fitted to {counted(num_steps, 'step')} of {counted(len(models.runs), 'run')}",
+        box=box.ROUNDED,
+        title_justify="left",
     )
     for heading in ("fit", "value", "measured", "error on unseen steps", "bias"):
         table.add_column(heading, justify="left" if heading in ("fit", "value") else "right")
@@ -125,7 +130,7 @@ def simulate_and_show(
 
 
 def _forecast_table(found: Forecast) -> Table:
-    title = f"[bold]{escape(found.scenario)}[/]: mean of {len(found.seeds)} seeds, lowest to highest"
+    title = f"[bold]{escape(found.scenario)}[/]: mean of {counted(len(found.seeds), 'seed')}, lowest to highest"
     table = Table(title=title, box=box.ROUNDED, show_header=False, title_justify="left")
     table.add_column(style="dim", no_wrap=True)
     table.add_column()

@@ -66,8 +66,7 @@ def schema() -> None:
     "penstock convert runs/quickstart-20260801-120000 my/model --dtype bfloat16\n\n"
     "penstock convert runs/quickstart-20260801-120000 my/model --version 40 --max-shard-size 2GB\n\n"
     "penstock convert /models/DeepSeek-V3 /models/DeepSeek-V3-BF16 --dtype bfloat16\n\n"
-    "penstock convert my/model --check\n\n"
-    "penstock convert scenario run-qwen3-4B.sh > scenarios/qwen3_4b.yaml"
+    "penstock convert my/model --check"
 )
 def convert(
     source: Annotated[
@@ -93,13 +92,8 @@ def convert(
 ) -> None:
     """Write the model of a run as a folder that transformers and engines load; or say what is wrong with a model.
 
-    [bold]penstock convert scenario SCRIPT[/]: what the arguments of a slime launch script are as a scenario; with
-    [bold]--check[/] what is not in it, and whether it is the same job.
+    For a launch script of slime: [bold]penstock convert scenario --help[/].
     """
-    if str(source) == "scenario" and out is not None and not source.exists():
-        from penstock.runtime.cli.convert_script import convert_script
-
-        raise typer.Exit(convert_script(out, console, is_check=check))
     if check == (out is not None):
         raise UserFault("name either OUT, the folder to write, or --check, which writes nothing")
     from penstock.runtime.cli.convert import convert as write_model
@@ -118,6 +112,23 @@ def convert(
             target_format=target_format,
         )
     )
+
+
+@app.command(
+    "convert scenario",
+    hidden=True,
+    epilog="[bold]Example[/]\n\npenstock convert scenario run-qwen3-4B.sh > scenarios/qwen3_4b.yaml",
+)
+def convert_scenario(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A launch script of slime.")],
+    check: Annotated[
+        bool, typer.Option("--check", help="Print what is not in the scenario, and whether it is the same job.")
+    ] = False,
+) -> None:
+    """Print what the arguments of a slime launch script are as a scenario."""
+    from penstock.runtime.cli.convert_script import convert_script
+
+    raise typer.Exit(convert_script(script, console, is_check=check))
 
 
 @data_commands.command(

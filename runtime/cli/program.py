@@ -9,19 +9,43 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from typer.core import TyperGroup
 
 from penstock.runtime.terminal import TerminalConsole
 
+if TYPE_CHECKING:
+    from typer._click.core import Command, Context
+
+HELP: Final = frozenset(("--help", "-h"))
+
+
+class TwoWords(TyperGroup):
+    """Where a second word says which command is meant."""
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        """``convert scenario`` is a command, unless there is a model of that name; and who asks for help after the name
+        of a benchmark means the benchmark's."""
+        first, *rest = args
+        word = next((each for each in rest if not each.startswith("-")), "")
+        if f"{first} {word}" in self.commands and not Path(word).exists():
+            rest.remove(word)
+            first = f"{first} {word}"
+        elif first == "bench" and rest[:1] == [word]:
+            rest[1:1] = ["--"] * (not HELP.isdisjoint(rest))
+        return super().resolve_command(ctx, [first, *rest])
+
+
 app = typer.Typer(
     name="penstock",
+    cls=TwoWords,
     help="Asynchronous reinforcement-learning post-training of language models.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": sorted(HELP)},
 )
 environments = typer.Typer(help="Environments of their own, for what cannot share Penstock's.", no_args_is_help=True)
 app.add_typer(environments, name="env")

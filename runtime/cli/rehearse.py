@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 from penstock.runtime.cli.prediction import model_errors, percent
 from penstock.runtime.observability.texts import duration_text, number_text, short_count
 from penstock.runtime.prediction.planning.candidate import SECONDS_OF_HOUR, Candidate
@@ -128,11 +129,11 @@ def _show(
 
 
 def _counted(hits: Sequence[str]) -> str:
-    return "1 fault" if len(hits) == 1 else f"{len(hits)} faults"
+    return counted(len(hits), "fault")
 
 
 def _table(found: Rehearsal, completed: Sequence[Played]) -> Table:
-    title = f"[bold]{escape(found.scenario)}[/]: {len(found.runs)} seeds with {escape(found.faults)}"
+    title = f"[bold]{escape(found.scenario)}[/]: {counted(len(found.runs), 'seed')} with {escape(found.faults)}"
     table = Table(title=title, box=box.ROUNDED, title_justify="left")
     for heading in ("", "without faults, P50", "P50", "P95"):
         table.add_column(heading, justify="left" if not heading else "right")

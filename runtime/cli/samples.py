@@ -11,6 +11,7 @@ from rich.text import Text
 
 from penstock.backends.ledger.kept_samples import clipped
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 from penstock.runtime.launch.runs import read_record
 from penstock.runtime.observability.samples import chosen_samples, shown_samples
 from penstock.runtime.safe_text import terminal_lines, terminal_text
@@ -58,7 +59,7 @@ def show_sample(sample: ShownSample, console: Console, limit: int | None) -> Non
     """One of them; of long texts so many characters."""
     kept = sample.kept
     console.print(Rule(f"[bold]{sample.name}[/]  {escape(terminal_text(sample.fate))}", align="left", style="dim"))
-    facts = [sample.rewarded, f"{kept.num_tokens:,} tokens", f"row {kept.row}"]
+    facts = [sample.rewarded, f"{counted(kept.num_tokens, 'token')}", f"row {kept.row}"]
     facts += [f"{kept.outcome}: {kept.detail}" if kept.detail else kept.outcome] if kept.outcome else []
     facts += [f"from version {kept.oldest_version}"] if kept.oldest_version is not None else []
     console.print(Text(terminal_text(" · ".join(facts)), style="cyan"), soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.messages.names import LEARNER
+from penstock.messages.texts import counted
 from penstock.runtime.cli.tables import aligned, bytes_text
 from penstock.runtime.preflight.gpu_memory import DEFAULT_GPU_GB, FRACTION, GB, needs_on_gpus, sleeping_bytes
 from penstock.runtime.scenario.architecture import UnreadableModelError, find_architecture
@@ -27,7 +28,9 @@ def shared_memory_text(scenario: Scenario, nodes: NodePlan, gpu_gb: float | None
     block = nodes.placement.block_of(LEARNER)
     if scenario.engines.placement != "colocate" or block is None or len(block.members) == 1:
         return []
-    heading = f"turns: of {block.num_gpus} GPUs, {nodes.placement.num_learner_ranks} with a rank of the learner"
+    heading = (
+        f"turns: of {counted(block.num_gpus, 'GPU')}, {nodes.placement.num_learner_ranks} with a rank of the learner"
+    )
     try:
         found = find_architecture(scenario)
     except UnreadableModelError as error:

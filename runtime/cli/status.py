@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.padding import Padding
 
+from penstock.messages.texts import counted
 from penstock.runtime.hosts.processes.descendants import is_stopped
 from penstock.runtime.launch.launch import begin_again, resume_command
 from penstock.runtime.launch.runs import SCENARIO_NAME, is_alive, other_host, read_record
@@ -105,7 +106,7 @@ def _progress(folder: Path, *, is_running: bool) -> Iterator[str]:
         yield f"prompts by source: {', '.join(cursors)}"
     balance = last.balance if summary is None else summary.balance
     verdict = "balanced" if balance.is_balanced else "NOT balanced"
-    yield f"{balance.issued} samples issued, {balance.in_system} in the system: {verdict}"
+    yield f"{counted(balance.issued, 'sample')} issued, {balance.in_system} in the system: {verdict}"
     if summary is not None:
         yield summary.story
         if summary.checkpoint:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 from penstock.runtime.cli.node_plan import plan_nodes
 from penstock.runtime.cli.placement import placement
 from penstock.runtime.launch.machine import FAILED, LEFT_OUT, OK, ask_machine
@@ -159,8 +160,8 @@ def _write(asked: Submission, job: Job | None) -> Path:
             job.folder.rmdir()
         raise
     script = job.write(asked.scheduler, run_folder, asked.scenario, text)
-    nodes = f"{num_nodes} node{'s' * (num_nodes > 1)}"
-    _note(f"{script}: {nodes}, {plan.gpus_per_node} GPUs and {plan.cpus_per_node} CPUs each")
+    nodes = counted(num_nodes, "node")
+    _note(f"{script}: {nodes}, {counted(plan.gpus_per_node, 'GPU')} and {counted(plan.cpus_per_node, 'CPU')} each")
     has_image = isinstance(options, SlurmOptions) and options.image is not None
     for path in paths_of(asked.scenario) if remote or has_image else ():
         _note(f"has to be there on the nodes as well: {path}")

@@ -11,6 +11,7 @@ from rich.tree import Tree
 
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import SampleKey, group_name
+from penstock.messages.texts import counted
 from penstock.runtime.launch.runs import read_record
 from penstock.runtime.observability.lives import (
     OF_ATTEMPT,
@@ -221,7 +222,7 @@ def _step_tree(step: int, rows: Sequence[SpanRow], lives: Sequence[Life], chosen
     for row in rows:
         tree.add(_line(row.start_ns - start_ns, row, is_bound=False))
     num_traced = sum(life.is_traced for life in lives)
-    branch = tree.add(f"{len(lives):,} samples, {num_traced:,} of them traced, the slowest first")
+    branch = tree.add(f"{counted(len(lives), 'sample')}, {num_traced:,} of them traced, the slowest first")
     for life in sorted(lives, key=lambda life: -life.duration_s)[: chosen.limit]:
         longest = max(life.stages, key=lambda stage: stage.duration_s)
         branch.add(

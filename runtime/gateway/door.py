@@ -26,7 +26,7 @@ from aiohttp import web
 
 from penstock.backends.data.pushed.intake import RETRY_AFTER_S
 from penstock.backends.episodes.api import GatewayStatus, SessionAsked, SessionTaken
-from penstock.backends.episodes.http import answer_errors, check_key, json_response
+from penstock.backends.episodes.http import answer_errors, json_response, key_check
 from penstock.backends.episodes.pushes import PATH
 from penstock.backends.episodes.registry import read_addresses, read_push_address
 from penstock.backends.episodes.server import MAX_WAIT_S
@@ -36,8 +36,6 @@ from penstock.messages.names import engine_name
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
-
-    from aiohttp.typedefs import Handler
 
     from penstock.backends.episodes.registry import GatewayAddress
     from penstock.backends.processes.http_server import Bounds
@@ -87,7 +85,7 @@ class FrontDoor:
 
     def app(self, host: str, bounds: Bounds = BOUNDS) -> web.Application:
         """What is served at this address."""
-        app = application(host=host, errors=answer_errors, check_key=self._check_key, bounds=bounds)
+        app = application(host=host, errors=answer_errors, check_key=key_check(self._token), bounds=bounds)
         app.cleanup_ctx.append(self._open_client)
         app.add_routes(
             [
@@ -114,11 +112,6 @@ class FrontDoor:
     def _engines(self) -> aiohttp.ClientSession:
         assert self._client is not None
         return self._client
-
-    @web.middleware
-    async def _check_key(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        check_key(request.headers, self._token)
-        return await handler(request)
 
     # --- sessions ---------------------------------------------------------------------------------------------
 

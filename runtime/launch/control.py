@@ -28,6 +28,7 @@ from penstock.backends.engines.transport_preflight import check_transport, sites
 from penstock.messages.errors import UserFault
 from penstock.messages.names import engine_index
 from penstock.messages.operator import EnginesAsked, GrantsPaused, PolicyChanged, SaveAsked
+from penstock.messages.texts import counted
 from penstock.runtime.hosts.processes.operator_door import (
     MAX_BYTES,
     MAX_TIMEOUT_S,
@@ -278,7 +279,7 @@ def _join(folder: Path, given: str) -> EnginesAsked:
         if attached_address(folder, name, options.addresses, engine_index(name)).rstrip("/") == address:
             raise UserFault(f"the server at {address} is {name} of this run already")
     if len(present) >= most_engines(options):
-        raise UserFault(f"the run has {len(present)} engines, and engines.max is {most_engines(options)}")
+        raise UserFault(f"the run has {counted(len(present), 'engine')}, and engines.max is {most_engines(options)}")
     _check_reach(scenario, folder, address)
     model, made = options.fp8_model or scenario.model.path, folder / MODEL_FOLDER
     check(address, made if model is None else Path(model), scenario.model)

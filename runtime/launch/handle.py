@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Self
 from penstock.messages.errors import RunFailedError, UserFault
 from penstock.runtime.launch.apart import RunApart
 from penstock.runtime.launch.control import Told
+from penstock.runtime.launch.inputs import as_given
 from penstock.runtime.launch.launch import what_is_left
 from penstock.runtime.launch.progress import Progress, RunPicture
 from penstock.runtime.launch.runs import (
@@ -267,6 +268,8 @@ def new_folder(parent: Path, name: str) -> Generator[Path]:
     folder = make_run_folder(parent.expanduser().absolute(), name)
     try:
         yield folder
+    except UserFault as error:
+        raise UserFault(as_given(str(error), folder)) from error
     finally:
         if not (folder / RECORD_NAME).is_file():
             shutil.rmtree(folder, ignore_errors=True)

@@ -7,6 +7,7 @@ can be read, and hold what they meant when the run was begun.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
@@ -105,6 +106,19 @@ def write_function(folder: Path, name: str, function: Function) -> GivenFunction
     path.write_text(text, encoding="utf-8")
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     return GivenFunction(f"{path}:{name}", frozenset((*parameters, *("metadata",) * takes_all)))
+
+
+def as_given(text: str, folder: Path) -> str:
+    """An error about what was written here, in the words of who gave it: the run's folder may be gone by then."""
+
+    def named(found: re.Match[str]) -> str:
+        what = {"jsonl": "the given rows", "py": "the given function"}[found["kind"]]
+        name = "" if found["name"] in ("rows", "reward") else f" '{found['name']}'"
+        line = f", line {found['line']}" if found["line"] else ""
+        return f"{what}{name}{line}"
+
+    written = re.escape(str(folder / INPUTS))
+    return re.sub(rf"{written}/(?P<name>[^/\n]+?)\.(?P<kind>jsonl|py)(:(?P<line>\d+))?", named, text)
 
 
 def _inputs(folder: Path) -> Path:

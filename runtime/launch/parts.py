@@ -12,6 +12,7 @@ from penstock.backends.checkpoint.hf_config import HfConfig, read_config
 from penstock.backends.ledger.protocol import LedgerStoreError
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 from penstock.runtime.launch.runs import read_record
 from penstock.runtime.launch.status import state_of
 
@@ -59,7 +60,9 @@ def recorded_batches(scenario: Scenario, console: Console) -> Generator[Iterator
                 f"{batches.run.samples_per_group} samples; set it to that"
             )
         console.print(
-            f"{len(batches.batches)} batches of {batches.num_groups} groups from {escape(str(folder))}", soft_wrap=True
+            f"{counted(len(batches.batches), 'batch')} of {counted(batches.num_groups, 'group')} "
+            f"from {escape(str(folder))}",
+            soft_wrap=True,
         )
         yield batches.entries()
     finally:

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing, nullcontext
-from typing import TYPE_CHECKING, Final, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 from rich.markup import escape
 
+from penstock.backends.learners.checkpoints.names import CHECKPOINTS, checkpoint_in, is_of_a_run
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 from penstock.runtime.hosts.processes.descendants import is_stopped
 from penstock.runtime.hosts.processes.leftovers import clear_leftovers, end_process
 from penstock.runtime.launch.launch import Ended, check, drive, write_scenario
@@ -33,7 +36,6 @@ from penstock.runtime.scenario.keys import show
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from rich.console import Console
 
@@ -108,6 +110,7 @@ def resume(
             return Ended(folder, 0)
         _clear(folder, record, console)
         _check_num_steps(folder, scenario)
+        _check_checkpoint(folder)
         check(scenario, folder.parent, console)
         if overrides:
             write_scenario(folder, scenario)
@@ -170,7 +173,7 @@ def _clear(folder: Path, record: RunRecord, console: Console) -> None:
     if left:
         raise UserFault(f"{folder}: processes of the last drive cannot be killed: {', '.join(map(str, left))}")
     if num_killed:
-        console.print(f"ended {num_killed} processes that were left of the last drive")
+        console.print(f"ended {counted(num_killed, 'process')} left of the last drive")
 
 
 def _check_num_steps(folder: Path, scenario: Scenario) -> None:
@@ -189,15 +192,41 @@ def num_begun(folder: Path) -> int:
     if not path.exists():
         if steps := read_steps(folder):
             raise UserFault(
-                f"{path}: the ledger is not there, and the run has trained {steps[-1].version} steps: what they were "
+                f"{path}: the ledger is not there, and the run has trained "
+                f"{counted(steps[-1].version, 'step')}: what they were "
                 f"trained on, and so what comes next, stands nowhere else. Put it back, with {LEDGER_FILE}-wal where "
                 "there was one; or begin a new run from a checkpoint: penstock run SCENARIO "
                 f"model.path={folder}/checkpoints/…"
             )
         return 0
-    try:
-        with closing(open_read_only(path)) as database:
-            (version,) = database.execute("SELECT coalesce(max(version), 0) FROM batches").fetchone()
-    except sqlite3.Error as error:
-        raise UserFault(f"{path}: the ledger cannot be read: {error}") from None
+    (version,) = _row(path, "SELECT coalesce(max(version), 0) FROM batches") or (0,)
     return int(version)
+
+
+def _check_checkpoint(folder: Path) -> None:
+    """Whether the checkpoint that the run goes on from is in its folder, which may be a copy, or have been moved."""
+    path = folder / LEDGER_FILE
+    if not path.exists():
+        return  # there is no receipt either
+    newest = _row(path, "SELECT version, path FROM checkpoints ORDER BY version DESC LIMIT 1")
+    version, recorded = newest or (0, "")
+    found, own = checkpoint_in(folder / CHECKPOINTS, recorded), folder / CHECKPOINTS / Path(recorded).name
+    if is_of_a_run(recorded) and found != own:
+        elsewhere = f"; {found} belongs to another run's folder" if found.is_dir() else ""
+        raise UserFault(
+            f"{own}: the run goes on from its checkpoint of version {version}, which is not there{elsewhere}. Copy "
+            f"{CHECKPOINTS}/ here whole, or start a new run from a model (model.path)"
+        )
+
+
+def _row(ledger: Path, query: str) -> tuple[Any, ...] | None:
+    """The first row that a query of the ledger gives; None where there is none.
+
+    Raises:
+        UserFault: the ledger cannot be read.
+    """
+    try:
+        with closing(open_read_only(ledger)) as database:
+            return cast("tuple[Any, ...] | None", database.execute(query).fetchone())
+    except sqlite3.Error as error:
+        raise UserFault(f"{ledger}: the ledger cannot be read: {error}") from None

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.messages.names import SCORER, is_engine
+from penstock.messages.texts import counted
 from penstock.runtime.observability.accounting import KILLED_ENGINES, NOT_HANDED_OVER
 from penstock.runtime.observability.shares import Shares, shares_text
 from penstock.runtime.observability.texts import NOTHING, count_text, duration_text
@@ -63,7 +64,7 @@ def time_rows(accounts: Accounts) -> Iterator[tuple[str, str]]:
         if is_short or not is_engine(lane.name):
             yield lane.name, _lane_text([lane])
         elif lane is engines[0]:
-            yield f"{len(engines):,} engines", _lane_text(engines)
+            yield counted(len(engines), "engine"), _lane_text(engines)
 
 
 def token_rows(accounts: Accounts) -> Iterator[TokenRow]:

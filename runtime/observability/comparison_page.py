@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.messages.texts import counted
 from penstock.runtime.observability.chart_plans import PLANS, Plan, matches
 from penstock.runtime.observability.charts import line_of
 from penstock.runtime.observability.comparison_texts import arms_table, differences_tables, figures_tables
@@ -46,7 +47,7 @@ def write_comparison(arms: Sequence[ComparedArm], comparison: Comparison, path: 
     runs = [run for arm in arms for run in arm.runs]
     html = render_page(
         "comparison.html.j2",
-        name=f"{len(runs)} runs compared",
+        name=f"{counted(len(runs), 'run')} compared",
         runs=runs,
         facts=_rows([_facts(run) for run in runs]),
         cautions=comparison.cautions,
@@ -121,7 +122,7 @@ def _arm_lines(arm: ComparedArm, axis: Axis, colour: int) -> list[Line]:
         return []
     grid = [low + (high - low) * place / (size - 1) for place in range(size)]
     values = [[value for points in rewards if (value := points.at(min(x, high))) is not None] for x in grid]
-    label = f"arm {arm.name}, mean of {len(rewards)} runs"
+    label = f"arm {arm.name}, mean of {counted(len(rewards), 'run')}"
     means, spread = [statistics.fmean(each) for each in values], [statistics.stdev(each) for each in values]
     return [msgspec.structs.replace(line_of(label, grid, means, spread=spread), colour=colour)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.messages.texts import counted
 from penstock.runtime.observability.courses import WASTE, Axis
 from penstock.runtime.observability.texts import NOTHING, count_text, duration_text, number_text
 
@@ -54,7 +55,7 @@ def arms_table(comparison: Comparison) -> Table:
     """Each run with its arm."""
     rows = [_run_cells(arm, run) for arm in comparison.arms for run in arm.runs]
     num_arms, num_runs = len(comparison.arms), len(rows)
-    title = f"{num_runs} runs in {num_arms} arm{'s' * (num_arms > 1)}"
+    title = f"{counted(num_runs, 'run')} in {counted(num_arms, 'arm')}"
     detail = "Runs of one arm differ in their scenarios in nothing but the seed, their names and observability."
     return Table(title, detail, ["arm", "run", "seed", "steps", "training", "ended"], rows)
 

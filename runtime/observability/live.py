@@ -23,6 +23,7 @@ from rich.control import Control
 from rich.live import Live
 from rich.markup import escape
 
+from penstock.messages.texts import counted
 from penstock.runtime.observability.evaluations import evaluation_text
 from penstock.runtime.observability.live_state import PAUSED_TEXT, LiveState
 from penstock.runtime.observability.live_view import draw
@@ -265,7 +266,7 @@ class LiveView:
         now_s, state = self._clock_s(), self._state
         self._end_phase(now_s)
         if self._live is None and (self._is_plain_due(now_s) or state.num_answers >= state.total_answers):
-            self._print(f"{state.num_answers}/{state.total_answers} answers")
+            self._print(f"{state.num_answers}/{counted(state.total_answers, 'answer')}")
 
     def _is_plain_due(self, now_s: float) -> bool:
         if now_s - self._last_plain_s < self._plain_interval_s:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.messages.names import is_engine
+from penstock.messages.texts import counted
 from penstock.messages.training import Activity
 from penstock.runtime.observability.live_state import PAUSED_TEXT
 from penstock.runtime.observability.shares import LABELS
@@ -58,7 +59,10 @@ def draw(state: LiveState, now_s: float, width: int, height: int) -> RenderableT
     if state.is_paused:
         parts.append(Text(PAUSED_TEXT, style="yellow"))
     if first := next(iter(state.figures.failures.counts), None):
-        told = f"{state.figures.failures.num_samples:,} samples failed, most often: {terminal_text(first.example)}"
+        told = (
+            f"{counted(state.figures.failures.num_samples, 'sample')} failed, most often: "
+            f"{terminal_text(first.example)}"
+        )
         parts.append(Text(told, style="red", no_wrap=True, overflow="ellipsis"))
     room = height - 10
     if state.actors and room >= 3:
@@ -71,7 +75,7 @@ def _head(state: LiveState, now_s: float, width: int) -> RenderableType:
     table = Table.grid(padding=(0, 1))
     if state.total_answers:
         bar = ProgressBar(total=state.total_answers, completed=state.num_answers, width=MAX_BAR)
-        told = Text(f"{state.num_answers}/{state.total_answers} answers")
+        told = Text(f"{state.num_answers}/{counted(state.total_answers, 'answer')}")
         table.add_row(Text(state.name, style="bold"), bar, told, Text(elapsed, style="dim"))
         return table
     if not state.version:
@@ -160,7 +164,7 @@ def _engines_row(engines: dict[str, ActorState]) -> tuple[Text, Text, Text]:
             states.append("● ", style=COLOURS[activity]).append(f"{counts[activity]} {LABELS[activity]}  ")
     busy = sum(actor.shares.busy for actor in engines.values()) / len(engines)
     restarts = sum(actor.num_restarts for actor in engines.values())
-    label = Text(f"{len(engines):,} engines")
+    label = Text(f"{counted(len(engines), 'engine')}")
     if restarts:
         label.append(f" ↻{restarts}", style="yellow")
     return label, states, Text(f"busy {100 * busy:.0f} %", style="dim")

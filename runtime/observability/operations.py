@@ -16,6 +16,7 @@ import msgspec
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 from penstock.runtime.observability.charts import STEPS, Mark
 from penstock.runtime.observability.facts import read_starts
 from penstock.runtime.observability.summary import HeldPolicy
@@ -183,7 +184,7 @@ def scalings_of(operations: Sequence[AnyOperation]) -> tuple[str, ...]:
     """How many engines there were from which step on, and why, in words: each change after the start."""
     scalings = [each for each in operations if isinstance(each, Scaling)]
     return tuple(
-        f"step {each.version}: {len(before.engines)} → {len(each.engines)} engines, "
+        f"step {each.version}: {len(before.engines)} → {counted(len(each.engines), 'engine')}, "
         f"{each.reason or 'as an operator has said'}"
         for before, each in pairwise(scalings)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from penstock.messages.texts import counted
 from penstock.runtime.observability.live_state import PAUSED_TEXT
 from penstock.runtime.observability.texts import short_count
 
@@ -49,4 +50,4 @@ def _calls(rewards: dict[str, float]) -> str:
 
 def _failed(state: LiveState) -> str:
     number = state.figures.failures.num_samples
-    return f"; {number:,} samples failed" if number else ""
+    return f"; {counted(number, 'sample')} failed" if number else ""

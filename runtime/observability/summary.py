@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.learners.checkpoints.names import CHECKPOINTS, checkpoint_in
 from penstock.messages.errors import UserFault
 from penstock.messages.reasons import ReasonCount
 from penstock.messages.samples import TerminalState
@@ -16,7 +18,6 @@ from penstock.runtime.observability.evaluations import DatasetOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 SUMMARY_FILE: Final = "summary.json"
 USEFUL: Final = (TerminalState.TRAINED, TerminalState.EVALUATED)
@@ -216,13 +217,21 @@ def set_summary_aside(run_folder: Path) -> RunSummary | None:
 
 
 def read_summary(run_folder: Path) -> RunSummary | None:
-    """The summary of a run; None when the run was cut off before it could write one.
+    """The summary of a run, with its files where they are now; None when the run was cut off before it could write one.
 
     Raises:
         UserFault: the file is no summary.
     """
     path = run_folder / SUMMARY_FILE
-    return _decode(path) if path.exists() else None
+    if not path.exists():
+        return None
+    found, folder = _decode(path), run_folder.absolute()  # which may be a copy, or have been moved
+    return msgspec.structs.replace(
+        found,
+        checkpoint=found.checkpoint and str(checkpoint_in(folder / CHECKPOINTS, found.checkpoint)),
+        report=found.report and str(folder / Path(found.report).name),
+        metrics=found.metrics and str(folder / Path(found.metrics).name),
+    )
 
 
 def _aside(run_folder: Path, number: int) -> Path:

@@ -25,6 +25,7 @@ from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import is_evaluation
+from penstock.messages.texts import counted
 from penstock.messages.training import Activity
 from penstock.runtime.observability.actors_file import read_actors
 from penstock.runtime.observability.explain.measure import read_scenario
@@ -201,7 +202,9 @@ def read_recording(folder: Path) -> Recording:
         raise UserFault(f"{folder}: it has no starts.jsonl, so nobody can tell where and when it ran")
     samples, recorded = _ledger(folder / LEDGER_FILE)
     if min(len(recorded), len(steps)) < 2:
-        raise UserFault(f"{folder}: it has made {min(len(recorded), len(steps))} steps; calibration needs two or more")
+        raise UserFault(
+            f"{folder}: it has made {counted(min(len(recorded), len(steps)), 'step')}; calibration needs two or more"
+        )
     said, max_staleness = read_actors(folder), scenario.staleness.max_staleness
     assert max_staleness is not None, "read_scenario() resolves it"
     stretch = stretch_of(len(steps), max_staleness)

@@ -19,6 +19,7 @@ from penstock.messages.errors import UserFault
 from penstock.messages.local import BatchTrained
 from penstock.messages.names import is_engine
 from penstock.runtime.chaos.faults import ChaosKind
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 from penstock.runtime.hosts.virtual.process import Status
 from penstock.runtime.hosts.virtual.simulate import Simulation
 from penstock.runtime.observability.summary import wasted_tokens
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.ledger import LedgerEntry
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
     from penstock.runtime.prediction.workers import Workers
@@ -193,19 +193,14 @@ def played(job: Job) -> Played:
     )
 
 
-class _Watch:
-    """Counts what the learner trains; implements :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+class _Watch(IdleWatcher):
+    """Counts what the learner trains."""
 
     def __init__(self) -> None:
         self.num_trained = 0
 
     def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
         self.num_trained += isinstance(event, BatchTrained)
-
-    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None: ...
-    def heard(self, process: Process, event: Event) -> None: ...
-    def turned(self, process: Process) -> None: ...
-    def lost(self, name: str, cause: str) -> None: ...
 
 
 def _arrange(simulation: Simulation, hits: list[Hit], rate: Rate, gaps: random.Random) -> None:

@@ -15,6 +15,7 @@ from penstock.backends.engines.options import engine_groups
 from penstock.backends.engines.spec import ENGINES
 from penstock.backends.learners.spec import LEARNERS
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 from penstock.runtime.preflight.checkpoints import (
     check_architecture,
     check_checkpoint,
@@ -152,7 +153,8 @@ def check_devices(scenario: Scenario) -> None:
     for key, device in wanted.items():
         if int(device.partition(":")[2] or 0) >= count:
             raise UserFault(
-                f"{key}: {device} is not there: torch {torch.__version__} sees {count} GPUs; set it to cpu or auto, "
+                f"{key}: {device} is not there: torch {torch.__version__} sees "
+                f"{counted(count, 'GPU')}; set it to cpu or auto, "
                 "or install the build of torch for this machine's GPU"
             )
 

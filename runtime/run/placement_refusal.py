@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.engines.spec import EngineSize
 from penstock.messages.names import LEARNER
+from penstock.messages.texts import counted
 from penstock.runtime.run.gpu_needs import learner_size
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def few(names: Sequence[str]) -> str:
 def _asked(need: Need) -> str:
     who = few(need.names)
     each = "" if len(need.names) == 1 else " each"
-    gpus = "1 GPU" if need.size.num_gpus == 1 else f"{need.size.num_gpus} GPUs"
+    gpus = counted(need.size.num_gpus, "GPU")
     over = f" over {need.size.node_counts[0]} nodes" if need.size.node_counts[0] > 1 else ""
     return f"{who} asked for {gpus}{each}{over}"
 
@@ -88,7 +89,10 @@ def _nearest(
         return _fewer_ranks(scenario.learner, fits)
     for num_gpus in range(largest.size.num_gpus - 1, 0, -1):
         if largest.size.num_gpus % num_gpus == 0 and fits(1, EngineSize(num_gpus, (1,))):
-            return f"The largest engine that fits beside the others has {num_gpus} GPUs: reduce tp_size or pp_size"
+            return (
+                f"The largest engine that fits beside the others has {counted(num_gpus, 'GPU')}: "
+                f"reduce tp_size or pp_size"
+            )
     return "Not one engine fits beside the others: add GPUs, or take something off them with device: cpu"
 
 

@@ -20,13 +20,12 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.backends.episodes.http import answer_errors, check_key, json_response
+from penstock.backends.episodes.http import answer_errors, json_response, key_check
 from penstock.backends.processes.http_server import MAX_DEPTH, Bounds, application, decoded, listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from aiohttp.typedefs import Handler
 
 WAIT_S = 60.0
 TOKEN = "secret"
@@ -52,12 +51,7 @@ class Server:
         self.port = port.result(WAIT_S)
 
     async def _serve(self, host: str, bounds: Bounds, port: Future[int]) -> None:
-        @web.middleware
-        async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-            check_key(request.headers, TOKEN)
-            return await handler(request)
-
-        app = application(host=host, errors=answer_errors, check_key=check, bounds=bounds)
+        app = application(host=host, errors=answer_errors, check_key=key_check(TOKEN), bounds=bounds)
         app.add_routes([web.post("/say", self._say)])
         listener = await listen(app, host, 0, bounds=bounds)
         port.set_result(listener.port)

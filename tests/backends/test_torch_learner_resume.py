@@ -283,6 +283,17 @@ def test_a_checkpoint_that_is_not_there_is_named(
     assert "version-0000004: the checkpoint of version 4 is not there" in str(error)
 
 
+def test_a_copied_run_goes_on_from_its_own_checkpoint(
+    whole: Path, model_folder: Path, tmp_path: Path, opened: list[RunningLearner]
+) -> None:
+    copy = Path(shutil.copytree(whole, tmp_path / "copy"))
+    learner = CASES["everything"].open(model_folder, copy, epoch=2)
+    opened.append(learner)
+    learner.ask(OpenLearner(version=1, path=str(tmp_path / "original" / "version-0000001")), LearnerOpened)
+    saved = learner.ask(SaveCheckpoint(version=1), CheckpointWritten)
+    assert Path(saved.path).parent == copy
+
+
 def test_a_model_without_trainer_state_is_no_checkpoint(model_folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"trainer_state/state\.json is missing: expected a checkpoint"):
         read_record(model_folder, version=0)

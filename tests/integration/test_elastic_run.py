@@ -259,7 +259,7 @@ def test_a_joined_engine_that_dies_again_and_again_is_given_up_and_the_run_goes_
         "The limit is runtime.max_restarts = 2"
     )
     assert f"the run goes on without engine/1: {story}" in output
-    assert f"2 → 1 engines, {story}" in told
+    assert f"2 → 1 engine, {story}" in told
     assert any(story in text for text in summary.warnings)
     scalings = [each for each in read_operations(folder) if isinstance(each, Scaling)]
     assert scalings[-1].reason == story

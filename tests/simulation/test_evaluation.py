@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
-from trials.idle_watcher import IdleWatcher
 from trials.trial import EvaluationTrial, Trial
 
 from penstock.backends.ledger.audit import audit_ledger
@@ -18,6 +17,7 @@ from penstock.messages.ledger import RunRecorded, StepRecorded
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import UpdateMode
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

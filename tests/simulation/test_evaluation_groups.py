@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
-from trials.idle_watcher import IdleWatcher
 from trials.trial import EvaluationTrial, Trial
 
 from penstock.backends.engines.options import LatencyOptions
@@ -20,6 +19,7 @@ from penstock.messages.flow import SampleFailed
 from penstock.messages.names import BUFFER, FILTER, PROMPT_SOURCE, SCORER
 from penstock.messages.samples import TerminalState, is_evaluation
 from penstock.messages.training import UpdateMode
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 
 if TYPE_CHECKING:
     from penstock.messages.base import Event

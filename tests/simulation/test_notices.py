@@ -9,7 +9,6 @@ import pytest
 from trials.elastic_watch import ElasticWatch
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun, living_engines
-from trials.idle_watcher import IdleWatcher
 from trials.trial import LONG_RESPONSES, Trial
 
 from penstock.messages.commands import Generate, Send
@@ -17,6 +16,7 @@ from penstock.messages.flow import SampleIssued
 from penstock.messages.local import GenerationEnded
 from penstock.messages.names import PROMPT_SOURCE
 from penstock.messages.training import UpdateMode
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 from penstock.runtime.hosts.virtual.supervisor import Supervisor
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import yaml
 from msgspec.structs import replace
-from trials.idle_watcher import IdleWatcher
 from typer.testing import CliRunner
 
 from penstock.backends.engines.decode_passes import DecodePasses, bands_in
@@ -34,6 +33,7 @@ from penstock.messages.names import LEARNER, SCORER, Role, is_engine
 from penstock.messages.samples import SampleKey
 from penstock.messages.training import Activity
 from penstock.runtime.cli.app import app
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 from penstock.runtime.hosts.virtual.simulate import Simulation
 from penstock.runtime.observability.facts import Start, facts_of
 from penstock.runtime.observability.trackers import ActivityRow, read_activity

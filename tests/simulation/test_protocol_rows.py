@@ -16,7 +16,6 @@ import msgspec
 import pytest
 from trials.faults import Fault, FaultKind, inject
 from trials.fuzz import NeedlessError, TrialRun, run_trial
-from trials.idle_watcher import IdleWatcher
 from trials.requests import Request
 from trials.trial import Trial
 
@@ -38,6 +37,7 @@ from penstock.messages.operator import GrantsPaused, OperatorAnswered, PolicyCha
 from penstock.messages.samples import Group, SampleKey, TerminalState
 from penstock.messages.training import NoticeGiven, OnStale, UpdateMode
 from penstock.messages.weights import WeightsApplied, WeightsCommitted
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
 from penstock.runtime.shell.delivery import Delivery

@@ -10,7 +10,6 @@ import pytest
 from trials.draws import draw_trial
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
-from trials.idle_watcher import IdleWatcher
 from trials.trial import Trial
 
 from penstock.actors.learner.machine import Learner
@@ -20,6 +19,7 @@ from penstock.messages.local import WeightsSwapped
 from penstock.messages.names import LEARNER
 from penstock.messages.training import NoticeGiven, UpdateMode
 from penstock.messages.weights import PublishFailed, VersionAnnounced, WeightsExported
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 
 if TYPE_CHECKING:
     from penstock.backends.simulated.engine import SimulatedEngine

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
-from trials.idle_watcher import IdleWatcher
 from trials.trial import LONG_RESPONSES, Trial
 
 from penstock.actors.prompt_source.machine import PromptSource
@@ -17,6 +16,7 @@ from penstock.messages.flow import SampleGenerated, SampleIssued
 from penstock.messages.membership import LeasesHeld
 from penstock.messages.names import PROMPT_SOURCE, is_engine
 from penstock.messages.training import NoticeGiven, UpdateMode
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 
 if TYPE_CHECKING:
     from penstock.backends.simulated.engine import SimulatedEngine

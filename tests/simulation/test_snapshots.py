@@ -10,7 +10,6 @@ import pytest
 from trials.draws import draw_trial
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
-from trials.idle_watcher import IdleWatcher
 
 from penstock.actors.buffer import machine as buffer_machine
 from penstock.actors.buffer.books import Books
@@ -23,6 +22,7 @@ from penstock.messages.commands import Send
 from penstock.messages.local import Started
 from penstock.messages.names import BUFFER
 from penstock.messages.training import NoticeGiven
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from trials.faults import Fault, FaultKind, inject
-from trials.idle_watcher import IdleWatcher
 
 from penstock.messages.commands import FailRun, JudgeGroup, Record, ReplaceActor, Send, StartTimer
 from penstock.messages.ledger import VersionRecorded
@@ -16,7 +15,7 @@ from penstock.messages.samples import Group, Prompt
 from penstock.messages.training import CheckpointSaved, NoticeGiven
 from penstock.runtime.hosts.virtual.clock import VirtualClock
 from penstock.runtime.hosts.virtual.event_digest import EventDigest
-from penstock.runtime.hosts.virtual.host import HostSettings, VirtualHost
+from penstock.runtime.hosts.virtual.host import HostSettings, IdleWatcher, VirtualHost
 from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.hosts.virtual.process import Player, Process, Status
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel

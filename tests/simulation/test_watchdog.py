@@ -9,13 +9,13 @@ import pytest
 from trials.draws import draw_trial
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
-from trials.idle_watcher import IdleWatcher
 from trials.trial import OVERDUE_AFTER_S, Trial
 
 from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.messages.names import BUFFER, FILTER, PROMPT_SOURCE, SCORER
 from penstock.messages.training import UpdateMode
 from penstock.messages.waits import WaitsReported
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.observability.wait_graph import wait_graph
 

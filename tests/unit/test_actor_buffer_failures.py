@@ -131,6 +131,17 @@ def test_the_last_word_of_a_run_comes_after_its_failures() -> None:
     assert kinds == [FailuresCounted, RunFinished]
 
 
+def test_the_last_word_is_said_again_when_the_groups_of_failed_samples_are_closed() -> None:
+    bench = Bench(stop_after_failures=2, groups_per_batch=100, target=None).started()
+    stop = bench.hear(told(failed(0, 0), failed(0, 1)))
+    first = drive.one_sent(stop, RunFinished)
+    commands = bench.hear(rejected(failed(0, 0), failed(0, 1)))
+    last = drive.one_sent(commands, RunFinished, to="supervisor")
+    assert last.balance == bench.buffer.books.accounts.balance() != first.balance
+    assert (last.story, last.completed) == (first.story, False)
+    assert drive.sent(bench.hear(rejected(failed(0, 0), failed(0, 1))), RunFinished) == [], "nothing has changed since"
+
+
 def test_users_may_fail_for_as_many_reasons_as_they_like() -> None:
     bench = Bench(groups_per_batch=2000, target=None).started()
     assert bench.granted > 1000

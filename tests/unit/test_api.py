@@ -21,7 +21,8 @@ from penstock import api
 from penstock.messages.errors import RunFailedError, UserFault
 from penstock.messages.training import Balance
 from penstock.runtime.hosts.virtual.simulate import simulated
-from penstock.runtime.launch.inputs import Rows, write_function, write_rows
+from penstock.runtime.launch.handle import new_folder
+from penstock.runtime.launch.inputs import INPUTS, Rows, write_function, write_rows
 from penstock.runtime.launch.progress import Progress, RunPicture
 from penstock.runtime.launch.runs import close_record, open_record
 from penstock.runtime.observability.following import StepFollower
@@ -163,6 +164,22 @@ def test_rows_are_written_as_they_are(tmp_path: Path) -> None:
 def test_rows_that_cannot_be_written_are_refused(rows: list[dict[str, object]], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserFault, match=said):
         write_rows(tmp_path, "rows", rows)
+
+
+def test_an_error_about_what_was_given_names_it_and_no_folder_that_is_gone(tmp_path: Path) -> None:
+    folder = Path()
+
+    def fail() -> None:
+        nonlocal folder
+        with new_folder(tmp_path, "train") as folder:
+            inputs = folder / INPUTS
+            raise UserFault(f"data.path: {inputs}/rows.jsonl:3: no prompt; {inputs}/held.jsonl, {inputs}/reward.py:f")
+
+    said = "^data.path: the given rows, line 3: no prompt; the given rows 'held', the given function:f$"
+    with pytest.raises(UserFault, match=said):
+        fail()
+    assert folder.parent == tmp_path
+    assert not folder.exists()
 
 
 def contains(response: str, label: str) -> bool:

@@ -19,7 +19,6 @@ import pytest
 from rich.console import Console
 from trials.draws import draw_trial
 from trials.fuzz import TrialRun
-from trials.idle_watcher import IdleWatcher
 from typer.testing import CliRunner
 
 from penstock.actors.buffer.machine import Buffer
@@ -49,6 +48,7 @@ from penstock.messages.samples import TerminalState
 from penstock.messages.training import Balance, CauseCount, OnStale, UpdateMode
 from penstock.runtime.cli.app import app
 from penstock.runtime.cli.audit import show_audit
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 from penstock.runtime.launch.runs import open_record
 from penstock.runtime.observability.summary import MachineFacts, RunSummary, write_summary
 
@@ -508,6 +508,19 @@ def test_a_checkpoint_is_looked_for_where_it_was_written_and_in_the_runs_folder(
     assert [fact.place for fact in report.checkpoints] == ["on disk", "on disk"]
     shutil.rmtree(elsewhere)
     assert texts(audit_ledger(path)) == [f"checkpoint 1 is not on disk: {elsewhere / 'version-1'}"]
+
+
+def test_a_copy_of_a_run_has_its_own_checkpoint_and_not_that_of_the_original(tmp_path: Path) -> None:
+    original, run = tmp_path / "original" / "checkpoints", tmp_path / "run"
+    for folder in (original / "version-1", original / "version-2", run / "checkpoints" / "version-2"):
+        folder.mkdir(parents=True)
+    entries = make.whole_run()
+    entries[9] = CheckpointRecorded(version=1, path=str(original / "version-1"))
+    entries[22] = CheckpointRecorded(version=2, path=str(original / "version-2"))
+    report = audit_ledger(ledger_of(entries, run))
+    assert [fact.place for fact in report.checkpoints] == ["in another run's folder", "on disk"]
+    assert report.checkpoints[1].path == str(run / "checkpoints" / "version-2")
+    assert texts(report) == [f"checkpoint 1 is in another run's folder: {original / 'version-1'}"]
 
 
 def test_a_checkpoint_that_was_given_up_may_be_gone(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from io import StringIO
@@ -13,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from penstock.runtime.cli import doctor
 from penstock.runtime.cli.app import app, main
@@ -63,9 +65,15 @@ def test_help_lists_every_command() -> None:
     "command", [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
 )
 def test_every_command_explains_itself(command: str) -> None:
-    done = penstock(command, "--help")
+    done = penstock(*command.split(), "--help")
     assert done.returncode == 0
-    assert "Usage: " in done.stdout
+    assert re.search(rf"Usage: .*{command} \[OPTIONS\]", done.stdout)
+
+
+def test_help_after_a_benchmark_is_its_own() -> None:
+    shown = CliRunner().invoke(app, ["bench", "engine", "--help"]).output
+    assert "usage: " in shown
+    assert "Measure a claim on this machine" not in shown
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +16,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from penstock.backends.learners.checkpoints.names import checkpoint_in
 from penstock.backends.ledger.protocol import StaleEpochError
 from penstock.backends.ledger.sqlite import SqliteStore
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.backends.weights.segments import SHARED_FOLDER, segment_name
 from penstock.messages.errors import UserFault
-from penstock.messages.ledger import BatchLeased, StepRecorded
+from penstock.messages.ledger import BatchLeased, CheckpointRecorded, StepRecorded
 from penstock.messages.training import Balance, UpdateMode
 from penstock.runtime.hosts.processes.job import RUN_FOLDER_VARIABLE, RUN_ID_VARIABLE
 from penstock.runtime.hosts.processes.leftovers import clear_leftovers, end_process, processes_of
@@ -172,6 +174,41 @@ def test_a_run_whose_ledger_is_gone_does_not_begin_anew_among_what_it_has_done(f
     assert told.startswith(f"{folder / LEDGER_FILE}: the ledger is not there, and the run has trained 3 steps")
     assert "Put it back" in told
     assert not (folder / LEDGER_FILE).exists()
+
+
+@pytest.fixture
+def copied(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the run, which has a checkpoint."""
+    checkpoint = folder / "checkpoints" / "version-0000003"
+    checkpoint.mkdir(parents=True)
+    store = SqliteStore(folder / LEDGER_FILE)
+    store.claim(claim_drive(folder) + 1)
+    store.commit([CheckpointRecorded(version=3, path=str(checkpoint))])
+    store.close()
+    return shutil.copytree(folder, tmp_path / "copy")
+
+
+def test_a_copy_without_its_checkpoint_does_not_go_on_from_that_of_the_original(folder: Path, copied: Path) -> None:
+    lost, original = copied / "checkpoints" / "version-0000003", folder / "checkpoints" / "version-0000003"
+    shutil.rmtree(lost)
+    told = refused(copied)
+    assert told.startswith(f"{lost}: the run goes on from its checkpoint of version 3, which is not there; {original} ")
+    assert "Copy checkpoints/ here whole" in told
+    shutil.rmtree(original)
+    assert "another run's folder" not in refused(copied)
+
+
+def test_a_copy_goes_on_from_its_own_checkpoint(folder: Path, copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = str(folder / "checkpoints" / "version-0000003")
+    assert checkpoint_in(copied / "checkpoints", recorded) == copied / "checkpoints" / "version-0000003"
+    assert checkpoint_in(copied / "checkpoints", "simulated/3") == Path("simulated/3")
+    shutil.rmtree(folder)
+
+    def next_check(*_: object) -> None:
+        raise UserFault("the checkpoint was found")
+
+    monkeypatch.setattr("penstock.runtime.launch.resume.check", next_check)
+    assert refused(copied) == "the checkpoint was found"
 
 
 # --- who drives it ----------------------------------------------------------------------------------------------

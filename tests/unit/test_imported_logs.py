@@ -380,6 +380,12 @@ def test_the_command_writes_models_and_a_scenario_that_simulate_takes(tmp_path: 
 
 def test_runs_and_logs_are_not_mixed(tmp_path: Path) -> None:
     cli = CliRunner()
+    (tmp_path / "models.yaml").write_text("mine")
+    again = ["calibrate", str(tmp_path), "-o", str(tmp_path / "models.yaml")]
+    assert "is there already; name another file with --output" in str(cli.invoke(app, again).exception)
+    there = [*again[:1], "--from", "log", "--scenario", str(tmp_path / "models.yaml"), "-o", str(tmp_path / "new.yaml")]
+    assert "is there already; name another file with --scenario" in str(cli.invoke(app, there).exception)
+    assert (tmp_path / "models.yaml").read_text() == "mine"
     assert "calibrate them apart" in str(cli.invoke(app, ["calibrate", str(tmp_path), "--from", "log"]).exception)
     assert "go with --from" in str(cli.invoke(app, ["calibrate", str(tmp_path), "--about", "engines=4"]).exception)
     assert "give the folders" in str(cli.invoke(app, ["calibrate"]).exception)

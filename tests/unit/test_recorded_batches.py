@@ -183,7 +183,7 @@ def test_fewer_batches_can_be_trained_than_were_recorded(tmp_path: Path) -> None
     again.run()
     assert [offer.version for offer in again.offers] == [1]
     assert again.finished is not None
-    assert again.finished.story == "1 batches trained"
+    assert again.finished.story == "1 batch trained"
     assert audit_ledger(again.folder / LEDGER_FILE).findings == ()
 
 

@@ -17,10 +17,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import secrets
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
@@ -36,13 +34,12 @@ from penstock.backends.episodes.dialogue import encoded
 from penstock.backends.episodes.http import answer_errors, json_response
 from penstock.backends.episodes.judge_endpoint.backend import Asked
 from penstock.backends.episodes.judge_endpoint.judge_sampling import Question
+from penstock.backends.episodes.loop_thread import LoopThread
 from penstock.backends.processes.http_server import RequestError, application, check_token, decoded, listen
 from penstock.messages.arrays import pack_tokens, tokens_view
 from penstock.messages.samples import Cancelled, Completed, InfraError, PolicyError, Truncated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aiohttp.typedefs import Handler
 
     from penstock.backends.data.chat import ChatTemplate
@@ -70,9 +67,7 @@ class JudgeServer:
     def __init__(self, settings: JudgingSettings) -> None:
         self._settings = settings
         self._key = f"penstock-{secrets.token_urlsafe(24)}"
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="judge-server", daemon=True)
-        self._closing = asyncio.Event()
+        self._thread = LoopThread("judge-server", self._run)
         self._open: set[asyncio.Future[tuple[Outcome, Part]]] = set()
         self._datasets: dict[SamplingOptions, int] = {
             sampling: settings.first_dataset + place for place, sampling in enumerate(settings.samplings)
@@ -86,16 +81,13 @@ class JudgeServer:
 
     def close(self, timeout_s: float) -> None:
         """See :class:`~penstock.backends.episodes.judge_endpoint.backend.QuestionServer`."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended already
-            self._loop.call_soon_threadsafe(self._closing.set)
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
+        self._thread.close(timeout_s)
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            with self._thread.runner() as runner:
                 runner.run(self._serve())
         except BaseException as error:  # the contract of Backend: the process ends with this story
             self._fail(error)
@@ -111,7 +103,7 @@ class JudgeServer:
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             url = f"http://{host}:{listener.port}"
             write_endpoint(folder, settings.engine, url, self._key)
-            await self._closing.wait()
+            await self._thread.closing.wait()
             remove_endpoint(folder, settings.engine, url)
             for waiting in self._open:
                 if not waiting.done():
@@ -173,14 +165,14 @@ class JudgeServer:
         return ids
 
     async def _answer(self, asked: Asked) -> tuple[Outcome, Part]:
-        waiting: asyncio.Future[tuple[Outcome, Part]] = self._loop.create_future()
+        waiting: asyncio.Future[tuple[Outcome, Part]] = self._thread.loop.create_future()
 
         def take(outcome: Outcome, part: Part) -> None:
             if not waiting.done():
                 waiting.set_result((outcome, part))
 
         self._open.add(waiting)
-        number = self._engine.ask(asked, self._soon(take))
+        number = self._engine.ask(asked, lambda outcome, part: self._thread.soon(take, outcome, part))
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 return await waiting
@@ -189,13 +181,6 @@ class JudgeServer:
         finally:
             self._open.discard(waiting)
             self._engine.drop(number)
-
-    def _soon(self, take: Callable[[Outcome, Part], None]) -> Callable[[Outcome, Part], None]:
-        def answer(outcome: Outcome, part: Part) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
-                self._loop.call_soon_threadsafe(take, outcome, part)
-
-        return answer
 
     def _reply(self, question: Question, num_prompt: int, outcome: Outcome, part: Part, name: str) -> Response:
         finish: FinishReason

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.worker_group.worker import WorkerHost
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.weights.protocol import WeightExporter
-    from penstock.messages.commands import OpenLearner, PublishWeights
+    from penstock.messages.commands import PublishWeights
     from penstock.messages.local import CheckpointWritten
 
 _log: Final = logging.getLogger(__name__)
@@ -60,13 +60,12 @@ class MegatronWorker(CommandWorker[OpenedLearner]):
             host: the process.
             exporter: None on every rank but the first.
         """
-        super().__init__(plan.options, workers, host, exporter)
-        self._plan = plan
+        super().__init__(plan, workers, host, exporter)
         channel = CheckpointChannel(workers)  # of all ranks, while torch knows them as such
         self._roles = roles_of(workers, plan.options)
         self._opener = LearnerOpener(plan, self._roles, exporter, check_stop=host.check_stop, report=self._report)
         self._checkpoints = MegatronCheckpoints(
-            Path(plan.checkpoints_folder),
+            self._folder,
             epoch=plan.epoch,
             model_folder=Path(plan.model_folder),
             workers=workers,
@@ -90,8 +89,8 @@ class MegatronWorker(CommandWorker[OpenedLearner]):
     def _begin(self) -> OpenedLearner:
         return self._opener.begin()
 
-    def _resume(self, command: OpenLearner) -> OpenedLearner:
-        stored = self._checkpoints.open(Path(command.path), version=command.version, dtype=self._plan.dtype)
+    def _resume(self, folder: Path, version: int) -> OpenedLearner:
+        stored = self._checkpoints.open(folder, version=version, dtype=self._plan.dtype)
         return self._opener.resume(stored)
 
     def _refresh_reference(self, opened: OpenedLearner) -> bool:

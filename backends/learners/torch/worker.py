@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.worker_group.worker import WorkerHost
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.weights.protocol import WeightExporter
-    from penstock.messages.commands import OpenLearner, PublishWeights
+    from penstock.messages.commands import PublishWeights
 
 _log: Final = logging.getLogger(__name__)
 
@@ -87,10 +87,9 @@ class TorchWorker(CommandWorker[OpenedLearner]):
     def __init__(
         self, plan: LearnerPlan, workers: WorkerGroup, host: WorkerHost, exporter: WeightExporter | None
     ) -> None:
-        super().__init__(plan.options, workers, host, exporter)
-        self._plan = plan
+        super().__init__(plan, workers, host, exporter)
         self._roles = roles_of(workers, plan.options)
-        self._model_folder, self._folder = Path(plan.model_folder), Path(plan.checkpoints_folder)
+        self._model_folder = Path(plan.model_folder)
         self._checkpoints = CheckpointFolder(
             self._folder,
             epoch=plan.epoch,
@@ -131,12 +130,10 @@ class TorchWorker(CommandWorker[OpenedLearner]):
         canary = choose_canary(model) if self._roles.has_policy else ()
         return OpenedLearner(model=trainer.model, trainer=trainer, reference=reference, canary=canary)
 
-    def _resume(self, command: OpenLearner) -> OpenedLearner:
-        plan, folder = self._plan, Path(command.path)
+    def _resume(self, folder: Path, version: int) -> OpenedLearner:
+        plan = self._plan
         torch.manual_seed(plan.seed)
-        record = read_record(
-            folder, version=command.version, rank=self._workers.rank, num_ranks=self._workers.num_ranks
-        )
+        record = read_record(folder, version=version, rank=self._workers.rank, num_ranks=self._workers.num_ranks)
         if record.backend != "torch":
             raise CheckpointError(
                 f"{folder}: learner.backend is torch, and the {record.backend} learner wrote it; resume with "

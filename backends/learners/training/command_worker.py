@@ -24,8 +24,10 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, assert_never
 
+from penstock.backends.learners.checkpoints.names import checkpoint_in
 from penstock.backends.learners.learning_rate import is_reference_due
 from penstock.backends.learners.training.exports import ExportsUnderWay
 from penstock.backends.learners.training.metrics import StepTimes, as_metrics
@@ -53,7 +55,7 @@ from penstock.messages.weights import WeightManifest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.plan import LearnerPlan
     from penstock.backends.learners.training.batch_trainer import BatchTrainer
     from penstock.backends.learners.worker_group.words import LearnerAnswer
     from penstock.backends.learners.worker_group.worker import WorkerHost
@@ -95,16 +97,18 @@ class CommandWorker(ABC, Generic[OpenedT]):
     """One rank of a learner, or all of it; see :class:`.LearnerWorker`."""
 
     def __init__(
-        self, options: LearnerOptions, workers: WorkerGroup, host: WorkerHost, exporter: WeightExporter | None
+        self, plan: LearnerPlan, workers: WorkerGroup, host: WorkerHost, exporter: WeightExporter | None
     ) -> None:
         """
         Args:
-            options: the ``learner:`` block.
+            plan: of the learner.
             worker group: all ranks.
             host: the process.
             exporter: None on every rank but the first.
         """
-        self._options = options
+        self._plan = plan
+        self._options = plan.options
+        self._folder = Path(plan.checkpoints_folder)
         self._workers = workers
         self._host = host
         self._exporter = exporter
@@ -122,8 +126,8 @@ class CommandWorker(ABC, Generic[OpenedT]):
         """From the model of the scenario."""
 
     @abstractmethod
-    def _resume(self, command: OpenLearner) -> OpenedT:
-        """From the checkpoint that the command names."""
+    def _resume(self, folder: Path, version: int) -> OpenedT:
+        """From the checkpoint in this folder, which has to be of this version."""
 
     @abstractmethod
     def _refresh_reference(self, opened: OpenedT) -> bool:
@@ -200,7 +204,7 @@ class CommandWorker(ABC, Generic[OpenedT]):
         if not command.path and command.version:
             raise ValueError(f"OpenLearner names version {command.version} and no checkpoint of it")
         if command.path:
-            self._opened = self._resume(command)
+            self._opened = self._resume(checkpoint_in(self._folder, command.path), command.version)
             self._report({"learner/trained_tokens": self._opened.trained_tokens})
         else:
             self._opened = self._begin()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 
 
 def choose_rank_device(name: str, *, local_rank: int, num_local_ranks: int) -> torch.device:
@@ -20,7 +21,8 @@ def choose_rank_device(name: str, *, local_rank: int, num_local_ranks: int) -> t
         raise UserFault(f"learner.device: expected auto, cpu or cuda with several ranks, got {name!r}")
     if num_gpus < num_local_ranks:
         raise UserFault(
-            f"learner.num_ranks: {num_local_ranks} ranks run here and may see {num_gpus} GPUs; every rank needs one of "
+            f"learner.num_ranks: {num_local_ranks} ranks run here and may see "
+            f"{counted(num_gpus, 'GPU')}; every rank needs one of "
             "its own. Reduce learner.num_ranks, give the learner more GPUs, or set learner.device: cpu"
         )
     return torch.device("cuda", local_rank)

@@ -64,6 +64,25 @@ class Watcher(Protocol):
         ...
 
 
+class IdleWatcher(Watcher):
+    """Looks at nothing: what watchers are made of, each with the methods that it needs."""
+
+    def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
+        return
+
+    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
+        return
+
+    def heard(self, process: Process, event: Event) -> None:
+        return
+
+    def turned(self, process: Process) -> None:
+        return
+
+    def lost(self, name: str, cause: str) -> None:
+        return
+
+
 class HostSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How one virtual host behaves."""
 

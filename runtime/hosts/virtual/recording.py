@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 from penstock.runtime.observability.recording import LedgerRead, Recording
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from penstock.backends.ledger.protocol import LedgerStore
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.ledger import LedgerEntry
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
     from penstock.runtime.run.plan import RunPlan
 
 
-class RunRecording:
-    """Watches a run; implements :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+class RunRecording(IdleWatcher):
+    """Watches a run."""
 
     def __init__(self, run_folder: Path, plan_of: Callable[[int], RunPlan], *, segment_bytes: int = 0) -> None:
         """
@@ -37,7 +37,7 @@ class RunRecording:
         self._open: dict[Process, Recording] = {}
 
     def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
-        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`, as for the others."""
+        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
         recording = self._open.get(process)
         if recording is None:  # nothing is in the ledger yet that this process did not read
             name, epoch = process.name, process.epoch
@@ -46,18 +46,6 @@ class RunRecording:
             recording.begin(plan, None if process.store is None else _read(process.store))
             self._open[process] = recording
         recording.add(event, header, commands)
-
-    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
-        pass
-
-    def heard(self, process: Process, event: Event) -> None:
-        pass
-
-    def turned(self, process: Process) -> None:
-        pass
-
-    def lost(self, name: str, cause: str) -> None:
-        pass
 
     def close(self) -> None:
         """Close all files."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.messages.names import LEARNER
+from penstock.messages.texts import counted
 from penstock.runtime.observability.explain.alarms import Alarm, alarms_of
 from penstock.runtime.observability.explain.bindings import bindings_of
 from penstock.runtime.observability.explain.bounds import Bound, bound_of
@@ -117,7 +118,10 @@ def explain(run_folder: Path, *, lanes: Mapping[str, Sequence[ActivityRow]] | No
 
 def _headline(facts: Facts | None, found: tuple[Binding, ...], num_steps: int) -> str:
     if facts is None or not found:
-        return f"what binds is not known: {num_steps} steps, and no stretch of {MIN_STEPS} with engines and learner"
+        return (
+            f"what binds is not known: {counted(num_steps, 'step')}, and no stretch of "
+            f"{MIN_STEPS} with engines and learner"
+        )
     first = found[0]
     if not first.binds:
         return "nothing binds but the hardware"

@@ -17,6 +17,7 @@ from penstock.messages.commands import Record, Send, StartTimer, StopTimer
 from penstock.messages.ledger import EnginesRecorded, PolicyRecorded
 from penstock.messages.membership import LeasesAsked
 from penstock.messages.weights import EngineReady
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 from penstock.runtime.observability.subjects import subject_text
 from penstock.runtime.run.replay import STORY_LINES, StoryLine
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.ledger import LedgerEntry
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
 
@@ -59,8 +59,8 @@ class Difference(NamedTuple):
         return min(each.at_s for each in self if each is not None)
 
 
-class Decisions:
-    """Watches one future; implements :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+class Decisions(IdleWatcher):
+    """Watches one future."""
 
     def __init__(self, actors: Collection[str]) -> None:
         """``actors``: that both futures have."""
@@ -92,11 +92,6 @@ class Decisions:
             entries = tuple(each for each in command.entries if not isinstance(each, PolicyRecorded | EnginesRecorded))
             return replace(command, entries=entries) if entries else None
         return command
-
-    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None: ...
-    def heard(self, process: Process, event: Event) -> None: ...
-    def turned(self, process: Process) -> None: ...
-    def lost(self, name: str, cause: str) -> None: ...
 
     def story_of(self, decision: Decision, subjects: frozenset[str]) -> tuple[StoryLine, ...]:
         """The last events up to a decision that were about one of these subjects, and the last few of its actor."""

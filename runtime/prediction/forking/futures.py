@@ -14,6 +14,7 @@ from penstock.messages.errors import UserFault
 from penstock.messages.names import BUFFER, LEARNER, is_engine
 from penstock.messages.operator import OperatorAnswered
 from penstock.runtime.hosts.virtual.accounting import RunAccounts
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 from penstock.runtime.hosts.virtual.simulate import PATIENCE_S, rare_collections
 from penstock.runtime.observability.figures import RunFigures
 from penstock.runtime.observability.summary import wasted_tokens
@@ -29,10 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from penstock.messages.base import Event
-    from penstock.messages.commands import AnyCommand
-    from penstock.messages.ledger import LedgerEntry
     from penstock.messages.training import Balance, StepReported
-    from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
     from penstock.runtime.prediction.forking.changes import Change
     from penstock.runtime.prediction.forking.past import Past
@@ -80,8 +78,8 @@ class Futures(msgspec.Struct, frozen=True, kw_only=True):
     assumed: tuple[str, ...]
 
 
-class _Play:
-    """One future under way; implements :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+class _Play(IdleWatcher):
+    """One future under way."""
 
     def __init__(
         self,
@@ -125,11 +123,6 @@ class _Play:
         engines, learner = self._accounts.shares_of(is_engine), self._accounts.shares_of(LEARNER.__eq__)
         self.steps.append(StepSeen(at_s, report.staleness_counts, report.response_lengths, report.balance))
         self.lanes.append(Lanes(engines.seconds, engines.occupied_s, learner.seconds))
-
-    def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None: ...
-    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None: ...
-    def turned(self, process: Process) -> None: ...
-    def lost(self, name: str, cause: str) -> None: ...
 
     def heard(self, process: Process, event: Event) -> None:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""

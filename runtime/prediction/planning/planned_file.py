@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario import Scenario
 
 
-def refuse_existing(path: Path) -> None:
-    """Before the search, which takes minutes.
+def refuse_existing(path: Path, option: str = "--output") -> None:
+    """Before the work that fills the file, which may take minutes; ``option`` names another one.
 
     Raises:
         UserFault: there is a file of this name, or no folder for it.
     """
     if path.exists():
-        raise UserFault(f"{path}: is there already; name another file with --output, or remove it")
+        raise UserFault(f"{path}: is there already; name another file with {option}, or remove it")
     if not path.absolute().parent.is_dir():
-        raise UserFault(f"{path}: its folder is not there; make it, or name another file with --output")
+        raise UserFault(f"{path}: its folder is not there; make it, or name another file with {option}")
 
 
 def write_planned(scenario: Scenario, path: Path, remarks: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.learners.spec import LEARNERS, is_modelled
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 
 if TYPE_CHECKING:
     from penstock.backends.learners.options import LearnerOptions
@@ -64,7 +65,7 @@ class LearnerScaling:
     def text(self) -> str:
         """What is assumed, for people."""
         if not self.is_known:
-            return f"the learner has {self.base_ranks} devices, as in what its model was made of"
+            return f"the learner has {counted(self.base_ranks, 'device')}, as in what its model was made of"
         lost = "" if self._efficiency == 1 else f", {100 * self._efficiency:g} % of it kept with each doubling"
         return (
             f"learner: the time per token is divided by the ranks (fitted with {self.base_ranks}{lost}); its fixed "

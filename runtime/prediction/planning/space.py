@@ -14,6 +14,7 @@ from penstock.actors.buffer.policies import BUILTIN
 from penstock.backends.engines.spec import ENGINES
 from penstock.backends.learners.spec import is_modelled
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 from penstock.runtime.prediction.planning.candidate import Candidate, Objective
 from penstock.runtime.prediction.planning.scaling import LearnerScaling
 from penstock.runtime.scenario.load import load_scenario
@@ -97,7 +98,9 @@ class Space:
         if ENGINES.spec(found.engines.backend).size(found.engines) is not None:
             size = devices_of(found.engines)
             if size != candidate.engine_devices:
-                raise UserFault(f"an engine of {candidate.engine_devices} devices would take {size} with these options")
+                raise UserFault(
+                    f"an engine of {counted(candidate.engine_devices, 'device')} would take {size} with these options"
+                )
         return found
 
     def modelled_of(self, candidate: Candidate) -> Scenario:
@@ -141,7 +144,7 @@ class Space:
         """What nothing has measured."""
         found = [self.scaling.text()]
         if len(self._sizes) > 1:
-            speeds = ", ".join(f"{size} devices {speed:g}" for size, speed in sorted(self._sizes.items()))
+            speeds = ", ".join(f"{counted(size, 'device')} {speed:g}" for size, speed in sorted(self._sizes.items()))
             found.append(f"speed of an engine, as given: {speeds}; what its memory holds stays as it is")
         found.append("publishing and fetching take as long for any number of engines")
         found.append("what older samples cost in learning is not in it; only their age is shown")
@@ -233,7 +236,8 @@ class Space:
         yield "update modes: sync and one_step_off have their own, fully_async that of the scenario"
         if not self._asked.engine_speeds:
             yield (
-                f"engines of other sizes than {self.engine_devices} devices: the models know no other; say how quick "
+                f"engines of other sizes than {counted(self.engine_devices, 'device')}: the models "
+                f"know no other; say how quick "
                 "they are with --engine-speed DEVICES=SPEED"
             )
         if not self.scaling.is_known:

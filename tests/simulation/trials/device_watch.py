@@ -24,8 +24,8 @@ from penstock.messages.commands import (
 )
 from penstock.messages.local import EngineSlept, LearnerSlept
 from penstock.messages.names import LEARNER
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 from penstock.runtime.hosts.virtual.process import Process, Status
-from trials.idle_watcher import IdleWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

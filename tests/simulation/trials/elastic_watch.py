@@ -33,9 +33,9 @@ from penstock.messages.membership import EngineEmptied, EngineJoined, EngineLeav
 from penstock.messages.names import BUFFER, SCORER, is_engine
 from penstock.messages.samples import Cancelled
 from penstock.messages.weights import EngineReady, VersionAnnounced, WeightsCommitted
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 from penstock.runtime.hosts.virtual.process import Status
 from penstock.runtime.shell.restarts import WINDOW_S
-from trials.idle_watcher import IdleWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,7 +27,7 @@ from penstock.messages.weights import (
     WeightSource,
     WeightsStaged,
 )
-from trials.idle_watcher import IdleWatcher
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -18,7 +18,7 @@ from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.messages.commands import ReplaceActor, Send, SleepLearner
 from penstock.messages.training import BatchReady, DeviceYielded
 from penstock.messages.weights import EngineReady, WeightsCommitted, WeightsStaged
-from trials.idle_watcher import IdleWatcher
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

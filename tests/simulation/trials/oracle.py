@@ -45,9 +45,9 @@ from penstock.messages.ledger import (
 from penstock.messages.names import PROMPT_SOURCE, is_engine
 from penstock.messages.samples import Sample, SampleKey, TerminalState, is_evaluation
 from penstock.messages.training import OnStale, RunFinished
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 from penstock.runtime.hosts.virtual.process import Process, Status
 from trials.evaluation_watch import EvaluationWatch
-from trials.idle_watcher import IdleWatcher
 from trials.oracle_checks import (
     Rules,
     WatchedGroup,

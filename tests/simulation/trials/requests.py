@@ -17,7 +17,7 @@ import msgspec
 from penstock.messages.ledger import GroupsGranted, PauseRecorded, PolicyRecorded
 from penstock.messages.names import BUFFER
 from penstock.messages.operator import OperatorAnswered, OperatorEvent, PolicyChanged, SaveAsked
-from trials.idle_watcher import IdleWatcher
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ from penstock.messages.flow import SampleGenerated
 from penstock.messages.ledger import GroupClosed, GroupRecorded, StepRecorded
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import RunFinished, StepReported
-from trials.idle_watcher import IdleWatcher
+from penstock.runtime.hosts.virtual.host import IdleWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -1,0 +1,12 @@
+"""Numbers in sentences."""
+
+from __future__ import annotations
+
+
+def counted(number: int, one: str) -> str:
+    """``1 step``, ``1,234 steps``, ``2 batches``, ``2 entries``: a number and what it counts, given in the singular."""
+    if number == 1:
+        return f"1 {one}"
+    if one.endswith("y") and one[-2] not in "aeiou":
+        return f"{number:,} {one[:-1]}ies"
+    return f"{number:,} {one}{'es' if one.endswith(('s', 'x', 'ch', 'sh')) else 's'}"

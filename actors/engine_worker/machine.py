@@ -211,7 +211,7 @@ class EngineWorker:
                 if self.phase is Phase.SLEEPING:
                     self._turn(Phase.ASLEEP)
             case Started():
-                if self.phase is Phase.STARTING:
+                if not self.settings.takes_turns:  # others open in a turn, of which they may hear before this
                     self._out.append(OpenEngine())
             case TimerFired():
                 pass

@@ -187,7 +187,7 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     lent: Annotated[int, Meta(ge=0, le=65536)] = 0
     """The last so many of ``max`` have no devices of their own: they live on the learner's, asleep, and take them while
     it waits for a batch. They join and leave as the others do, with `penstock scale` or ``by_bound``, which lets them
-    go where lending does not pay. On CPUs, with embedded engines, or simulated."""
+    go where lending does not pay. They need the learner's ``device``, and together no more GPUs than it has ranks."""
     lend_after_s: Annotated[float, Meta(gt=0)] = 1.0
     """The learner lends its devices when it has waited so long for a batch."""
     leave_timeout_s: Annotated[float, Meta(gt=0)] = 30.0
@@ -268,6 +268,11 @@ def lent_engines(options: EnginesOptions) -> frozenset[str]:
     """Those that live on the learner's devices and take them while it waits."""
     most = most_engines(options)
     return frozenset(engine_name(index) for index in range(most - options.lent, most))
+
+
+def take_turns(options: EnginesOptions) -> bool:
+    """Whether any are on the learner's devices, and hold no memory of these in its turn."""
+    return options.placement == "colocate" or options.lent > 0
 
 
 def are_elastic(options: EnginesOptions) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.backends.engines.options import take_turns
 from penstock.messages.names import LEARNER
 from penstock.messages.texts import counted
 from penstock.runtime.cli.tables import aligned, bytes_text
@@ -26,7 +27,7 @@ def shared_memory_text(scenario: Scenario, nodes: NodePlan, gpu_gb: float | None
         gpu_gb: memory of a GPU, where the user has said it.
     """
     block = nodes.placement.block_of(LEARNER)
-    if scenario.engines.placement != "colocate" or block is None or len(block.members) == 1:
+    if not take_turns(scenario.engines) or block is None or len(block.members) == 1:
         return []
     heading = (
         f"turns: of {counted(block.num_gpus, 'GPU')}, {nodes.placement.num_learner_ranks} with a rank of the learner"

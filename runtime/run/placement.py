@@ -1,16 +1,17 @@
 """Which GPUs of which nodes each actor gets. Pure.
 
 What is placed is a *block*: GPUs that belong together, on one node or an equal number on each of several, and the
-actors that use them. By default each actor has a block of its own (disaggregated). Several share one in two cases: with
-``engines.placement: colocate`` the learner is put on the GPUs of the first engines, as many engines as have a GPU for
-each rank, and embedded engines and the learner share GPUs, in equal parts, where there are fewer of them than takers.
+actors that use them. By default each actor has a block of its own (disaggregated). Several share one in three cases:
+with ``engines.placement: colocate`` the learner is put on the GPUs of the first engines, as many engines as have a GPU
+for each rank; those of ``engines.lent`` are put on the learner's, one behind the other; and embedded engines and the
+learner share GPUs, in equal parts, where there are fewer of them than takers.
 
 Invariants:
 
 * A block lies on one node whenever one has room for it, otherwise on as few as its engine, or the learner, can be
   divided over.
-* The ranks of a learner that lies over several engines are on one node with all of them, and each engine has GPUs that
-  no other engine uses.
+* The ranks of a learner that lies over several engines, or lends its GPUs, are on one node with all of these, and each
+  engine has GPUs that no other engine uses.
 * Larger blocks are placed first. ``auto`` and ``pack`` put each on the node with the least room that suffices,
   ``spread`` on the one with the most.
 * What the cluster cannot give is refused, never made smaller; only ``auto`` devices do without, all together, in a
@@ -30,7 +31,7 @@ from penstock.backends.engines.spec import ENGINES, ONE_GPU, EngineSize, are_mod
 from penstock.backends.learners.spec import LEARNERS, is_modelled
 from penstock.backends.protocol import Capability
 from penstock.messages.errors import UserFault
-from penstock.messages.names import LEARNER, engine_name, is_engine, reward_model_name, teacher_name
+from penstock.messages.names import LEARNER, engine_index, engine_name, is_engine, reward_model_name, teacher_name
 from penstock.runtime.run.gpu_needs import Need, NodeGpus, Wish, learner_size
 from penstock.runtime.run.placement_refusal import few, refusal_of
 
@@ -53,7 +54,7 @@ class Block(NamedTuple):
     node_ids: tuple[str, ...]
     """The first one is where its members run."""
     engine_gpus: tuple[int, ...] = ()
-    """Where the learner lies over several engines: how many of the GPUs each of them has, in their order."""
+    """Where the learner lies over several engines, or lends its GPUs: how many each of them has, in their order."""
 
     @property
     def num_gpus(self) -> int:
@@ -87,8 +88,8 @@ class Placement(NamedTuple):
 
 
 def needs_of(scenario: Scenario) -> list[Need]:
-    """Everybody who asks Ray for GPUs: the learner, then the engines, also those that may join, then the teachers and
-    reward models.
+    """Everybody who asks Ray for GPUs of its own: the learner, then the engines, also those that may join, then the
+    teachers and reward models.
 
     Raises:
         UserFault: the options of an engine give no number of GPUs.
@@ -102,8 +103,10 @@ def needs_of(scenario: Scenario) -> list[Need]:
     if scenario.run.only == "learner":
         return needs
     first = 0
+    num_lent = scenario.engines.lent  # the last of the one kind that there is then
     for index, group in enumerate(largest_groups(scenario.engines)):
-        needs += _engine_need(first, group, f"engines.more[{index - 1}]" if index else "engines")
+        own = replace(group, count=group.count - num_lent) if num_lent else group
+        needs += _engine_need(first, own, f"engines.more[{index - 1}]" if index else "engines")
         first += group.count
     needs += _teachers(scenario)
     if (model := scenario.reward_model) is not None:
@@ -149,11 +152,11 @@ def place(scenario: Scenario, nodes: Sequence[NodeGpus]) -> Placement:
     needs = needs_of(scenario)
     if not any(node.num_gpus for node in nodes) and all(need.is_optional for need in needs):
         return Placement()
-    how, num_ranks = scenario.engines.placement, scenario.learner.num_ranks
-    blocks = _arrange(needs, nodes, how)
+    num_ranks = scenario.learner.num_ranks
+    blocks = _arrange(scenario, needs, nodes)
     if blocks is None:
-        together = _together(needs) if how == "colocate" and _can_share(needs) else None
-        raise UserFault(refusal_of(scenario, needs, nodes, together, lambda some: _has_place(some, nodes, how)))
+        together = _together(scenario, needs)
+        raise UserFault(refusal_of(scenario, needs, nodes, together, lambda some: _has_place(scenario, some, nodes)))
     placement = Placement(tuple(blocks), num_ranks)
     if (shared := _crowded(blocks, num_ranks)) is not None:
         *engines, _ = shared.members
@@ -166,8 +169,9 @@ def place(scenario: Scenario, nodes: Sequence[NodeGpus]) -> Placement:
     return placement
 
 
-def _has_place(needs: Sequence[Need], nodes: Sequence[NodeGpus], how: str) -> bool:
-    blocks, num_ranks = _arrange(needs, nodes, how), next((n.size.num_gpus for n in needs if n.names == (LEARNER,)), 1)
+def _has_place(scenario: Scenario, needs: Sequence[Need], nodes: Sequence[NodeGpus]) -> bool:
+    blocks = _arrange(scenario, needs, nodes)
+    num_ranks = next((n.size.num_gpus for n in needs if n.names == (LEARNER,)), 1)
     return blocks is not None and _crowded(blocks, num_ranks) is None
 
 
@@ -179,8 +183,8 @@ def _crowded(blocks: Sequence[Block], num_ranks: int) -> Block | None:
 
 def has_nodes_of_its_own(scenario: Scenario) -> bool:
     """Whether the nodes of the learner's block are the learner's: an engine that it is put on may lie over several, and
-    all ranks are on the first of them then."""
-    return not (scenario.engines.placement == "colocate" and _can_share(needs_of(scenario)))
+    all ranks are on the first of them then; with engines that it lends its GPUs it is on one."""
+    return _together(scenario, needs_of(scenario)) is None
 
 
 def colocated(scenario: Scenario) -> frozenset[str]:
@@ -222,8 +226,13 @@ def _under(engines: Sequence[tuple[str, EngineSize]], num_ranks: int) -> list[tu
     return found
 
 
-def _together(needs: Sequence[Need]) -> Wish:
-    """The learner with the engines that it lies over; on one node where these are several."""
+def _together(scenario: Scenario, needs: Sequence[Need]) -> Wish | None:
+    """The learner with the engines that take turns with it, on one node where it lies over several or lends its GPUs;
+    None where none do, or not on GPUs that Ray assigns."""
+    if scenario.engines.lent:
+        return _lending(scenario, needs)
+    if scenario.engines.placement != "colocate" or not _can_share(needs):
+        return None
     engines = _under(_engines(needs), needs[0].size.num_gpus)
     members = (*(name for name, _ in engines), LEARNER)
     if len(engines) == 1:
@@ -232,17 +241,26 @@ def _together(needs: Sequence[Need]) -> Wish:
     return Wish(members, EngineSize(sum(gpus), (1,)), gpus)
 
 
+def _lending(scenario: Scenario, needs: Sequence[Need]) -> Wish | None:
+    """The learner with the engines on its GPUs, which have the first of them, one engine behind the other."""
+    learner = next((need for need in needs if need.names == (LEARNER,)), None)
+    if learner is None:
+        return None
+    names = sorted(lent_engines(scenario.engines), key=engine_index)
+    gpus = tuple(size.num_gpus for name in names for _, size in _engines(_need((name,), scenario.engines, "engines")))
+    return Wish((*names, LEARNER), EngineSize(learner.size.num_gpus, (1,)), gpus)
+
+
 def _can_share(needs: Sequence[Need]) -> bool:
     """Whether there is an engine that the learner can be put on."""
     return len(needs) > 1 and needs[0].names == (LEARNER,) and is_engine(needs[1].names[0])
 
 
-def _arrange(needs: Sequence[Need], nodes: Sequence[NodeGpus], how: str) -> list[Block] | None:
+def _arrange(scenario: Scenario, needs: Sequence[Need], nodes: Sequence[NodeGpus]) -> list[Block] | None:
     """First fit, largest first. That finds a place for all where sizes divide the nodes, as powers of two do."""
-    free = {node.node_id: node.num_gpus for node in nodes}
+    free, how = {node.node_id: node.num_gpus for node in nodes}, scenario.engines.placement
     wishes = [(Wish((name,), need.size), need.may_share) for need in needs for name in need.names]
-    if how == "colocate" and _can_share(needs):
-        together = _together(needs)
+    if (together := _together(scenario, needs)) is not None:
         wishes = [(together, False), *(each for each in wishes if each[0].members[0] not in together.members)]
     whole = [wish for wish, may_share in wishes if not may_share]
     sharing = [name for wish, may_share in wishes if may_share for name in wish.members]

@@ -31,7 +31,7 @@ def refusal_of(
         scenario: that asks.
         needs: of everybody.
         nodes: of the cluster.
-        shared: what the learner and the engines that it lies over ask for together, where there are such.
+        shared: what the learner and the engines that take turns with it ask for together, where there are such.
         has_place: whether these needs would be met.
     """
     largest = max(needs, key=lambda need: (not need.may_share, need.size.num_gpus, not need.is_optional))
@@ -39,7 +39,7 @@ def refusal_of(
     there = _there(nodes)
     if shared is not None and shared.engine_gpus:
         *engines, _ = shared.members
-        there += f". Colocated, the learner and {few(engines)} share {shared.size.num_gpus} GPUs, all of one node"
+        there += f". The learner and {few(engines)} share {shared.size.num_gpus} GPUs, all of one node"
     return f"{largest.key}: {asked}. {there}. {_nearest(scenario, needs, largest, nodes, has_place)}"
 
 

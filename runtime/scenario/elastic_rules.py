@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.engines.options import NOTICE_CLOUDS, are_elastic, most_engines
-from penstock.backends.engines.spec import are_modelled, capabilities_of, engines_that
+from penstock.backends.engines.spec import ENGINES, are_modelled, capabilities_of, engines_that
 from penstock.backends.protocol import Capability
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,14 +80,36 @@ def _lending_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
         yield key, "nothing trains, so there is no learner that could lend its devices; remove it, or run.only"
     if engines.addresses:
         yield key, "servers that run already are on no devices of the learner's; remove it, or engines.addresses"
-    if are_modelled(engines):
-        return
-    if Capability.EMBEDDED not in capabilities_of(engines) or (engines.device, s.learner.device) != ("cpu", "cpu"):
+    if Capability.FROM_ROWS in capabilities_of(engines):
+        yield key, "engines that answer from rows use no device; remove it"
+    if not are_modelled(engines):
+        yield from _devices_to_lend(s)
+
+
+def _devices_to_lend(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """Real engines go where the learner's ranks are, on one node with all of them."""
+    key, engines, learner = ("engines", "lent"), s.engines, s.learner
+    if engines.device != learner.device:
         yield (
             key,
-            "engines are lent the learner's devices where both are on CPUs (engines.device, learner.device: cpu, an "
-            "embedded engine), or simulated; on GPUs take engines.placement colocate, or fewer GPUs for the learner "
-            "(penstock plan)",
+            f"the engines are on {engines.device} and the learner on {learner.device}, so that lends nothing; give "
+            "both the same device, or remove it",
+        )
+    if engines.device == "cpu":
+        return
+    try:
+        size = ENGINES.spec(engines.backend).size(engines)
+    except UserFault:
+        return  # another rule's to say
+    if size is None:
+        return
+    if size.node_counts[0] > 1:
+        yield key, "an engine over several nodes cannot be on a learner's GPUs, which are on one; remove it, or nnodes"
+    elif (num_gpus := engines.lent * size.num_gpus) > learner.num_ranks:
+        yield (
+            key,
+            f"engines that are lent the learner's GPUs take {size.num_gpus} each, {num_gpus} together, and it has "
+            f"{learner.num_ranks}, one for each of learner.num_ranks; lend to fewer engines, or to smaller ones",
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.engines.options import take_turns
 from penstock.backends.learners.megatron.bridge.architecture import NoMtpLayersError
 from penstock.backends.learners.megatron.layout.config_fields import ConfigFieldError, check_config_fields
 from penstock.backends.learners.megatron.layout.fp8_options import check_fp8
@@ -90,7 +91,7 @@ def _fields(s: Scenario) -> Iterator[Broken]:
         check_experts(options)
         check_fp8(options, precision=options.precision or s.model.dtype, is_cpu=is_cpu)
         check_cpu_offload(options, precision=options.precision or s.model.dtype, is_cpu=is_cpu)
-        if s.engines.placement == "colocate" and not is_cpu:
+        if take_turns(s.engines) and not is_cpu:
             check_sleep(options)
     except ConfigFieldError as error:
         yield (*KEY, error.section, error.name), error.text

@@ -10,7 +10,7 @@ import ipaddress
 import re
 from typing import TYPE_CHECKING
 
-from penstock.backends.engines.options import engine_groups
+from penstock.backends.engines.options import engine_groups, take_turns
 from penstock.backends.engines.spec import ENGINES, are_modelled, capabilities_of
 from penstock.backends.learners.objectives.spec import OBJECTIVES, loss_of
 from penstock.backends.learners.objectives.validity import (
@@ -245,6 +245,14 @@ def _placement(s: Scenario) -> Iterator[Broken]:
         )
     if s.engines.placement == "colocate":
         yield from _colocation(s)
+    transport = s.weights.transport
+    is_on_gpus = "cuda" in (s.engines.device, s.learner.device)
+    if take_turns(s.engines) and is_on_gpus and transport != AUTO and not TRANSPORTS.spec(transport).shares_gpus:
+        yield (
+            ("weights", "transport"),
+            "a group of NCCL takes each GPU once, and engines that take turns with the learner are on its GPUs; set it "
+            "to auto, or remove engines.placement: colocate or engines.lent",
+        )
 
 
 def _colocation(s: Scenario) -> Iterator[Broken]:
@@ -256,13 +264,6 @@ def _colocation(s: Scenario) -> Iterator[Broken]:
             "placement",
         )
     devices = {engines.device, learner.device}
-    transport = s.weights.transport
-    if transport != AUTO and "cuda" in devices and not TRANSPORTS.spec(transport).shares_gpus:
-        yield (
-            ("weights", "transport"),
-            "a group of NCCL takes each GPU once, and colocated engines and the learner are on the same; set it to "
-            "auto, or take another engines.placement",
-        )
     if not are_modelled(engines) and not engines.more and len(devices) > 1 and "auto" not in devices:
         yield (
             ("engines", "placement"),

@@ -325,6 +325,13 @@ def test_an_engine_opens_in_a_turn_of_the_engines_and_says_so() -> None:
     assert bench.activity() is Activity.STARTING
 
 
+def test_an_engine_that_hears_of_its_turn_before_it_is_started_opens_once() -> None:
+    """One that comes while the engines have the turn is told so at once; a second server would end the first."""
+    bench = Sharing()
+    assert drive.one(bench.turned(Holder.ENGINES), OpenEngine)
+    assert bench.hear(Started(epoch=0)) == []
+
+
 def test_an_engine_that_has_not_opened_yields_at_once() -> None:
     bench = Sharing()
     bench.hear(Started(epoch=0))

@@ -19,6 +19,9 @@ from penstock.runtime.scenario import load_scenario
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
 ATTACHED = ("engines.backend=sglang", "engines.addresses=[http://10.0.0.7:30000]", "engines.count=1")
 
+LENT = ("engines.count=2", "engines.max=3", "engines.lent=1")
+ON_GPUS = ("engines.device=cuda", "learner.device=cuda")
+
 
 @pytest.mark.parametrize(
     ("overrides", "key"),
@@ -42,7 +45,30 @@ ATTACHED = ("engines.backend=sglang", "engines.addresses=[http://10.0.0.7:30000]
         ),
         (("engines.max=3", "engines.scale=by_bound", "run.only=rollout"), "and run.only is rollout"),
         (("engines.count=2", "engines.max=3", "engines.lent=2"), "set engines.max to 4 or more"),
-        (("engines.max=3", "engines.lent=1"), "engines.lent: engines are lent the learner's devices where both are on"),
+        (
+            (*LENT, "engines.device=cuda"),
+            "engines.lent: the engines are on cuda and the learner on auto, so that lends",
+        ),
+        (
+            (*LENT, "engines.backend=sglang", "engines.sglang={tp_size: 2}"),
+            "engines.lent: engines that are lent the learner's GPUs take 2 each, 2 together, and it has 1",
+        ),
+        (
+            (*LENT, "engines.backend=sglang", "engines.sglang={tp_size: 2, nnodes: 2}", "learner.num_ranks=2"),
+            "engines.lent: an engine over several nodes",
+        ),
+        (
+            (*LENT, "engines.backend=sglang", "engines.sglang={enable_memory_saver: false}"),
+            "engines.sglang.enable_memory_saver: a server on the learner's GPUs",
+        ),
+        (
+            (*LENT, *ON_GPUS, "engines.backend=sglang", "weights.transport=distributed"),
+            "weights.transport: a group of NCCL takes each GPU once",
+        ),
+        (
+            (*LENT, "engines.backend=sglang", "learner.lora.publish=adapter"),
+            "engines.lent: a server on the learner's GPUs lets go of its adapters",
+        ),
         (("engines.max=3", "engines.lent=1", "run.only=rollout"), "engines.lent: nothing trains"),
         (("engines.max=3", "engines.lent=1", *ATTACHED), "engines.lent: servers that run already"),
     ],
@@ -73,8 +99,7 @@ def test_a_command_that_says_nothing_clear_is_refused(words: list[str]) -> None:
 
 
 def test_the_last_engines_are_lent_the_learners_device_and_the_placement_says_so() -> None:
-    lends = ("engines.count=2", "engines.max=3", "engines.lent=1", "engines.device=cpu", "learner.device=cpu")
-    scenario = load_scenario(SCENARIO, list(lends))
+    scenario = load_scenario(SCENARIO, [*LENT, "engines.device=cpu", "learner.device=cpu"])
     assert lent_engines(scenario.engines) == on_learners_devices(scenario) == {"engine/2"}
     (engines,) = [each for each in placement(scenario) if each.name.startswith("engine/")]
     assert "1 of them on the learner's device" in engines.remark

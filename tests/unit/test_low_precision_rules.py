@@ -80,7 +80,7 @@ def test_training_in_fp8() -> None:
         (
             SERVED,
             [EAGLE, DRAFT, *SYNC, "engines.placement=colocate"],
-            "enable_draft_weights_cpu_backup: a colocated server .* set it to true",
+            "enable_draft_weights_cpu_backup: a server on the learner.s GPUs .* set it to true",
         ),
         (TRAINED, [IN_FP8, "learner.device=cpu"], "transformer.fp8: needs Transformer Engine and a GPU .* found a CPU"),
         (TRAINED, [IN_FP8, "learner.megatron.precision=float32"], "transformer.fp8: .* found float32, set "),

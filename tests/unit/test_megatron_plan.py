@@ -151,6 +151,10 @@ def test_what_each_side_needs_of_the_gpus_that_they_share_is_shown() -> None:
     without_gradients = 2 * 8.19 + 4 * 3 * 8.19 + 2 * 8.19  # of two data-parallel ranks each has the weights
     assert f"the ranks keep {without_gradients:.0f} GB in the memory of their host" in text
     assert "turns: " not in plan("qwen3_8b_8gpus", gpu_gb=80)
+    lent = ("engines.count=1", "engines.max=2", "engines.lent=1", "engines.sglang.tp_size=4", "weights.transport=auto")
+    text = plan("qwen3_8b_8gpus", *lent, gpu_gb=80)
+    assert "  node 0  learner ranks 0–3 and engine/1, 4 GPUs between them; engine/0, 4 GPUs\n" in text
+    assert "turns: of 4 GPUs, 4 with a rank of the learner\n" in text
     on_cluster = plan("qwen3_8b_colocated", "runtime.ray_address=auto", gpus_per_node=8)
     assert on_cluster.startswith("nodes: 1 of 8 GPUs"), "shared GPUs count once"
 

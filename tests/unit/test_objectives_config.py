@@ -456,7 +456,7 @@ def test_a_missing_objective_of_the_users_own_is_told_before_anything_starts(sce
         ),
         (
             "learner: {lora: {publish: adapter}}\nengines: {backend: sglang, placement: colocate}\n",
-            r"engines\.placement: a colocated server lets go of its adapters",
+            r"engines\.placement: a server on the learner.s GPUs lets go of its adapters",
         ),
         (
             "learner: {lora: {publish: adapter}}\nengines: {backend: sglang, sglang: {speculative_algorithm: NGRAM}}\n",

@@ -203,7 +203,7 @@ def test_the_ranks_of_a_node_lie_over_all_of_its_engines() -> None:
     assert [range(8)[placed.gpus_of(name)] for name in names] == [range(2), range(2, 4), range(4, 6), range(6, 8)]
     assert range(8)[placed.gpus_of(LEARNER)] == range(8)
     assert num_gpus_asked(together) == 8
-    with pytest.raises(UserFault, match=r"the learner and engine/0 … engine/3 share 8 GPUs, all of one node"):
+    with pytest.raises(UserFault, match=r"The learner and engine/0 … engine/3 share 8 GPUs, all of one node"):
         place(together, nodes(4, 4))
 
 
@@ -213,6 +213,34 @@ def test_engines_beyond_the_ranks_have_gpus_of_their_own() -> None:
     assert placed["engine/1"] == placed[LEARNER] == Block(("engine/0", "engine/1", LEARNER), 4, ("node0",), (2, 2))
     assert placed["engine/2"] == Block(("engine/2",), 2, ("node1",))
     assert colocated(together) == {"engine/0", "engine/1"}
+
+
+@pytest.mark.parametrize("backend", ["sglang", "torch"])
+def test_engines_that_are_lent_the_learners_gpus_have_none_of_their_own(backend: str) -> None:
+    """Two engines with GPUs, and two on the first GPUs of a learner with four ranks, one behind the other."""
+    size = 2 if backend == "sglang" else 1
+    options = {"sglang": {"tp_size": 2}} if backend == "sglang" else {}
+    engines = {"backend": backend, "count": 2, "max": 4, "lent": 2, "device": "cuda", **options}
+    made = scenario(engines, learner={"num_ranks": 4, "device": "cuda"})
+    placed = place(made, nodes(4, 2 * size))
+    together = Block(("engine/2", "engine/3", LEARNER), 4, ("node0",), (size, size))
+    assert placed.blocks[0] == together
+    own = {name: block.num_gpus for name, block in places(placed).items() if block != together}
+    assert own == {"engine/0": size, "engine/1": size}
+    seats = [range(4)[placed.gpus_of(name)] for name in together.members]
+    assert seats == [range(size), range(size, 2 * size), range(4)]
+    assert num_gpus_asked(made) == 4 + 2 * size
+    assert not has_nodes_of_its_own(made)
+    with pytest.raises(UserFault, match=r"The learner and engine/2 … engine/3 share 4 GPUs, all of one node"):
+        place(made, nodes(2, 2, 2, 2))
+
+
+def test_a_lent_engine_has_the_one_gpu_of_the_learner_where_there_are_any() -> None:
+    made = scenario({"count": 1, "max": 2, "lent": 1})
+    assert places(place(made, nodes(2)))["engine/1"] == Block(("engine/1", LEARNER), 1, ("node0",), (1,))
+    assert place(made, nodes(0)).blocks == ()
+    on_cpu = scenario({"count": 1, "max": 2, "lent": 1, "device": "cpu"}, learner={"device": "cpu"})
+    assert place(on_cpu, nodes(2)).blocks == ()
 
 
 def test_where_nobody_gets_a_gpu_the_turns_are_those_that_there_would_be() -> None:

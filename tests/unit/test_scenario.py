@@ -327,7 +327,7 @@ COLOCATED = ("engines.placement=colocate", "staleness.policy=sync")
         (
             [*COLOCATED, "engines.backend=sglang", "engines.sglang.enable_memory_saver=false"],
             "engines.sglang.enable_memory_saver",
-            "has to give its GPU memory up",
+            "has to give its memory up",
         ),
         (["engines.backend=sglang", "engines.sglang.tp_size=0"], "engines.sglang", "tp_size: must be a whole number"),
     ],

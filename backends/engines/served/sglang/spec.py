@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.engines.options import take_turns
 from penstock.backends.engines.served.sglang.environment import find_environment, has_cuda_gpu
 from penstock.backends.engines.served.sglang.server_options import (
     ServerOptionError,
@@ -111,10 +112,11 @@ def _rules(path: KeyPath, group: EngineGroupOptions, options: EnginesOptions) ->
     if group.addresses and group.count != wanted:
         why = "the servers behind one router are one engine" if group.router else f"there are {wanted} addresses"
         yield (*path, "count"), f"{why}; set it to {wanted}, found {group.count}"
-    if options.placement == "colocate" and group.sglang.get("enable_memory_saver") is False:
+    if take_turns(options) and group.sglang.get("enable_memory_saver") is False:
         yield (
             (*path, "sglang", "enable_memory_saver"),
-            "a colocated server has to give its GPU memory up while the learner trains; remove it, it is set to true",
+            "a server on the learner's GPUs has to give its memory up while that trains; remove it, such a server gets "
+            "true",
         )
 
 
@@ -131,11 +133,11 @@ def _adapter_rules(path: KeyPath, group: EngineGroupOptions, options: EnginesOpt
             "servers that run already were not started for the adapters of learner.lora.publish: adapter; remove the "
             "addresses, so that they are started here, or set it to merged",
         )
-    if options.placement == "colocate":
+    if take_turns(options):
         yield (
-            ("engines", "placement"),
-            "a colocated server lets go of its adapters while the learner trains, and does not know it; take another "
-            "placement, or set learner.lora.publish: merged",
+            ("engines", "lent" if options.lent else "placement"),
+            "a server on the learner's GPUs lets go of its adapters while that trains, and does not know it; remove "
+            "engines.lent or engines.placement: colocate, or set learner.lora.publish: merged",
         )
     if group.sglang.get(ALGORITHM) is not None:
         yield (

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.engines.options import take_turns
 from penstock.backends.engines.served.sglang.server_options import ServerOptionError, merged
 from penstock.backends.weights.spec import DISTRIBUTED, TENSOR
 
@@ -55,11 +56,11 @@ def weight_rules(path: KeyPath, group: EngineGroupOptions, options: EnginesOptio
             "take a GPU",
         )
     is_model = algorithm not in WITHOUT_DRAFT
-    if is_model and options.placement == "colocate" and group.sglang.get(BACKUP) is not True:
+    if is_model and take_turns(options) and group.sglang.get(BACKUP) is not True:
         yield (
             (*path, "sglang", BACKUP),
-            "a colocated server lets go of its draft's weights while the learner trains, and no update brings them "
-            "back; set it to true",
+            "a server on the learner's GPUs lets go of its draft's weights while that trains, and no update brings "
+            "them back; set it to true",
         )
 
 

@@ -4,11 +4,16 @@ What a request takes in all says little of that where the engine is always full:
 hardly, and other costs with its length. A few passes with few requests, at a run's start and end, in evaluations and
 before swaps, tell the two apart.
 
+On a CPU that others want too, a pass waits for a core, and when it gets one back, caches are cold: then it takes up to
+twice as much CPU time, and so does the next one. So passes are added up apart by whether they were disturbed: what a
+pass costs on a core of its own, those say that were not; by how much all were slower, both together.
+
 Invariants:
 
 * Only plain passes count, which admit nothing: one token each of requests that run already.
 * The first pass with a number of requests does not count: memory is taken for it, kernels are chosen and captured.
 * Bands are powers of two: one with 2ᵏ holds the passes with 2ᵏ … 2ᵏ⁺¹ − 1 requests.
+* Undisturbed is a pass that waited for no core, after one that did not either.
 """
 
 from __future__ import annotations
@@ -22,8 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 PASSES: Final = "engine/decode"
-_KEYS: Final = ("passes", "passes_s", "requests", "context_tokens")
-_COUNT: Final = re.compile(rf"{PASSES}/(\d{{1,9}})/passes")
+DISTURBED: Final = "engine/decode_disturbed"
+WAITED: Final = 1.1
+"""Times its CPU time, from which on a pass has waited for a core."""
+_KEYS: Final = ("passes", "passes_s", "requests", "context_tokens", "wall_s")
+_COUNT: Final = re.compile(rf"({PASSES}|{DISTURBED})/(\d{{1,9}})/passes")
 
 
 class DecodeBand(NamedTuple):
@@ -37,44 +45,55 @@ class DecodeBand(NamedTuple):
     """Of every pass, those that were in it."""
     context_tokens: float
     """Of every pass, those that its requests held together."""
+    wall_s: float = 0.0
+    """By the clock, more than ``seconds`` where it waited for a core; 0: nobody told."""
 
 
 class DecodePasses:
     """Adds them up. For one thread; another may read, and then sees at worst one pass in part."""
 
     def __init__(self) -> None:
-        self._bands: dict[int, list[float]] = {}
+        self._bands: dict[tuple[str, int], list[float]] = {}
         self._seen: set[int] = set()
+        self._has_waited = True
 
-    def add(self, num_running: int, context_tokens: int, seconds: float) -> None:
-        """A plain pass with so many requests, one or more, which held so many tokens."""
+    def add(self, num_running: int, context_tokens: int, seconds: float, wall_s: float) -> None:
+        """A plain pass.
+
+        Args:
+            num_running: requests in it, one or more.
+            context_tokens: that they held together.
+            seconds: that it took; on a CPU those in which it had a core.
+            wall_s: that it took by the clock.
+        """
+        had_waited, self._has_waited = self._has_waited, wall_s > WAITED * seconds
         if num_running not in self._seen:
             self._seen.add(num_running)
             return
-        band = self._bands.setdefault(1 << (num_running.bit_length() - 1), [0.0, 0.0, 0.0, 0.0])
-        band[0] += 1
-        band[1] += seconds
-        band[2] += num_running
-        band[3] += context_tokens
+        kind = DISTURBED if had_waited or self._has_waited else PASSES
+        band = self._bands.setdefault((kind, 1 << (num_running.bit_length() - 1)), [0.0] * len(_KEYS))
+        for place, value in enumerate((1, seconds, num_running, context_tokens, wall_s)):
+            band[place] += value
 
     def metrics(self) -> tuple[Metric, ...]:
-        """Four running totals of each band that has any."""
+        """Running totals of each band that has any."""
         return tuple(
-            Metric(f"{PASSES}/{least}/{what}", value)
-            for least, sums in sorted(self._bands.copy().items())
+            Metric(f"{kind}/{least}/{what}", value)
+            for (kind, least), sums in sorted(self._bands.copy().items())
             for what, value in zip(_KEYS, sums, strict=True)
         )
 
 
-def bands_in(metrics: Mapping[str, float | None]) -> list[DecodeBand]:
-    """What :meth:`DecodePasses.metrics` has told; bands that are not whole, or not of passes, are left out."""
+def bands_in(metrics: Mapping[str, float | None], kind: str = PASSES) -> list[DecodeBand]:
+    """What :meth:`DecodePasses.metrics` has told of undisturbed passes, or of :data:`DISTURBED` ones; bands that are
+    not whole are left out."""
     found: list[DecodeBand] = []
     for name in metrics:
-        if (match := _COUNT.fullmatch(name)) is None:
+        if (match := _COUNT.fullmatch(name)) is None or match[1] != kind:
             continue
-        passes, seconds, requests, context = (metrics.get(f"{PASSES}/{match[1]}/{key}") or 0.0 for key in _KEYS)
-        if min(passes, seconds) > 0 and requests >= passes and context >= 0:
-            found.append(DecodeBand(int(match[1]), passes, seconds, requests, context))
+        band = DecodeBand(int(match[2]), *(metrics.get(f"{kind}/{match[2]}/{key}") or 0.0 for key in _KEYS))
+        if min(band.passes, band.seconds) > 0 and band.requests >= band.passes and band.context_tokens >= 0:
+            found.append(band)
     return sorted(found)
 
 
@@ -82,6 +101,6 @@ def added_up(bands: Iterable[DecodeBand]) -> list[DecodeBand]:
     """Those of several engines or runs as one."""
     sums: dict[int, list[float]] = {}
     for band in bands:
-        before = sums.setdefault(band.least, [0.0] * 4)
+        before = sums.setdefault(band.least, [0.0] * len(_KEYS))
         sums[band.least] = [total + value for total, value in zip(before, band[1:], strict=True)]
     return [DecodeBand(least, *values) for least, values in sorted(sums.items())]

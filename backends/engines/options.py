@@ -110,6 +110,9 @@ class LatencyOptions(Options, frozen=True, kw_only=True):
     cores: Annotated[float, Meta(ge=0)] = 0.0
     """That it wants while it works, those of other actors who work for it among them. It counts with
     ``runtime.simulated_cores``."""
+    cold_cost: Annotated[float, Meta(ge=0)] = 0.0
+    """Likewise: by what share its work takes more CPU time where it hardly has a core, as caches are cold each time
+    that it gets one back; with a share f of the cores that it wants, 1 − f times as much."""
 
 
 HttpUrl = Annotated[str, Meta(pattern=r"^https?://[^/\s]+$")]

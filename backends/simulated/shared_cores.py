@@ -1,8 +1,9 @@
 """Engines and a learner on the cores of one machine, which slow each other where they want more than there are.
 
 A backend that works wants so many cores. As long as all that work want no more than there are, each runs at its own
-speed; beyond that all of them go on at ``cores ÷ wanted`` of it, as a fair scheduler lets them. So there is one
-*working time* for all, which lags behind the clock of the host, and each backend's model counts in it.
+speed; beyond that each has a core for the share ``f = cores ÷ wanted`` of the time, as a fair scheduler lets them, and
+does the less in it the colder it finds the caches: it goes on at ``f ÷ (1 + cold_cost · (1 − f))`` of its speed. So
+each has a *working time* that lags behind the clock of the host, and its model counts in it.
 
 Invariants:
 
@@ -36,42 +37,34 @@ class SharedCores:
         self._members: dict[str, SharedTimers] = {}
         self._working: dict[SharedTimers, float] = {}
         """Cores that each one which works wants."""
-        self._speed = 1.0
-        self._counted_s = self._worked_s = 0.0
+        self.share = 1.0
+        """Of the time, in which whoever works has a core."""
 
-    def timers_of(self, name: str, timers: Timers, cores: float) -> SharedTimers:
+    def timers_of(self, name: str, timers: Timers, cores: float, cold_cost: float = 0.0) -> SharedTimers:
         """The clock of an actor's backend, in place of that of an earlier incarnation.
 
         Args:
             name: of the actor.
             timers: its clock without others beside it.
             cores: that it wants while it works, 0 or more.
+            cold_cost: share by which its CPU time grows where it hardly has a core, 0 or more.
         """
         if name in self._members:
-            self.work(self._members[name], 0.0, timers.now_s())
-        self._members[name] = made = SharedTimers(self, timers, cores)
+            self.work(self._members[name], 0.0)
+        self._members[name] = made = SharedTimers(self, timers, cores, cold_cost)
         return made
 
-    def worked_s(self, now_s: float) -> float:
-        """Working time at this moment, which is not before the last one that was asked for."""
-        self._worked_s += max(0.0, now_s - self._counted_s) * self._speed
-        self._counted_s = max(self._counted_s, now_s)
-        return self._worked_s
-
-    def until_s(self, worked_s: float) -> float:
-        """Seconds of the clock until that much working time has passed, if nobody begins or ends."""
-        return max(0.0, worked_s - self._worked_s) / self._speed
-
-    def work(self, member: SharedTimers, cores: float, now_s: float) -> None:
+    def work(self, member: SharedTimers, cores: float) -> None:
         """From now on this one wants so many cores; 0: none."""
-        self.worked_s(now_s)
         self._working.pop(member, None)
         if cores:
             self._working[member] = cores
         wanted = math.fsum(self._working.values())
-        speed = min(1.0, self._num_cores / wanted) if wanted else 1.0
-        if speed != self._speed:
-            self._speed = speed
+        share = min(1.0, self._num_cores / wanted) if wanted else 1.0
+        if share != self.share:
+            for each in self._members.values():
+                each.now_s()  # so far at the speed that it had
+            self.share = share
             for each in self._members.values():
                 each.arm()
 
@@ -79,24 +72,34 @@ class SharedCores:
 class SharedTimers:
     """Working time as one backend sees it; implements :class:`penstock.backends.protocol.Timers`."""
 
-    def __init__(self, shared: SharedCores, timers: Timers, cores: float) -> None:
+    def __init__(self, shared: SharedCores, timers: Timers, cores: float, cold_cost: float) -> None:
         self._shared = shared
         self._timers = self.by_the_clock = timers
         self._cores = cores
+        self._cold_cost = cold_cost
         self._works = False
+        self._counted_s, self._worked_s = timers.now_s(), 0.0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._wake_id = 0
+
+    @property
+    def _speed(self) -> float:
+        share = self._shared.share
+        return share / (1.0 + self._cold_cost * (1.0 - share))
 
     def work(self, is_at_work: bool) -> None:
         """Whether the backend computes anything from now on."""
         if is_at_work is not self._works:
             self._works = is_at_work
-            self._shared.work(self, self._cores if is_at_work else 0.0, self._timers.now_s())
+            self._shared.work(self, self._cores if is_at_work else 0.0)
 
     def now_s(self) -> float:
         """Working time."""
-        return self._shared.worked_s(self._timers.now_s())
+        now_s = self._timers.now_s()
+        self._worked_s += max(0.0, now_s - self._counted_s) * self._speed
+        self._counted_s = max(self._counted_s, now_s)
+        return self._worked_s
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         """Call after so much working time."""
@@ -108,9 +111,8 @@ class SharedTimers:
         """Have the first callback come when it is due at the present speed, in place of what was armed before."""
         self._wake_id += 1
         if self._heap:
-            self._shared.worked_s(self._timers.now_s())
-            wake_id = self._wake_id
-            self._timers.call_later(self._shared.until_s(self._heap[0][0]), lambda: self._wake(wake_id))
+            wake_id, left_s = self._wake_id, max(0.0, self._heap[0][0] - self.now_s())
+            self._timers.call_later(left_s / self._speed, lambda: self._wake(wake_id))
 
     def _wake(self, wake_id: int) -> None:
         if wake_id != self._wake_id:

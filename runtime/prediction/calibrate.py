@@ -70,7 +70,8 @@ def calibrate(recordings: Sequence[Recording]) -> Models:
     cores, hop_s = fits.cores(), fits.hop_s()
     engines, learner, reward = fits.engines(), fits.learner(), fits.reward()
     if cores is not None:
-        engines, learner = replace(engines, cores=cores.engine), replace(learner, cores=cores.learner)
+        engines = replace(engines, cores=cores.engine, cold_cost=cores.cold_cost)
+        learner = replace(learner, cores=cores.learner)
     samples = fits.samples
     return Models(
         penstock_version=__version__,
@@ -150,10 +151,14 @@ class _Fits:
             return None
         fit = fit_cores(self._recordings)
         if fit.waited > fit.slowed + FOREIGN:
+            means = (
+                "decode and training are fitted without it, and other times are those of a slower machine"
+                if fit.is_measured
+                else "times are those of a slower one, and overlap is taken to cost more than it does"
+            )
             self._unknown(
                 f"cores: threads of engines and learner waited for one for {100 * fit.waited:.0f} % of their time, and "
-                f"the run's own actors explain {100 * fit.slowed:.0f} %: others used the machine, so times are those "
-                "of a slower one, and overlap is taken to cost more than it does"
+                f"the run's own actors explain {100 * fit.slowed:.0f} %: others used the machine, so {means}"
             )
         self._recordings = [at_own_speed(recording, fit) for recording in self._recordings]
         found = {
@@ -161,6 +166,7 @@ class _Fits:
             "cores.other_actors": fit.others,
             "cores.learner": fit.learner,
             "cores.machine": float(fit.num_cores),
+            "cores.cold_cost": fit.cold_cost,
             "cores.slowed_share": fit.slowed,
         }
         self._add("cores wanted", found, len(self._recordings), Error(typical=None, bias=None, count=0), "")

@@ -1,17 +1,22 @@
 """What engines, learner and the other actors want of a machine's cores, and how quick each moment of a run was by that.
 
-The model: whoever works wants so many cores, and where all together want more than there are, all go on at
-``cores ÷ wanted`` of their speed. Engines and learner want the time in which their threads ran or waited for a core,
-over the time in which they worked: the kernel tells both, however busy the machine was. Where it does not (no
-schedstat) it is the CPU time alone, which is less than they want where cores were short.
+The model: whoever works wants so many cores, and where all together want more than there are, each has a core for the
+share ``cores ÷ wanted`` of the time that it would. An engine that has its cores for the share f needs ``1 + cold_cost ·
+(1 − f)`` times as much CPU time besides, as its caches are cold each time that it gets one back.
 
-The other actors take as much CPU time as the responses need, so it is counted with the engines that make them, in
-working time: over ``∫ speed dt``, where the speed follows from what is wanted.
+By how much engines and learner were slower than alone is measured, where they say so: engines by the time of their
+passes by the clock, with a core, and undisturbed (:func:`.slowed`), the learner by both times of its steps. What they
+want is then their CPU time over the time in which they worked, times what they waited. Else the kernel tells how long
+their threads waited for a core, and the model by how much they were slower; that is more than they want, as threads
+that hardly compute wait too. Where it tells nothing (no schedstat) it is their CPU time alone, which is less.
+
+The other actors take as much CPU time as the responses need, so it is counted with the engines that make them, in the
+time that those would have worked with cores enough.
 
 Invariants:
 
 * A moment's speed is in (0, 1], and 1 before anybody works.
-* Work that is read off in working time is what it would have been with cores enough.
+* Work that is read off in working time is what it would have been with cores enough, whoever else used the machine.
 """
 
 from __future__ import annotations
@@ -27,18 +32,22 @@ from penstock.backends.learners.spec import LEARNERS
 from penstock.backends.protocol import Capability
 from penstock.messages.names import LEARNER, Role, is_engine
 from penstock.messages.training import Activity
+from penstock.runtime.prediction.passes_fit import slowed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from penstock.runtime.prediction.passes_fit import Slowed
     from penstock.runtime.prediction.recorded import Recording
 
     Floats = NDArray[np.float64]
 
 BUSY: Final = (Activity.WORKING, Activity.APPLYING_WEIGHTS, Activity.PUBLISHING, Activity.CHECKPOINTING)
 ROUNDS: Final = 20
+WAITS: Final = 1.05
+"""Times its CPU time, that an engine took by the clock; with less, nothing is told of cold caches."""
 MIN_S: Final = 3.0
 """CPU time is reported once a second or so: over less it says little."""
 
@@ -52,10 +61,19 @@ class CoresFit(NamedTuple):
     others: float
     """Of them, those of the other actors."""
     learner: float
+    cold_cost: float
+    """Of an engine: the share by which its CPU time grows where it hardly has a core."""
     slowed: float
     """Share of the working time of engines and learner that goes by waiting for a core, by this model."""
     waited: float
-    """Share of the time in which their threads ran or waited for a core that was waiting, as the kernel told."""
+    """Likewise, as they have measured it, or of the time in which their threads ran or waited as the kernel has."""
+    is_measured: bool
+    """Engines have."""
+
+    def share(self, engines: Floats, learner: Floats) -> Floats:
+        """Of its cores, that each has while so many engines work, and the learner (0 or 1)."""
+        wanted = engines * self.engine + learner * self.learner
+        return np.minimum(1.0, self.num_cores / np.maximum(wanted, 1e-9))
 
 
 class _Lanes(NamedTuple):
@@ -67,11 +85,17 @@ class _Lanes(NamedTuple):
     learner: Floats
     """1 where it worked."""
     wanted_s: tuple[float, float]
-    """In which threads of engines, and of the learner, ran or waited for a core."""
+    """CPU time of engines, and of the learner, and the time that they waited for it."""
     waited_s: float
     """Of it, waiting."""
     others_s: float
     """CPU time of all others."""
+    slowed: Slowed | None
+    """Engines, as they have measured it."""
+
+    def busy_s(self, who: Floats) -> float:
+        """Time in which they worked: of the engines together, or of the learner."""
+        return max(float(self.lengths_s @ who), 1e-9)
 
 
 def why_no_cores(recordings: Sequence[Recording]) -> str | None:
@@ -95,51 +119,62 @@ def fit_cores(recordings: Sequence[Recording]) -> CoresFit:
     """What actors want, over all runs, of which :func:`why_no_cores` says nothing."""
     num_cores = recordings[0].start.facts.machine.num_cpus
     lanes = [_lanes(recording) for recording in recordings]
-    lengths, engines, learner = (
-        np.concatenate([np.asarray(each[column], dtype=np.float64) for each in lanes]) for column in range(3)
-    )
-    engines_s, learner_s = max(float(lengths @ engines), 1e-9), max(float(lengths @ learner), 1e-9)
+    engines_s = sum(each.busy_s(each.engines) for each in lanes)
+    learner_s = sum(each.busy_s(each.learner) for each in lanes)
     own = sum(each.wanted_s[0] for each in lanes) / engines_s
     of_learner = sum(each.wanted_s[1] for each in lanes) / learner_s
     others_s = sum(each.others_s for each in lanes)
-    others = others_s / engines_s
-    speed = np.ones_like(lengths)
+    told = [each.slowed for each in lanes if each.slowed is not None]
+    is_told = len(told) == len(lanes)
+    costs = [(each.cold - 1) / (1 - 1 / each.waits) for each in told if each.waits > WAITS]
+    fit = CoresFit(num_cores, own, 0.0, of_learner, sum(costs) / max(1, len(costs)), 0.0, 0.0, is_told)
     for _ in range(ROUNDS):
-        speed = np.minimum(1.0, num_cores / np.maximum(engines * (own + others) + learner * of_learner, 1e-9))
-        others = others_s / max(float(lengths * speed @ engines), 1e-9)
-    slowed = 1.0 - float(lengths * speed @ (engines + learner)) / (engines_s + learner_s)
-    waited = sum(each.waited_s for each in lanes) / max(sum(sum(each.wanted_s) for each in lanes), 1e-9)
-    return CoresFit(num_cores, own + others, others, of_learner, slowed, waited)
+        shares = [fit.share(each.engines, each.learner) for each in lanes]
+        had_s = (
+            sum(each.busy_s(each.engines) / each.slowed.waits for each in lanes if each.slowed is not None)
+            if is_told
+            else sum(each.busy_s(each.engines * share) for each, share in zip(lanes, shares, strict=True))
+        )
+        fit = fit._replace(engine=own + others_s / had_s, others=others_s / had_s)
+    shares = [fit.share(each.engines, each.learner) for each in lanes]
+    both = [(each, each.engines + each.learner, share) for each, share in zip(lanes, shares, strict=True)]
+    waited_s, wanted_s = sum(each.waited_s for each in lanes), sum(sum(each.wanted_s) for each in lanes)
+    return fit._replace(
+        slowed=1 - sum(each.busy_s(who * share) for each, who, share in both) / (engines_s + learner_s),
+        waited=waited_s / max(wanted_s, 1e-9),
+    )
 
 
 def at_own_speed(recording: Recording, fit: CoresFit) -> Recording:
     """The same run in working time: everything that engines and learner did took as long as it would alone."""
     times_s, engines, learner = _courses(recording)
-    wanted = engines * fit.engine + learner * fit.learner
-    speed = np.minimum(1.0, fit.num_cores / np.maximum(wanted, 1e-9))
-    worked_s = np.concatenate(([times_s[0]], times_s[0] + np.cumsum(np.diff(times_s) * speed[:-1])))
-
-    def worked(at_s: float) -> float:
-        if at_s <= times_s[0]:
-            return at_s
-        past_s = max(0.0, at_s - float(times_s[-1]))  # after the last change nobody works
-        return float(np.interp(at_s, times_s, worked_s)) + past_s
-
+    lanes, share = _lanes(recording), fit.share(engines, learner)
+    of_engines, of_learner = share / (1 + fit.cold_cost * (1 - share)), share
+    if lanes.slowed is not None:
+        of_engines = _scaled(of_engines, lanes, lanes.engines, 1 / (lanes.slowed.waits * lanes.slowed.cold))
+    if recording.learner_waits is not None:
+        of_learner = _scaled(of_learner, lanes, lanes.learner, 1 / recording.learner_waits)
+    engine_s, learner_s = _Worked(times_s, of_engines), _Worked(times_s, of_learner)
     offset_s = recording.offset_s
     return recording._replace(
         generations=[
-            each._replace(start_s=worked(each.start_s), end_s=worked(each.end_s)) for each in recording.generations
+            each._replace(start_s=engine_s.at(each.start_s), end_s=engine_s.at(each.end_s))
+            for each in recording.generations
         ],
         work={
-            name: [each._replace(start_s=worked(each.start_s), end_s=worked(each.end_s)) for each in works]
+            name: [
+                each._replace(start_s=worked.at(each.start_s), end_s=worked.at(each.end_s))
+                for each in works
+                for worked in (learner_s if each.who == LEARNER else engine_s,)
+            ]
             for name, works in recording.work.items()
         },
         activity={
             name: [
                 replace(
                     row,
-                    start_s=worked(row.start_s + offset_s) - offset_s,
-                    end_s=worked(row.end_s + offset_s) - offset_s,
+                    start_s=engine_s.at(row.start_s + offset_s) - offset_s,
+                    end_s=engine_s.at(row.end_s + offset_s) - offset_s,
                 )
                 for row in rows
             ]
@@ -148,6 +183,28 @@ def at_own_speed(recording: Recording, fit: CoresFit) -> Recording:
             for name, rows in recording.activity.items()
         },
     )
+
+
+def _scaled(speeds: Floats, lanes: _Lanes, who: Floats, mean: float) -> Floats:
+    """The speeds, as much higher or lower all along that those who work have this mean, as far as 1 allows."""
+    modelled = lanes.busy_s(who * speeds) / lanes.busy_s(who)
+    scaled: Floats = np.minimum(1.0, speeds * mean / modelled)
+    return scaled
+
+
+class _Worked:
+    """Working time of a run's time, by the speed from each moment to the next."""
+
+    def __init__(self, times_s: Floats, speeds: Floats) -> None:
+        self._times_s = times_s
+        self._worked_s = np.concatenate(([times_s[0]], times_s[0] + np.cumsum(np.diff(times_s) * speeds[:-1])))
+
+    def at(self, at_s: float) -> float:
+        """Both are Unix times, and the same up to the run's start."""
+        if at_s <= self._times_s[0]:
+            return at_s
+        past_s = max(0.0, at_s - float(self._times_s[-1]))  # after the last change nobody works
+        return float(np.interp(at_s, self._times_s, self._worked_s)) + past_s
 
 
 def _courses(recording: Recording) -> tuple[Floats, Floats, Floats]:
@@ -173,6 +230,10 @@ def _lanes(recording: Recording) -> _Lanes:
     roles = Role.ENGINE_WORKER.value, Role.LEARNER.value
     used = {role: max(0.0, cpu_s - first.cpu_s.get(role, 0.0)) for role, cpu_s in last.cpu_s.items()}
     waited = [max(0.0, last.wait_s.get(role, 0.0) - first.wait_s.get(role, 0.0)) for role in roles]
-    engines_used, learner_used = (used.pop(role, 0.0) for role in roles)
-    wanted = engines_used + waited[0], learner_used + waited[1]
-    return _Lanes(np.diff(edges), engines, learner, wanted, sum(waited), sum(used.values()))
+    had = [used.pop(role, 0.0) for role in roles]
+    of_engines = slowed(recording.bands, recording.disturbed)
+    for place, waits in enumerate((None if of_engines is None else of_engines.waits, recording.learner_waits)):
+        if waits is not None:  # told by the threads that compute, so those that hardly do are not counted
+            waited[place] = had[place] * (waits - 1)
+    wanted = had[0] + waited[0], had[1] + waited[1]
+    return _Lanes(np.diff(edges), engines, learner, wanted, sum(waited), sum(used.values()), of_engines)

@@ -10,8 +10,8 @@ made the quicker one is, so a mean over time would count full stretches too much
 is made :data:`ROUNDS` times.
 
 Where engines have timed their passes (:mod:`penstock.runtime.prediction.passes_fit`), those say how the bracket
-divides, and the requests only how much of it there is: what goes by between passes, and others on the machine, make all
-of it longer alike. Else the requests say everything, and an engine that is always full tells little of a request alone.
+divides, and the requests only how much of it there is: what goes by between passes makes all of it longer alike. Else
+the requests say everything, and an engine that is always full tells little of a request alone.
 """
 
 from __future__ import annotations
@@ -104,7 +104,10 @@ def fit_decode(recordings: Sequence[Recording]) -> DecodeFit | None:
     seconds, tokens, read = (np.concatenate([each[column] for each in found]) for column in range(3))
     is_even = np.concatenate([each.is_even for each in found])
     others = {"prefill_s": np.ones_like(tokens), "prefill_token_s": read}
-    passes = fit_passes([band for recording in recordings for band in recording.bands])
+    passes = fit_passes(
+        [band for recording in recordings for band in recording.bands],
+        [band for recording in recordings for band in recording.disturbed],
+    )
     most_running = round(max(each.most_running for each in found))
     most_context = round(max(each.most_context for each in found))
     if passes is None:

@@ -1,4 +1,5 @@
-"""Fits what a decode pass costs to what engines timed themselves: passes by how many requests were in them.
+"""Fits what a decode pass costs to what engines timed themselves: passes by how many requests were in them, and by what
+all passes were slower than that where others wanted the cores too.
 
 A pass with ``r`` requests that hold ``C`` tokens takes
 
@@ -64,12 +65,39 @@ class PassesFit(NamedTuple):
         return mean
 
 
-def fit_passes(bands: Sequence[DecodeBand]) -> PassesFit | None:
-    """Over the bands of all engines; None where there are not two, as one load tells nothing of another."""
-    bands = [band for band in added_up(bands) if band.passes >= FEWEST_PASSES]
+class Slowed(NamedTuple):
+    """By what the passes of engines were slower than on cores of their own."""
+
+    waits: float
+    """Time by the clock ÷ time with a core, 1 or more."""
+    cold: float
+    """Time with a core ÷ that of undisturbed passes with as many requests, 1 or more."""
+
+
+def slowed(undisturbed: Sequence[DecodeBand], disturbed: Sequence[DecodeBand]) -> Slowed | None:
+    """Over the bands of all engines; None where nobody told the time by the clock."""
+    both = added_up([*undisturbed, *disturbed])
+    if not both or not all(band.wall_s for band in (*undisturbed, *disturbed)):
+        return None
+    seconds = sum(band.seconds for band in both)
+    alone = {band.least: band.seconds / band.passes for band in _enough(undisturbed)}
+    told = [band for band in both if band.least in alone] if len(alone) > 1 else []
+    alone_s = sum(band.passes * alone[band.least] for band in told)
+    return Slowed(
+        waits=max(1.0, sum(band.wall_s for band in both) / seconds),
+        cold=max(1.0, sum(band.seconds for band in told) / alone_s) if told else 1.0,
+    )
+
+
+def fit_passes(undisturbed: Sequence[DecodeBand], disturbed: Sequence[DecodeBand] = ()) -> PassesFit | None:
+    """Over the bands of all engines: of undisturbed passes, and of all where those fill fewer than two. None where
+    there are not two even so, as one load tells nothing of another."""
+    bands = _enough(undisturbed)
+    if len(bands) < 2:
+        bands = _enough([*undisturbed, *disturbed])
     if len(bands) < 2:
         return None
-    passes, seconds, requests, context = np.array([band[1:] for band in bands], dtype=np.float64).T
+    passes, seconds, requests, context, _ = np.array([band[1:] for band in bands], dtype=np.float64).T
     mean_s, running, held = seconds / passes, requests / passes, context / passes
     weights = 1 / (mean_s * np.sqrt(SPREAD**2 / passes + BENT**2))
     columns = np.stack((np.ones_like(passes), running - 1, held), axis=1)
@@ -83,6 +111,10 @@ def fit_passes(bands: Sequence[DecodeBand]) -> PassesFit | None:
         most=float(running.max()),
         error=float(off.mean()),
     )
+
+
+def _enough(bands: Sequence[DecodeBand]) -> list[DecodeBand]:
+    return [band for band in added_up(bands) if band.passes >= FEWEST_PASSES]
 
 
 def _solved(y: Floats, columns: Floats) -> tuple[Floats, dict[str, str]]:

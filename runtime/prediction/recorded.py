@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.backends.engines.decode_passes import bands_in
+from penstock.backends.engines.decode_passes import DISTURBED, bands_in
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.engines.decode_passes import DecodeBand
     from penstock.runtime.observability.traces import SpanRow
-    from penstock.runtime.observability.trackers import ActivityRow
+    from penstock.runtime.observability.trackers import ActivityRow, StepRow
     from penstock.runtime.prediction.steady import Steady
     from penstock.runtime.scenario.structure import Scenario
 
@@ -183,8 +183,13 @@ class Recording(NamedTuple):
     cores_used: Sequence[CoresUsed] = ()
     """At each step from the first one on."""
     bands: Sequence[DecodeBand] = ()
-    """Decode passes that engines have timed themselves, from their start to their end, evaluations too; of each, the
-    last incarnation."""
+    """Decode passes that engines have timed themselves and that nothing disturbed, from their start to their end,
+    evaluations too; of each, the last incarnation."""
+    disturbed: Sequence[DecodeBand] = ()
+    """Likewise those that waited for a core, and that came after one which did."""
+    learner_waits: float | None = None
+    """Time of the steps' training ÷ the time in which the thread that trains had a core; None: it was not told, or
+    trained on a device of its own."""
 
 
 def read_recording(folder: Path) -> Recording:
@@ -214,6 +219,7 @@ def read_recording(folder: Path) -> Recording:
     by_trace = _by_trace(folder, samples)
     activity = read_activity(folder)
     episodes = _episodes(all_spans, by_trace, begun_s)
+    on_cpu = scenario.learner.device == "cpu" or not starts[-1].facts.machine.gpus
     return Recording(
         folder=folder,
         start=starts[-1],
@@ -235,7 +241,16 @@ def read_recording(folder: Path) -> Recording:
         episodes=episodes,
         cores_used=[CoresUsed(row.at_s, row.cpu_s, row.core_wait_s) for row in steps if row.cpu_s],
         bands=[] if said is None else [band for each in said.actors for band in bands_in(each.metrics)],
+        disturbed=[] if said is None else [band for each in said.actors for band in bands_in(each.metrics, DISTURBED)],
+        learner_waits=_learner_waits(steps[0 if stretch is None else stretch[0] :]) if on_cpu else None,
     )
+
+
+def _learner_waits(steps: Sequence[StepRow]) -> float | None:
+    told = [(row.metrics.get("perf/train_time") or 0.0, row.metrics.get("perf/train_cpu_time") or 0.0) for row in steps]
+    if min(map(min, told)) <= 0:
+        return None
+    return max(1.0, sum(wall_s for wall_s, _ in told) / sum(cpu_s for _, cpu_s in told))
 
 
 def _ledger(path: Path) -> tuple[list[SampleSeen], dict[int, float]]:

@@ -13,7 +13,7 @@ import yaml
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from penstock.backends.engines.decode_passes import DecodePasses, bands_in
+from penstock.backends.engines.decode_passes import DISTURBED, DecodePasses, added_up, bands_in
 from penstock.backends.engines.options import EpisodeModelOptions
 from penstock.backends.simulated.decode_clock import DecodeClock
 from penstock.backends.simulated.lengths import planned
@@ -44,6 +44,7 @@ from penstock.runtime.prediction.fitting import Course, fit_line
 from penstock.runtime.prediction.forecast import forecast, play
 from penstock.runtime.prediction.lengths_fit import correlation_of
 from penstock.runtime.prediction.models import Models, read_models, write_models
+from penstock.runtime.prediction.passes_fit import slowed
 from penstock.runtime.prediction.recorded import (
     CoresUsed,
     Episode,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
     from penstock.messages.wire import Header
+    from penstock.runtime.hosts.virtual.clock import VirtualClock
     from penstock.runtime.hosts.virtual.process import Process
     from penstock.runtime.scenario import Scenario
 
@@ -132,7 +134,7 @@ class Played(IdleWatcher):
         self._open: dict[tuple[str, str, int], tuple[float, float]] = {}
         self._scenario = scenario
         simulation = Simulation(scenario, folder / "run")
-        self._clock = simulation.host.clock
+        self._clock = TimedClock.timed = simulation.host.clock
         simulation.host.watch(self)
         assert simulation.run().completed
         simulation.abandon()
@@ -277,11 +279,15 @@ def models(recording: Recording) -> Models:
     return calibrate([recording])
 
 
+def full_pass_s(models: Models) -> float:
+    """At full slots: coefficients of what went together are not told apart well, and their sum is."""
+    engines = models.engines
+    return engines.token_s + 11 * engines.token_load_s + 1000 * engines.context_token_s
+
+
 def test_what_was_played_is_fitted_and_gives_its_models_back(models: Models) -> None:
     engines, learner, reward = models.engines, models.learner, models.reward
-    # Coefficients of what went together are not told apart well; the time of a step at full slots is.
-    full_s = engines.token_s + 11 * engines.token_load_s + 1000 * engines.context_token_s
-    assert full_s == pytest.approx(0.01 + 11 * 0.0008 + 1000 * 0.00001, rel=0.08)
+    assert full_pass_s(models) == pytest.approx(0.01 + 11 * 0.0008 + 1000 * 0.00001, rel=0.08)
     assert (engines.apply_weights_s, engines.fetch_weights_s) == pytest.approx((0.3, 0.2), rel=0.01)
     assert engines.prompt_tokens == PROMPT_TOKENS
     assert engines.response_tokens_correlation == pytest.approx(0.5, abs=0.12)
@@ -318,13 +324,18 @@ SHARED = (
 """Two engines and a learner on two cores."""
 
 
-def error_elsewhere(models: Models, policy: str) -> tuple[float, float]:
+def error_elsewhere(models: Models, policy: str, known: tuple[str, ...] = SHARED) -> tuple[float, float]:
     """(Predicted − real) ÷ real of the time of a step under another policy; and the busy shares' larger difference."""
-    real = forecast(truth(policy, known=SHARED), range(2))
+    real = forecast(truth(policy, known=known), range(2))
     predicted = forecast(models.applied(truth(policy, known=SHAPE)), range(2))
     pairs = ((real.engines, predicted.engines), (real.learner, predicted.learner))
     busy = max(abs(told["working"].mean - was["working"].mean) for was, told in pairs)
     return predicted.step_s.mean / real.step_s.mean - 1, busy
+
+
+def on_two_cores(recording: Recording) -> Recording:
+    machine = replace(recording.start.facts.machine, num_cpus=2)
+    return recording._replace(start=replace(recording.start, facts=replace(recording.start.facts, machine=machine)))
 
 
 @pytest.mark.parametrize("fitted_on", ["sync", "fully_async"])
@@ -332,11 +343,7 @@ def test_engines_and_learner_on_the_same_cores_are_predicted_under_another_overl
     fitted_on: str, tmp_path: Path
 ) -> None:
     elsewhere = "fully_async" if fitted_on == "sync" else "sync"
-    recording = Played(truth(fitted_on, known=SHARED), tmp_path).recording
-    machine = replace(recording.start.facts.machine, num_cpus=2)
-    recording = recording._replace(
-        start=replace(recording.start, facts=replace(recording.start.facts, machine=machine))
-    )
+    recording = on_two_cores(Played(truth(fitted_on, known=SHARED), tmp_path).recording)
     found = calibrate([recording])
     assert (found.engines.cores, found.learner.cores) == pytest.approx((1.0, 1.5), rel=0.02)
     assert found.cores == 2
@@ -378,16 +385,71 @@ takes more than twice as long as alone."""
 
 
 class TimedClock(DecodeClock):
-    """Times its passes as an engine does."""
+    """Times its passes as an engine does: where cores are short, of each four two wait for one and find cold caches."""
 
     passes: ClassVar[DecodePasses]
+    timed: ClassVar[VirtualClock | None]
+    """That of the host, which says how much slower it went."""
+    cold_cost: ClassVar[float]
+    last_s = 0.0
 
     def advance(self, now_s: float, *, is_paused: bool) -> None:
-        before, held, num_running = self.count, self.context_tokens, self.num_running
-        step_s = self.step_s
+        before, held, num_running, counted_s = self.count, self.context_tokens, self.num_running, self._counted_s
+        step_s, since_s = self.step_s, self.last_s
+        self.last_s = now_s if self.timed is None else self.timed.now_s
         super().advance(now_s, is_paused=is_paused)
-        for place in range(round(self.count - before)):
-            self.passes.add(num_running, round(held) + place * num_running, step_s)
+        if not (num_passes := round(self.count - before)):
+            return
+        speed = min(1.0, (now_s - counted_s) / (self.last_s - since_s))
+        share = speed * (1 + self.cold_cost) / (1 + speed * self.cold_cost)
+        cold = 1.0 if share > 0.99 else share / speed
+        for place in range(num_passes):
+            cpu, wall = (2 * cold - 1, 2 * cold / share - 1) if place % 4 < 2 and cold > 1 else (1.0, 1.0)
+            self.passes.add(num_running, round(held) + place * num_running, cpu * step_s, wall * step_s)
+
+
+def timed(policy: str, known: tuple[str, ...], folder: Path, *, cold_cost: float = 0.0) -> Recording:
+    """Played with engines that time their passes."""
+    TimedClock.passes, TimedClock.timed, TimedClock.cold_cost = DecodePasses(), None, cold_cost
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.backends.simulated.engine.DecodeClock", TimedClock)
+        recording = Played(truth(policy, known=known), folder).recording
+    said: dict[str, float | None] = {metric.name: metric.value for metric in TimedClock.passes.metrics()}
+    return recording._replace(bands=bands_in(said), disturbed=bands_in(said, DISTURBED))
+
+
+CROWDED = (
+    *SHARED,
+    "engines.simulated.cores=1.8",
+    "engines.simulated.cold_cost=1.5",
+    "learner.simulated.cores=2.0",
+    "learner.simulated.step_s=0.5",
+)
+"""Likewise, and who gets a core back finds its caches cold; an engine alone has cores enough."""
+
+
+def test_what_cold_caches_and_waits_made_dearer_is_taken_out_where_cores_are_not_short(tmp_path: Path) -> None:
+    recording = on_two_cores(timed("fully_async", CROWDED, tmp_path, cold_cost=1.5))
+    slow = slowed(recording.bands, recording.disturbed)
+    assert slow is not None
+    steps = recording.work["step"]
+    waits = sum(work.duration_s for work in steps) / sum(0.5 + 0.0004 * work.size for work in steps)
+    first, last = recording.cores_used
+    engines, learner = Role.ENGINE_WORKER.value, Role.LEARNER.value
+    wanted = {role: last.cpu_s[role] + last.wait_s[role] for role in (engines, learner)}
+    cpu_s = {engines: wanted[engines] / slow.waits, learner: wanted[learner] / waits}
+    wait_s = {role: wanted[role] - cpu_s[role] for role in wanted}
+    recording = recording._replace(cores_used=[first, last._replace(cpu_s=cpu_s, wait_s=wait_s)], learner_waits=waits)
+    found = calibrate([recording])
+    assert found.engines.cores == pytest.approx(1.8, rel=0.03)
+    assert found.engines.cold_cost == pytest.approx(1.5, rel=0.15)
+    assert full_pass_s(found) == pytest.approx(0.01 + 11 * 0.0008 + 1000 * 0.00001, rel=0.08)
+    error, busy = error_elsewhere(found, "sync", CROWDED)
+    assert abs(error) < 0.05
+    assert busy < 0.05
+    by_cpu_time = [band._replace(wall_s=0.0) for band in added_up([*recording.bands, *recording.disturbed])]
+    before = calibrate([recording._replace(bands=by_cpu_time, disturbed=(), learner_waits=None)])
+    assert error_elsewhere(before, "sync", CROWDED)[0] > 0.1, "cold caches decide here"
 
 
 def on_a_busy_machine(recording: Recording, seed: int) -> Recording:
@@ -413,12 +475,7 @@ def on_a_busy_machine(recording: Recording, seed: int) -> Recording:
 
 @pytest.fixture(scope="module")
 def tails(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    TimedClock.passes = DecodePasses()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.backends.simulated.engine.DecodeClock", TimedClock)
-        recording = Played(truth("fully_async", known=TAILS), tmp_path_factory.mktemp("tails")).recording
-    said: dict[str, float | None] = {metric.name: metric.value for metric in TimedClock.passes.metrics()}
-    return recording._replace(bands=bands_in(said))
+    return timed("fully_async", TAILS, tmp_path_factory.mktemp("tails"))
 
 
 def errors_of_tails(models: Models) -> list[float]:

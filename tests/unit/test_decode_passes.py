@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.backends.engines.decode_passes import DecodeBand, DecodePasses, added_up, bands_in
-from penstock.runtime.prediction.passes_fit import fit_passes
+from penstock.backends.engines.decode_passes import DISTURBED, DecodeBand, DecodePasses, added_up, bands_in
+from penstock.runtime.prediction.passes_fit import fit_passes, slowed
 
 
 def told(passes: DecodePasses) -> dict[str, float | None]:
@@ -17,7 +17,7 @@ def timed(*loads: tuple[int, int, float, int]) -> list[DecodeBand]:
     passes = DecodePasses()
     for num_running, held, seconds, count in loads:
         for _ in range(count + 1):  # the first one does not count
-            passes.add(num_running, num_running * held, seconds)
+            passes.add(num_running, num_running * held, seconds, seconds)
     return bands_in(told(passes))
 
 
@@ -25,14 +25,45 @@ def test_passes_are_counted_by_powers_of_two_without_the_first_of_each_number() 
     passes = DecodePasses()
     assert passes.metrics() == ()
     for num_running, context_tokens, seconds in ((1, 10, 9.0), (3, 30, 9.0), (3, 33, 0.3), (2, 20, 9.0), (2, 22, 0.2)):
-        passes.add(num_running, context_tokens, seconds)
+        passes.add(num_running, context_tokens, seconds, seconds)
     assert told(passes) == {
         "engine/decode/2/passes": 2.0,
         "engine/decode/2/passes_s": pytest.approx(0.5),
         "engine/decode/2/requests": 5.0,
         "engine/decode/2/context_tokens": 55.0,
+        "engine/decode/2/wall_s": pytest.approx(0.5),
     }
-    assert bands_in(told(passes)) == [DecodeBand(2, 2.0, 0.3 + 0.2, 5.0, 55.0)]
+    assert bands_in(told(passes)) == [DecodeBand(2, 2.0, 0.3 + 0.2, 5.0, 55.0, 0.3 + 0.2)]
+    of_before = {name: value for name, value in told(passes).items() if "wall" not in name}
+    assert bands_in(of_before) == [DecodeBand(2, 2.0, 0.3 + 0.2, 5.0, 55.0, 0.0)], "runs from before it was told"
+
+
+def test_passes_that_waited_for_a_core_and_the_next_ones_are_counted_apart() -> None:
+    passes = DecodePasses()
+    for cpu_s, wall_s in ((9.0, 9.0), (0.3, 0.3), (0.6, 3.0), (0.5, 0.5), (0.3, 0.32), (0.3, 0.3)):
+        passes.add(4, 40, cpu_s, wall_s)
+    (alone,), (disturbed,) = bands_in(told(passes)), bands_in(told(passes), DISTURBED)
+    assert alone == pytest.approx((4, 3, 0.9, 12, 120, 0.92))
+    assert disturbed == pytest.approx((4, 2, 1.1, 8, 80, 3.5))
+
+
+def test_what_a_pass_costs_is_what_it_costs_undisturbed_and_all_of_them_say_how_much_slower_they_were() -> None:
+    alone = [DecodeBand(1, 100, 0.1, 100, 1000, 0.1), DecodeBand(8, 50, 0.1, 400, 4000, 0.1)]
+    disturbed = [DecodeBand(1, 100, 0.2, 100, 1000, 0.7), DecodeBand(8, 50, 0.2, 400, 4000, 0.9)]
+    fit, found = fit_passes(alone, disturbed), slowed(alone, disturbed)
+    assert fit is not None
+    assert fit.values["token_s"] == pytest.approx(1e-3)
+    assert found is not None
+    assert (found.waits, found.cold) == pytest.approx((1.8 / 0.6, 0.6 / 0.4))
+    # Where hardly any pass was undisturbed, all tell what one costs, so none of them was dearer than that.
+    few = [alone[0], alone[1]._replace(passes=10, seconds=0.02, requests=80, context_tokens=800, wall_s=0.02)]
+    fit, found = fit_passes(few, disturbed), slowed(few, disturbed)
+    assert fit is not None
+    assert fit.values["token_s"] == pytest.approx(1.5e-3)
+    assert found is not None
+    assert (found.waits, found.cold) == pytest.approx((1.72 / 0.52, 1.0))
+    assert slowed([alone[0]._replace(wall_s=0.0)], disturbed) is None, "an engine did not tell"
+    assert slowed([], []) is None
 
 
 @pytest.mark.parametrize(

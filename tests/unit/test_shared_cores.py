@@ -50,6 +50,19 @@ def test_who_works_beside_others_is_slower_only_where_cores_are_short() -> None:
     assert host.heard[1] == ("engine", 10.5)  # 4 + 2 were done after 6.5 s
 
 
+def test_who_finds_cold_caches_does_less_in_its_share_and_others_as_much_as_before() -> None:
+    host, shared = Timers(), SharedCores(1.0)
+    engine, learner = shared.timers_of("engine/0", host, 1.0, 0.5), shared.timers_of("learner", host, 1.0)
+    for each, what in ((engine, "engine"), (learner, "learner")):
+        each.work(True)
+        each.call_later(1.0, host.hears(what))
+    host.clock.run(2.0)
+    assert host.heard == [("learner", 2.0)]
+    learner.work(False)
+    host.clock.run(10.0)
+    assert host.heard[1] == ("engine", 2.2)  # in 2 s it has done 2 · 0.5 ÷ (1 + 0.5 · 0.5) of it
+
+
 def test_what_falls_due_together_comes_in_its_order_and_idle_ones_want_nothing() -> None:
     host, shared = Timers(), SharedCores(1.0)
     first, second = shared.timers_of("engine/0", host, 1.0), shared.timers_of("engine/1", host, 1.0)

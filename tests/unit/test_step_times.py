@@ -17,7 +17,7 @@ class Clock:
 
 def test_a_step_is_training_other_work_and_waiting() -> None:
     clock = Clock()
-    times = StepTimes(clock)
+    times = StepTimes(clock, lambda: clock.now_s / 2)
     clock.now_s += 50
     with times.at_work():
         clock.now_s += 7  # loads the model, which is no step's time
@@ -33,6 +33,7 @@ def test_a_step_is_training_other_work_and_waiting() -> None:
         step_s = 2 * wait_s + publish_s + train_s
         assert figures == {
             "perf/train_time": train_s,
+            "perf/train_cpu_time": train_s / 2,
             "perf/train_wait_time": 2 * wait_s,
             "perf/step_time": step_s,
             "perf/wait_time_ratio": pytest.approx(2 * wait_s / step_s),
@@ -41,7 +42,7 @@ def test_a_step_is_training_other_work_and_waiting() -> None:
 
 def test_what_failed_counts_as_work_as_well() -> None:
     clock = Clock()
-    times = StepTimes(clock)
+    times = StepTimes(clock, lambda: clock.now_s / 2)
 
     def fail() -> None:
         with times.at_work():

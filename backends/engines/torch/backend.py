@@ -310,7 +310,7 @@ class TorchEngineBackend:
 
     def _step(self, engine: TorchEngine | GenericEngine) -> None:
         is_idle = not (engine.num_running or engine.num_queued)
-        admits, began_s = bool(engine.num_queued), self._spent_s()
+        admits, began_s, at_s = bool(engine.num_queued), self._spent_s(), time.perf_counter()
         with nullcontext() if self._profile is None or is_idle else self._profile.step():
             tick = engine.step()
         for advanced in tick.advanced:
@@ -325,7 +325,8 @@ class TorchEngineBackend:
             self._answer(ended)
         self._answers.tell_due(engine.num_running + engine.num_queued)
         if tick.num_decoded and not admits:
-            self._passes.add(tick.num_decoded, tick.num_context_tokens, self._spent_s() - began_s)
+            seconds, wall_s = self._spent_s() - began_s, time.perf_counter() - at_s
+            self._passes.add(tick.num_decoded, tick.num_context_tokens, seconds, wall_s)
 
     def _answer(self, ended: Ended) -> None:
         tag = ended.tag

@@ -110,18 +110,23 @@ def as_metrics(figures: Mapping[str, float]) -> tuple[Metric, ...]:
 class StepTimes:
     """Where a learner's time goes between one training and the next: training, other work, waiting.
 
-    It is told when there is something to do; a step lasts from the end of one training to the end of the next.
+    It is told when there is something to do; a step lasts from the end of one training to the end of the next. For one
+    thread.
     """
 
-    def __init__(self, clock_s: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, clock_s: Callable[[], float] = time.perf_counter, cpu_s: Callable[[], float] = time.thread_time
+    ) -> None:
         self._clock_s = clock_s
+        self._cpu_s = cpu_s
+        self._work_began_cpu_s = 0.0
         self._step_began_s = self._work_began_s = self._idle_since_s = clock_s()
         self._wait_s = 0.0
 
     @contextmanager
     def at_work(self) -> Generator[None]:
         """While a command is carried out."""
-        self._work_began_s = self._clock_s()
+        self._work_began_s, self._work_began_cpu_s = self._clock_s(), self._cpu_s()
         self._wait_s += self._work_began_s - self._idle_since_s
         try:
             yield
@@ -139,6 +144,7 @@ class StepTimes:
         self.begin()
         return {
             "perf/train_time": train_time_s,
+            "perf/train_cpu_time": self._cpu_s() - self._work_began_cpu_s,
             "perf/train_wait_time": wait_s,
             "perf/step_time": step_time_s,
             "perf/wait_time_ratio": wait_s / step_time_s,

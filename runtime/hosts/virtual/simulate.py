@@ -278,8 +278,9 @@ def casting_of(scenario: Scenario) -> Casting:
 
     def cast(name: str, epoch: int, timers: Timers, store: LedgerStore | None) -> Player:
         if shared is not None and (is_engine(name) or name == LEARNER):
-            model = scenario.learner.simulated if name == LEARNER else scenario.engines.simulated
-            timers = shared.timers_of(name, timers, model.cores)
+            learner, engine = scenario.learner.simulated, scenario.engines.simulated
+            cores, cold_cost = (learner.cores, 0.0) if name == LEARNER else (engine.cores, engine.cold_cost)
+            timers = shared.timers_of(name, timers, cores, cold_cost)
         return Player(
             machine=build_machine(name, plan, epoch=epoch, records=() if store is None else store.entries()),
             hears=hears(name),

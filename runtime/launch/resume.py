@@ -28,7 +28,7 @@ from penstock.runtime.launch.runs import SCENARIO_NAME, hold_run, read_record
 from penstock.runtime.launch.status import state_of
 from penstock.runtime.observability.trackers import read_steps
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.scenario.keys import show
+from penstock.runtime.scenario.keys import shape_at, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,6 +73,7 @@ REASONS: Final = {
     "staleness": "groups that were granted were promised this policy",
     "learner": "batches since the last checkpoint are trained again, and would come out otherwise",
 }
+SWITCHED: Final = ", and then switch the policy of the run that goes on: penstock policy"
 OTHER_REASON: Final = "samples before and after would not be alike"
 
 
@@ -135,12 +136,21 @@ def check_may_change(before: Path, override: str) -> None:
     """
     key, _, given = (part.strip() for part in override.partition("="))
     block = key.partition(".")[0]
-    if key not in FREE_KEYS and block not in FREE_BLOCKS:
+    if key not in FREE_KEYS and block not in FREE_BLOCKS and _is_known(key):
         raise UserFault(
             f"override '{override}': cannot change in a run that goes on: {REASONS.get(block, OTHER_REASON)}. "
-            f"{_had(before, key, given)}Leave it out to go on. What can change: "
+            f"{_had(before, key, given)}Leave it out to go on{SWITCHED if block == 'staleness' else ''}. What can change: "
             f"{', '.join((*FREE_KEYS, *(f'{block}.*' for block in FREE_BLOCKS)))}; for another run: penstock run"
         )
+
+
+def _is_known(key: str) -> bool:
+    """Of others the reading of the scenario says what they are called here."""
+    try:
+        shape_at(tuple(key.split(".")))
+    except (KeyError, StopIteration):
+        return False
+    return True
 
 
 def _had(before: Path, key: str, given: str) -> str:

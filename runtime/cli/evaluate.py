@@ -211,6 +211,6 @@ def _check_floors(floors: list[Floor], scenario: Scenario) -> None:
             raise UserFault(f"--at-least: there is no dataset '{floor.dataset}'; there are {', '.join(names)}")
         if not _FIGURE.fullmatch(floor.figure):
             raise UserFault(
-                f"--at-least: there is no figure '{floor.figure}'; there are {REWARD_MEAN}, pass@K and maj@K for a K of "
-                "--k, components/NAME, truncated, missing, response_len/mean and response_len/max"
+                f"--at-least: there is no figure '{floor.figure}'; there are {REWARD_MEAN}, pass@K and maj@K for a K "
+                "of --k, components/NAME, truncated, missing, response_len/mean and response_len/max"
             )

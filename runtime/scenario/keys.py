@@ -72,8 +72,11 @@ def unknown_keys(data: Plain, shape: shapes.Type, path: KeyPath = ()) -> Iterato
         if key in known:
             yield from unknown_keys(value, known[key], (*path, key))
         elif isinstance(value, dict) and not difflib.get_close_matches(key, known, n=1):
-            inner = [(at, hint) for at in _leaves(value, (*path, key)) if (hint := _elsewhere(at))]
-            yield from inner or [((*path, key), _hint((*path, key), tuple(known)))]
+            inner = [(at, _elsewhere(at)) for at in _leaves(value, (*path, key))]
+            if any(hint for _, hint in inner):
+                yield from ((at, hint or "no such key, and none is known by this name") for at, hint in inner)
+            else:
+                yield (*path, key), _hint((*path, key), tuple(known))
         else:
             yield (*path, key), _hint((*path, key), tuple(known))
 
@@ -235,7 +238,7 @@ def _elsewhere(path: KeyPath) -> str:
     blocks = [at for at, struct in block_paths() if path[-1] in struct.__struct_fields__]
     # Datasets of an evaluation may say most of it again: that is seldom what was meant.
     blocks = [at for at in blocks if "evaluation" not in at] or blocks
-    blocks = [at for at in blocks if at[-1:] == path[-2:-1]] or blocks
+    blocks = [at for at in blocks if at == path[-2:-1]] or [at for at in blocks if at[-1:] == path[-2:-1]] or blocks
     names = [".".join(map(str, (*at, path[-1]))) for at in blocks]
     return f"no such key here; did you mean {' or '.join(names)}?" if names else ""
 

@@ -3,8 +3,8 @@
 In this order: read the file, apply the overrides, refuse unknown keys, fill in what the objective's name stands for,
 check types and bounds, make paths absolute, fill in what the staleness policy and the longest response decide, and
 check what no single key can know. The first thing that
-is wrong is reported, with the place where it was written; of unknown keys all, as a file or a command of another system
-has dozens.
+is wrong is reported, with the place where it was written; where several keys are unknown they are all told, as a file
+or a command of another system has dozens.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
     from penstock.runtime.scenario.named import Named
 
-MAX_UNKNOWN_KEYS: Final = 40
-"""That are told."""
+MIN_LISTED_KEYS: Final = 3
+MAX_LISTED_KEYS: Final = 40
+"""Unknown ones, so many of which are told at once; of fewer the first."""
 
 
 def load_scenario(file: Path, overrides: Sequence[str] = ()) -> Scenario:
@@ -69,9 +70,11 @@ def scenario_from(source: Source) -> Scenario:
     """
     name_objective(source)
     if unknown := list(unknown_keys(source.data, shape_of(Scenario))):
-        told = [f"{source.place(path).text}: {dotted(path)}: {hint}" for path, hint in unknown[:MAX_UNKNOWN_KEYS]]
-        left_out = len(unknown) - len(told)
-        raise UserFault("\n".join([*told, *([f"… and {left_out} more"] if left_out else [])]))
+        shown = unknown[:MAX_LISTED_KEYS] if len(unknown) >= MIN_LISTED_KEYS else unknown[:1]
+        told = [f"{source.place(path).text}: {dotted(path)}: {hint}" for path, hint in shown]
+        if len(unknown) > MAX_LISTED_KEYS:
+            told.append(f"… and {len(unknown) - MAX_LISTED_KEYS} more")
+        raise UserFault("\n".join(told))
     fill_objective(source.data)
     scenario = _make_paths_absolute(_decode(source), source)
     broken = unknown_part(scenario) or unresolvable(scenario.staleness)

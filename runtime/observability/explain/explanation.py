@@ -21,8 +21,8 @@ from penstock.runtime.observability.explain.stories import knob_of
 from penstock.runtime.observability.lanes import lane_order
 from penstock.runtime.observability.operations import read_operations, scalings_of
 from penstock.runtime.observability.shares import LABELS, Shares
-from penstock.runtime.observability.traces import TRACES_FOLDER
 from penstock.runtime.observability.summary import read_summary
+from penstock.runtime.observability.traces import TRACES_FOLDER
 from penstock.runtime.observability.trackers import read_activity, read_steps
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, cast
 
-from penstock.backends.data.row import BadColumnError, shown
+from penstock.backends.data.row import BadColumnError, shown, value_of
 from penstock.messages.samples import Media
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def media_of(
     """
     found: list[Media] = []
     for kind, key in media_columns(keys).items():
-        value = (inline or {}).get(key, row.columns.get(key))
+        value = (inline or {}).get(key, value_of(row, key))
         if value is None or value == "":
             continue
         items = cast("list[object]", value) if isinstance(value, list) else [value]

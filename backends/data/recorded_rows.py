@@ -27,6 +27,7 @@ from penstock.backends.data.row import (
     prompt_of,
     shown,
     text_of,
+    value_of,
 )
 from penstock.messages.samples import Loss
 
@@ -120,10 +121,10 @@ def is_recorded_row(row: RawRow, options: DataOptions, recorded: RecordedSetting
 
 def holds_responses(row: RawRow, options: DataOptions) -> bool:
     """Whether a row of a dataset for engines of both kinds is one for those that answer with what it holds."""
-    recorded, columns = options.recorded, row.columns
-    if any(columns.get(key) is not None for key in (recorded.response_key, recorded.chosen_key)):
+    recorded = options.recorded
+    if any(value_of(row, key) is not None for key in (recorded.response_key, recorded.chosen_key)):
         return True
-    return _is_conversation(columns.get(options.prompt_key))
+    return _is_conversation(value_of(row, options.prompt_key))
 
 
 def recorded_row(row: RawRow, options: DataOptions, settings: RecordedSettings) -> RecordedRow:
@@ -133,7 +134,7 @@ def recorded_row(row: RawRow, options: DataOptions, settings: RecordedSettings) 
         BadColumnError: a column is missing or not what it should be, or the objective cannot use what there is.
     """
     loss = _loss_of(row, options.recorded, settings)
-    value = row.columns.get(options.prompt_key)
+    value = value_of(row, options.prompt_key)
     prompt: str | list[Message]
     if _is_conversation(value):
         prompt, responses = _conversation(row, options)
@@ -174,12 +175,12 @@ def _conversation(row: RawRow, options: DataOptions) -> tuple[list[Message], tup
     key = options.prompt_key
     recorded = options.recorded
     for other in (recorded.response_key, recorded.chosen_key):
-        if row.columns.get(other) is not None:
+        if value_of(row, other) is not None:
             raise BadColumnError(
                 "two responses",
                 f"{key!r} ends with the assistant's answer and {other!r} holds another; leave one of them out",
             )
-    messages = cast("list[object]", row.columns[key])
+    messages = cast("list[object]", value_of(row, key))
     first = next(index for index, message in enumerate(messages) if _role(message) == "assistant")
     if not first:
         raise BadColumnError(f"{key!r} begins with the assistant", f"{key!r} begins with the assistant: no prompt")
@@ -205,25 +206,24 @@ def _role(message: object) -> object:
 
 
 def _responses(row: RawRow, recorded: RecordedOptions, *, prefers_pairs: bool) -> tuple[Response, ...]:
-    columns = row.columns
     key, better, worse = recorded.response_key, recorded.chosen_key, recorded.rejected_key
-    if columns.get(better) is not None and (prefers_pairs or columns.get(key) is None):
+    if value_of(row, better) is not None and (prefers_pairs or value_of(row, key) is None):
         pair = [_content(_text_or_ids(row, name), name) for name in (better, worse)]
         return tuple(Response(content, None, reward) for content, reward in zip(pair, (1.0, 0.0), strict=True))
-    if columns.get(key) is None:
-        present = ", ".join(repr(name) for name in columns)
+    if (given := value_of(row, key)) is None:
+        present = ", ".join(repr(name) for name in row.columns)
         raise BadColumnError(
             "no response",
             f"there is no response: neither {key!r} nor {better!r} and {worse!r} (columns here are {present}). Set "
             f"{BLOCK}.response_key, or {BLOCK}.chosen_key and {BLOCK}.rejected_key",
         )
-    values = _several(columns[key], key)
+    values = _several(given, key)
     logprobs = _logprobs(row, recorded, [_content(value, key) for value in values])
     return tuple(Response(_content(value, key), lp, None) for value, lp in zip(values, logprobs, strict=True))
 
 
 def _text_or_ids(row: RawRow, key: str) -> object:
-    value = row.columns.get(key)
+    value = value_of(row, key)
     return value if _listed(value) is not None else text_of(row, key, f"{BLOCK} names it as the column of a response")
 
 
@@ -254,7 +254,7 @@ def _logprobs(
     row: RawRow, recorded: RecordedOptions, contents: Sequence[str | tuple[int, ...]]
 ) -> list[tuple[float, ...] | None]:
     key = recorded.logprobs_key
-    value = None if key is None else row.columns.get(key)
+    value = None if key is None else value_of(row, key)
     if key is None or value is None:
         return [None] * len(contents)
     lists = _listed(value) or [value]
@@ -284,7 +284,7 @@ def _logprobs(
 
 def _with_rewards(row: RawRow, recorded: RecordedOptions, responses: tuple[Response, ...]) -> tuple[Response, ...]:
     key = recorded.reward_key
-    value = None if key is None else row.columns.get(key)
+    value = None if key is None else value_of(row, key)
     if key is None or value is None:
         return responses
     given = _listed(value) or [value]
@@ -310,7 +310,7 @@ def _loss_of(row: RawRow, recorded: RecordedOptions, settings: RecordedSettings)
     if settings.imitates:
         return Loss.SUPERVISED
     key = recorded.loss_key
-    value = (None if key is None else row.columns.get(key)) or recorded.loss
+    value = (None if key is None else value_of(row, key)) or recorded.loss
     match value:
         case "sft":
             return Loss.SUPERVISED
@@ -323,7 +323,7 @@ def _loss_of(row: RawRow, recorded: RecordedOptions, settings: RecordedSettings)
 
 
 def _label(row: RawRow, key: str | None, *, is_needed: bool) -> str:
-    if key is None or (not is_needed and row.columns.get(key) is None):
+    if key is None or (not is_needed and value_of(row, key) is None):
         return ""
     return label_of(row, key)
 

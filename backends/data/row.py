@@ -11,7 +11,7 @@ from penstock.backends.data.problems import DataError, RowProblem
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from penstock.backends.data.options import DataOptions
@@ -229,16 +229,41 @@ def wanted_columns(place: Path, columns: Sequence[str], optional: Sequence[str],
         DataError: it lacks one of ``columns``.
     """
     for column in columns:
-        if column not in present:
-            advice = "The scenario names it under data.prompt_key, data.label_key or data.metadata_keys"
+        if _outer(column, present) not in present:
+            advice = (
+                "The scenario names it under data.prompt_key, data.label_key or data.metadata_keys; what an object in "
+                "a column holds is column.key"
+            )
             raise DataError(f"{place}: {missing_column(column, present, advice).message}")
-    return list(dict.fromkeys((*columns, *(name for name in optional if name in present))))
+    outer = [_outer(name, present) for name in (*columns, *optional)]
+    return list(dict.fromkeys(name for name in outer if name in present))
+
+
+def value_of(row: RawRow, key: str) -> object:
+    """Of the column, or of ``column.key`` in the object that it holds; None where there is none."""
+    value: object = row.columns
+    for name in (key,) if key in row.columns else key.split("."):
+        value = cast("Mapping[str, object]", value).get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _outer(key: str, present: Collection[str]) -> str:
+    """The column that holds it."""
+    return key if key in present else key.partition(".")[0]
 
 
 def _column(row: RawRow, key: str, advice: str) -> object:
-    if key not in row.columns:
+    outer = _outer(key, row.columns)
+    if outer not in row.columns:
         raise missing_column(key, [str(name) for name in row.columns], advice)
-    return row.columns[key]
+    value = row.columns[outer]
+    for name in filter(None, key[len(outer) + 1 :].split(".")):
+        if not isinstance(value, dict) or name not in value:
+            raise BadColumnError(
+                f"{key!r} is missing", f"{key!r} is missing: there is no {name!r} in {shown(value)}. {advice}"
+            )
+        value = cast("Mapping[str, object]", value)[name]
+    return value
 
 
 def _as_message(value: object) -> Message:

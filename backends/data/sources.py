@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 JSONL_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
 COMPRESSED_SUFFIXES: Final = (".gz", ".zst")
 PARQUET_SUFFIXES: Final = (".parquet", ".pq")
+CSV_ADVICE: Final = (
+    'A table becomes rows with: python -c "import pyarrow.csv as c, pyarrow.parquet as p; '
+    "p.write_table(c.read_csv('rows.csv'), 'rows.parquet')\""
+)
 GENERATED: Final = ("lines", "sums", "shapes", "reasoning_gym")
 
 RowT = TypeVar("RowT")
@@ -153,7 +157,7 @@ def _open(path: str, columns: Sequence[str], optional: Sequence[str], seed: int)
     raise DataError(
         f"{file}: cannot tell what kind of file this is from {suffix or 'a name without ending'!r}; expected "
         f"{', '.join(JSONL_SUFFIXES)} (one JSON object a line; compressed: {' or '.join(COMPRESSED_SUFFIXES)} after "
-        f"it) or {', '.join(PARQUET_SUFFIXES)}"
+        f"it) or {', '.join(PARQUET_SUFFIXES)}" + (f". {CSV_ADVICE}" if suffix == ".csv" else "")
     )
 
 

@@ -185,6 +185,8 @@ class PlayedEpisode:
         if self.masked:
             causes = ", ".join(sorted(self.masked))
             return f"{detail}: its turns were drawn otherwise than block sampling: says ({causes})"
+        if not self.num_turns:
+            return f"{detail}: it has asked the model for nothing (await play.say(…) or play.generate(…))"
         return f"{detail}; none of its choices was taken" if self.has_choices else detail
 
     def why_masked(self, request: TurnRequest) -> str:

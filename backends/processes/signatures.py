@@ -28,9 +28,11 @@ def declared_names(
         hint: what the error ends with, from the name of the argument that there is not.
 
     Raises:
-        UserCodeError: it needs another.
+        UserCodeError: it needs others; all of them are named.
     """
     asked: list[str] = []
+    unknown: list[str] = []
+    hints: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             return known
@@ -40,9 +42,9 @@ def declared_names(
         if parameter.name in known and by_name:
             asked.append(parameter.name)
         elif parameter.default is parameter.empty:
-            how = "" if by_name else " by position, and arguments are given by name"
-            raise UserCodeError(
-                f"{spec} asks for {parameter.name!r}{how}; {who} may ask for {', '.join(known)}"
-                f"{hint(parameter.name) if hint else ''}"
-            )
+            unknown.append(f"{parameter.name!r}{'' if by_name else ' by position, and arguments are given by name'}")
+            hints.append(hint(parameter.name) if hint else "")
+    if unknown:
+        names, more = ", ".join(unknown), "".join(dict.fromkeys(hints))
+        raise UserCodeError(f"{spec} asks for {names}; {who} may ask for {', '.join(known)}{more}")
     return tuple(asked)

@@ -193,20 +193,23 @@ def arguments(call: Call, names: tuple[str, ...]) -> dict[str, object]:
     return {name: _filter_argument(group, call.responses, name) for name in names}
 
 
-def judged(call_id: int, elapsed_s: float, returned: object, key: str | None = None) -> Judged:
-    """What a reward function returned, as a reward. ``key`` names the entry of a dictionary that is it.
+def judged(
+    call_id: int, elapsed_s: float, returned: object, key: str | None = None, *, who: str = "the reward function"
+) -> Judged:
+    """What a reward function (``who``, in messages) returned, as a reward. ``key`` names the entry of a dictionary that
+    is it.
 
     Raises:
         NoRewardError: it is none.
     """
     if not isinstance(returned, dict):
-        return Judged(call_id, elapsed_s, _number(returned, "the reward function returned"), ())
+        return Judged(call_id, elapsed_s, _number(returned, f"{who} returned"), ())
     parts = cast("dict[object, object]", returned)
     wanted = TOTALS if key is None else (key,)
     total = next((name for name in wanted if name in parts), None)
     if total is None:
         names = " or ".join(repr(name) for name in wanted)
-        raise NoRewardError(f"the reward function returned a dict without {names}; its keys are {_short(list(parts))}")
+        raise NoRewardError(f"{who} returned a dict without {names}; its keys are {_short(list(parts))}")
     components = tuple(
         (str(name), _number(value, f"component {name!r} of the reward is"))
         for name, value in parts.items()

@@ -48,6 +48,10 @@ LABELS: Final = {
 SHARES: Final = ("truncated", "missing")
 _AT_LEAST: Final = re.compile(r"(?P<dataset>[^/=]+)/(?P<figure>[^=]+)=(?P<value>[^=]+)")
 
+_FIGURE: Final = re.compile(
+    r"reward_(mean|stderr)|(pass|maj)@\d+|components/.+|truncated|missing|(response_len|version|num)[/_].+"
+)
+
 
 class Floor(NamedTuple):
     """A figure that is to be reached."""
@@ -195,7 +199,8 @@ def _missed(row: EvaluationRow, floor: Floor) -> str | None:
     value = row.datasets().get(floor.dataset, {}).get(floor.figure)
     if value is not None and value >= floor.value:
         return None
-    found = "there is no such figure" if value is None else f"{value:.4g}"
+    known = ", ".join(row.datasets().get(floor.dataset, {}))
+    found = f"there is no such figure; there are {known}" if value is None else f"{value:.4g}"
     return f"--at-least {floor.dataset}/{floor.figure}={floor.value:g}: {found}"
 
 
@@ -204,3 +209,8 @@ def _check_floors(floors: list[Floor], scenario: Scenario) -> None:
     for floor in floors:
         if floor.dataset not in names:
             raise UserFault(f"--at-least: there is no dataset '{floor.dataset}'; there are {', '.join(names)}")
+        if not _FIGURE.fullmatch(floor.figure):
+            raise UserFault(
+                f"--at-least: there is no figure '{floor.figure}'; there are {REWARD_MEAN}, pass@K and maj@K for a K "
+                "of --k, components/NAME, truncated, missing, response_len/mean and response_len/max"
+            )

@@ -24,6 +24,7 @@ from penstock.runtime.observability.lives import (
 )
 from penstock.runtime.observability.pushed import pushed_keys
 from penstock.runtime.observability.removed import SPANS, removed_text
+from penstock.runtime.observability.samples import reason_counts
 from penstock.runtime.observability.spans import step_trace_id, version_trace_id
 from penstock.runtime.observability.subjects import step_subject, version_subject
 from penstock.runtime.observability.texts import length_text, told
@@ -139,7 +140,10 @@ def _chosen_fates(folder: Path, chosen: Chosen) -> tuple[list[Fate], list[str]]:
     if chosen.has_failed or chosen.was_dropped:
         fates = failed_or_dropped(folder, failed=chosen.has_failed, dropped=chosen.was_dropped)
         causes = Counter(fate.text for fate in fates)
+        open_ones = sum(count.num_samples for count in reason_counts(folder)) if chosen.has_failed and not fates else 0
         lines = [f"{count:,} × {cause}" for cause, count in causes.most_common()]
+        if open_ones:
+            lines = [f"{open_ones:,} have failed in groups that are not done: penstock samples {folder} --failed"]
         return fates, [f"{min(len(fates), chosen.limit):,} of {len(fates):,} such samples are shown", *lines]
     return read_fates(folder, step=chosen.step), []
 

@@ -193,7 +193,8 @@ def _datasets(data: dict[str, Plain], asked: Asked) -> list[dict[str, Plain]]:
         datasets = [dict(each) for each in given if isinstance(each, dict)] if isinstance(given, list) else []
         if not datasets:
             raise UserFault(
-                "nothing to evaluate on: name rows with --data, or a scenario with evaluation.datasets by --scenario"
+                "nothing to evaluate on: name rows with --data (in Python, data=), or a scenario with "
+                "evaluation.datasets by --scenario"
             )
         names = [str(each.get("name")) for each in datasets]
         for name in asked.only:

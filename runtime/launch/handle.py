@@ -40,6 +40,7 @@ from penstock.runtime.observability.samples import chosen_samples, shown_samples
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.traces import read_step, read_trace
 from penstock.runtime.observability.trackers import read_activity, read_steps
+from penstock.runtime.safe_text import terminal_lines
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
@@ -252,9 +253,9 @@ def _has_begun_once_checked(folder: Path, apart: RunApart, shown: Progress) -> b
         return True
     end = apart.end()
     if end.exit_code == USER_HAS_TO_CHANGE:
-        raise UserFault(end.story)
+        raise UserFault(terminal_lines(end.story))
     if end.exit_code:
-        raise RunFailedError(f"{folder}: {end.story}", str(folder))
+        raise RunFailedError(terminal_lines(f"{folder}: {end.story}"), str(folder))
     return False
 
 
@@ -295,7 +296,8 @@ def _check_end(folder: Path) -> None:
     told = None if apart is None else apart.end()
     if status.state in ("completed", "stopped"):
         return
-    story = (told.story if told is not None else "") or status.story or f"the run has {status.state}"
+    # It may hold text of a model, and Python prints a message as it is.
+    story = terminal_lines((told.story if told is not None else "") or status.story or f"the run has {status.state}")
     if status.exit_code == USER_HAS_TO_CHANGE:
         raise UserFault(story)
     raise RunFailedError(f"{folder}: {story}\n{what_is_left(folder)}", str(folder))

@@ -31,7 +31,7 @@ from penstock.runtime.launch.runs import SCENARIO_NAME, hold_run, read_record
 from penstock.runtime.launch.status import state_of
 from penstock.runtime.observability.trackers import read_steps
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.scenario.keys import show
+from penstock.runtime.scenario.keys import show, unknown_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from penstock.runtime.launch.runs import RunRecord
     from penstock.runtime.scenario import Scenario
+    from penstock.runtime.scenario.source import Plain
 
 TAKE_OVER_S: Final = 5.0
 """A process that was just killed lets go of the lock within this time."""
@@ -75,6 +76,7 @@ REASONS: Final = {
     "staleness": "groups that were granted were promised this policy",
     "learner": "batches since the last checkpoint are trained again, and would come out otherwise",
 }
+SWITCHED: Final = ", and then switch the policy of the run that goes on: penstock policy"
 OTHER_REASON: Final = "samples before and after would not be alike"
 
 
@@ -141,9 +143,19 @@ def check_may_change(before: Path, override: str) -> None:
     if key not in FREE_KEYS and block not in FREE_BLOCKS:
         raise UserFault(
             f"override '{override}': cannot change in a run that goes on: {REASONS.get(block, OTHER_REASON)}. "
-            f"{_had(before, key, given)}Leave it out to go on. What can change: "
-            f"{', '.join((*FREE_KEYS, *(f'{block}.*' for block in FREE_BLOCKS)))}; for another run: penstock run"
+            f"{_had(before, key, given)}Leave it out to go on{SWITCHED if block == 'staleness' else ''}. "
+            f"What can change: {', '.join((*FREE_KEYS, *(f'{free}.*' for free in FREE_BLOCKS)))}; for another run: "
+            f"penstock run{_unknown(key)}"
         )
+
+
+def _unknown(key: str) -> str:
+    """Of a key that no scenario has, the nearest one."""
+    written: Plain = None
+    for part in reversed(key.split(".")):
+        written = {part: written}
+    found = unknown_key(written)
+    return f". {key}: {found[1]}" if found else ""
 
 
 def _had(before: Path, key: str, given: str) -> str:

@@ -35,7 +35,7 @@ SEED: Final = "run.seed"
 _WITHIN_AN_ARM: Final = (SEED, "run.name", "run.folder", "observability.")
 """Keys in which runs of one arm may differ; with a dot at the end a block."""
 NOT_RECORDED: Final = "not recorded"
-_UNSET: Final = ""
+UNSET: Final = ""
 
 
 class ComparedRun(NamedTuple):
@@ -107,9 +107,11 @@ def read_arms(run_folders: Sequence[Path]) -> list[ComparedArm]:
 
 
 def key_differences(arms: Sequence[ComparedArm]) -> tuple[Difference, ...]:
-    """The keys in which the scenarios differ."""
+    """The keys in which the scenarios differ. (In what only some have, such as a dataset, null says no more than
+    nothing.)"""
     keys = dict.fromkeys(key for arm in arms for run in arm.runs for key in run.keys)
-    return _differences(keys, arms, lambda run, key: run.keys.get(key, _UNSET))
+    found = _differences(keys, arms, lambda run, key: run.keys.get(key, UNSET))
+    return tuple(each for each in found if {value for values in each.values for value in values} != {UNSET, show(None)})
 
 
 def circumstance_differences(arms: Sequence[ComparedArm]) -> tuple[Difference, ...]:

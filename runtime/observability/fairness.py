@@ -6,7 +6,7 @@ from collections import Counter
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from penstock.runtime.observability.compared_runs import circumstances_changed, may_differ_within_an_arm
+from penstock.runtime.observability.compared_runs import UNSET, circumstances_changed, may_differ_within_an_arm
 from penstock.runtime.observability.summary import policies_text
 
 if TYPE_CHECKING:
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from penstock.runtime.observability.compared_runs import ComparedArm, ComparedRun, Difference
 
-_WHAT_REWARDS_ARE: Final = ("reward.", "data.", "episode.", "sampling.", "filter.", "evaluation.datasets")
+_EVALUATED: Final = "evaluation.datasets"
+_WHAT_REWARDS_ARE: Final = ("reward.", "data.", "episode.", "sampling.", "filter.", _EVALUATED)
 """Blocks of a scenario that say which questions are asked, what an answer earns, and whose reward is shown."""
 _MEANS: Final = {
     "model": "The runs did not train the same model: neither rewards nor wall times are comparable.",
@@ -33,7 +34,7 @@ def cautions_of(
     yield from (_MEANS[each.name] for each in circumstances)
     if unknown := [run.name for run in runs if not run.starts]:
         yield f"Model, machine and software are not known of {_listed(unknown)}, which has no starts.jsonl."
-    if differ := [key.name for key in keys if key.name.startswith(_WHAT_REWARDS_ARE)]:
+    if differ := [key.name for key in keys if key.name.startswith(_WHAT_REWARDS_ARE) and not _is_of_some(key)]:
         yield f"Rewards do not measure the same thing where {_listed(differ)} differs."
     yield from (text for run in runs for text in _of_run(run))
     if beside := _at_once(runs):
@@ -46,6 +47,11 @@ def cautions_of(
             yield f"The runs of arm {arm.name} differ in {_listed(watched)}, which is taken for no difference."
     if alone := [f"arm {arm.name}" for arm in arms if len(arm.runs) == 1]:
         yield f"Of {_listed(alone)} there is one run, so nothing says how much of a difference is chance."
+
+
+def _is_of_some(key: Difference) -> bool:
+    """Whether it is of a dataset that only some of the runs evaluate: of that the others have no figure at all."""
+    return key.name.startswith(_EVALUATED) and any(UNSET in values for values in key.values)
 
 
 def _of_run(run: ComparedRun) -> Iterator[str]:

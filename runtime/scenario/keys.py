@@ -56,20 +56,29 @@ def shape_at(path: KeyPath, struct: type[msgspec.Struct] = Scenario) -> shapes.T
 
 def unknown_key(data: Plain, shape: shapes.Type | None = None, path: KeyPath = ()) -> tuple[KeyPath, str] | None:
     """The first key of ``data`` that no struct has, and a sentence that names the nearest known one."""
-    shape = shape_of(Scenario) if shape is None else shape
+    return next(unknown_keys(data, shape_of(Scenario) if shape is None else shape, path), None)
+
+
+def unknown_keys(data: Plain, shape: shapes.Type, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """All of them, in their order."""
     if isinstance(shape, shapes.VarTupleType) and isinstance(data, list):
-        in_items = (unknown_key(item, shape.item_type, (*path, index)) for index, item in enumerate(data))
-        return next((each for each in in_items if each is not None), None)
+        for index, item in enumerate(data):
+            yield from unknown_keys(item, shape.item_type, (*path, index))
     block = _block(shape)
     if block is None or not isinstance(data, dict):
-        return None
+        return
     known = {field.encode_name: field.type for field in block.fields}
     for key, value in data.items():
-        if key not in known:
-            return (*path, key), _hint(key, path, tuple(known))
-        if found := unknown_key(value, known[key], (*path, key)):
-            return found
-    return None
+        if key in known:
+            yield from unknown_keys(value, known[key], (*path, key))
+        elif isinstance(value, dict) and not difflib.get_close_matches(key, known, n=1):
+            inner = [(at, _elsewhere(at)) for at in _leaves(value, (*path, key))]
+            if any(hint for _, hint in inner):
+                yield from ((at, hint or "no such key, and none is known by this name") for at, hint in inner)
+            else:
+                yield (*path, key), _hint((*path, key), tuple(known))
+        else:
+            yield (*path, key), _hint((*path, key), tuple(known))
 
 
 def allowed(shape: shapes.Type) -> str:
@@ -112,7 +121,10 @@ def misfit(error: msgspec.ValidationError, data: Plain, struct: type[msgspec.Str
     path: KeyPath = tuple(int(step["index"]) if step["index"] else step["key"] for step in steps)
     if missing := _MISSING.search(str(error)):
         return (*path, missing["field"]), "missing; it has no default"
-    return path, f"must be {allowed(shape_at(path, struct))}; found {show(_value_at(data, path))}"
+    shape = shape_at(path, struct)
+    block = _block(shape)
+    keys = f"; its keys are {', '.join(field.encode_name for field in block.fields[:4])} …" if block else ""
+    return path, f"must be {allowed(shape)}; found {show(_value_at(data, path))}{keys}"
 
 
 def dotted(path: KeyPath) -> str:
@@ -201,19 +213,34 @@ def _item_block(shape: shapes.Type) -> shapes.StructType | None:
     return _block(shape.item_type) if isinstance(shape, shapes.VarTupleType) else None
 
 
-def _hint(key: str, path: KeyPath, known: tuple[str, ...]) -> str:
-    if term := known_elsewhere(key):
+def _leaves(data: Plain, path: KeyPath) -> Iterator[KeyPath]:
+    if isinstance(data, dict) and data:
+        for key, value in data.items():
+            yield from _leaves(value, (*path, key))
+    else:
+        yield path
+
+
+def _hint(path: KeyPath, known: tuple[str, ...]) -> str:
+    *outer, key = path
+    if hint := _elsewhere(path):
+        return hint
+    if near := difflib.get_close_matches(str(key), known, n=1):
+        return f"no such key; did you mean '{near[0]}'?"
+    block = ".".join(map(str, outer))
+    return f"no such key; {f'the keys of {block} are' if block else 'the blocks are'} {', '.join(known)}"
+
+
+def _elsewhere(path: KeyPath) -> str:
+    """Where a key of this name is known, here or in other systems; empty where it is not."""
+    if term := known_elsewhere(path):
         return term
-    blocks = [at for at, struct in block_paths() if key in struct.__struct_fields__]
+    blocks = [at for at, struct in block_paths() if path[-1] in struct.__struct_fields__]
     # Datasets of an evaluation may say most of it again: that is seldom what was meant.
     blocks = [at for at in blocks if "evaluation" not in at] or blocks
-    elsewhere = [".".join(map(str, (*at, key))) for at in blocks]
-    if elsewhere:
-        return f"no such key here; did you mean {' or '.join(elsewhere)}?"
-    if near := difflib.get_close_matches(key, known, n=1):
-        return f"no such key; did you mean '{near[0]}'?"
-    block = ".".join(map(str, path))
-    return f"no such key; {f'the keys of {block} are' if block else 'the blocks are'} {', '.join(known)}"
+    blocks = [at for at in blocks if at == path[-2:-1]] or [at for at in blocks if at[-1:] == path[-2:-1]] or blocks
+    names = [".".join(map(str, (*at, path[-1]))) for at in blocks]
+    return f"no such key here; did you mean {' or '.join(names)}?" if names else ""
 
 
 def _bounds(shape: shapes.IntType | shapes.FloatType) -> str:

@@ -3,14 +3,15 @@
 In this order: read the file, apply the overrides, refuse unknown keys, fill in what the objective's name stands for,
 check types and bounds, make paths absolute, fill in what the staleness policy and the longest response decide, and
 check what no single key can know. The first thing that
-is wrong is reported, with the place where it was written.
+is wrong is reported, with the place where it was written; where several keys are unknown they are all told, as a file
+or a command of another system has dozens.
 """
 
 from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 import yaml
@@ -18,7 +19,7 @@ import yaml
 from penstock.backends.learners.options import ObjectiveOptions
 from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.hub_names import is_left_to_the_hub
-from penstock.runtime.scenario.keys import dotted, misfit, unknown_key
+from penstock.runtime.scenario.keys import dotted, misfit, shape_of, unknown_keys
 from penstock.runtime.scenario.named import absolute, with_values
 from penstock.runtime.scenario.objective import fill_objective, name_objective, with_objective
 from penstock.runtime.scenario.part_names import unknown_part
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.runtime.scenario.named import Named
+
+MIN_LISTED_KEYS: Final = 3
+MAX_LISTED_KEYS: Final = 40
+"""Unknown ones, so many of which are told at once; of fewer the first."""
 
 
 def load_scenario(file: Path, overrides: Sequence[str] = ()) -> Scenario:
@@ -64,9 +69,12 @@ def scenario_from(source: Source) -> Scenario:
         UserFault: as ``load_scenario``.
     """
     name_objective(source)
-    if found := unknown_key(source.data):
-        path, hint = found
-        raise UserFault(f"{source.place(path).text}: {dotted(path)}: {hint}")
+    if unknown := list(unknown_keys(source.data, shape_of(Scenario))):
+        shown = unknown[:MAX_LISTED_KEYS] if len(unknown) >= MIN_LISTED_KEYS else unknown[:1]
+        told = [f"{source.place(path).text}: {dotted(path)}: {hint}" for path, hint in shown]
+        if len(unknown) > MAX_LISTED_KEYS:
+            told.append(f"… and {len(unknown) - MAX_LISTED_KEYS} more")
+        raise UserFault("\n".join(told))
     fill_objective(source.data)
     scenario = _make_paths_absolute(_decode(source), source)
     broken = unknown_part(scenario) or unresolvable(scenario.staleness)

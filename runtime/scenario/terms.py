@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 GROUPS_NOTE: Final = "prompts a step, each with sampling.samples_per_group samples"
 UPDATES_NOTE: Final = "optimizer steps that a batch is divided into"
@@ -133,15 +136,72 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
     **dict.fromkeys(("context_parallel_size", "cp_size"), ("learner.megatron.context_parallel", "")),
     **dict.fromkeys(("expert_model_parallel_size", "ep_size"), ("learner.megatron.expert_parallel", "")),
     **dict.fromkeys(("lora_rank", "lora_r"), ("learner.lora.rank", "")),
-    **dict.fromkeys(("world_size", "nproc_per_node", "num_gpus", "n_gpus_per_node"), ("learner.num_ranks", "")),
+    **dict.fromkeys(
+        ("world_size", "nproc_per_node", "num_gpus", "n_gpus_per_node", "nnodes"),
+        ("learner.num_ranks", "GPUs of the learner, on all nodes"),
+    ),
+    "critic.optim.lr": ("learner.objective.critic_learning_rate", ""),
+    "critic.model.path": ("learner.objective.critic", "own: a model beside the policy, which starts as a copy of it"),
+    "rollout.name": ("engines.backend", "torch or sglang"),
+    **dict.fromkeys(
+        ("rollout.tensor_model_parallel_size", "rollout.tp_size", "vllm_tensor_parallel_size", "rollout_tp_size"),
+        ("engines.sglang", "tp_size in it"),
+    ),
+    **dict.fromkeys(
+        ("gpu_memory_utilization", "vllm_gpu_memory_utilization", "sglang_mem_fraction_static"),
+        ("engines.sglang", "mem_fraction_static in it"),
+    ),
+    **dict.fromkeys(
+        ("megatron.tensor_model_parallel_size", "megatron.tp_size"), ("learner.megatron.tensor_parallel", "")
+    ),
+    **dict.fromkeys(("strategy", "trainer.backend", "train_backend"), ("learner.backend", "torch or megatron")),
+    **dict.fromkeys(
+        ("param_offload", "optimizer_offload", "adam_offload"), ("learner.cpu_offload", "for parallel: fsdp")
+    ),
+    "use_dynamic_bsz": ("learner.max_tokens_per_micro_batch", "samples are always packed"),
+    "clip_ratio_c": ("learner.objective.dual_clip", ""),
+    "loss_agg_mode": ("learner.objective.reduction", "token_mean, sequence_mean or constant"),
+    "use_kl_loss": ("learner.objective.kl_coef", "0: none"),
+    "use_kl_in_reward": ("learner.objective.kl_in", "reward"),
+    **dict.fromkeys(("kl_loss_type", "kl_penalty"), ("learner.objective.kl_estimator", "")),
+    "gamma": ("learner.objective.discount", ""),
+    "importance_sampling_level": ("learner.objective", "gspo for sequences"),
+    **dict.fromkeys(
+        ("rollout_correction", "vllm_importance_sampling_correction"), ("learner.objective.correction", "")
+    ),
+    "filter_groups": ("filter.drop_zero_spread", ""),
+    "filter_groups.enable": ("filter.drop_zero_spread", ""),
+    "mask_truncated_completions": ("filter.sample_function", "a function that turns them away"),
+    **dict.fromkeys(("val_files", "eval_dataset", "eval_prompt_data"), ("evaluation.datasets", "a list of blocks")),
+    **dict.fromkeys(
+        (f"val_kwargs.{key}" for key in ("temperature", "top_p", "top_k")), ("evaluation.defaults.sampling", "")
+    ),
+    **dict.fromkeys(("val_kwargs", "val_kwargs.n", "num_generations_eval"), ("evaluation.defaults", "")),
+    **dict.fromkeys(("val_before_train", "eval_on_start"), ("evaluation.before_first", "")),
+    **dict.fromkeys(
+        ("custom_reward_function.path", "custom_reward_function.name"), ("reward.function", "file.py:name")
+    ),
+    "reward_model.enable": ("reward.function", "reward_model, with its block"),
+    "train_dataset": ("data.path", ""),
+    "peft_config": ("learner.lora", ""),
+    **dict.fromkeys(("project_name", "experiment_name", "run_name"), ("run.name", "")),
+    **dict.fromkeys(("report_to", "logger", "log_with", "use_wandb"), ("observability.trackers", "a list of blocks")),
+    **dict.fromkeys(
+        ("rollout.mode", "async_training", "asynchronous"), ("staleness.policy", "sync, one_step_off or fully_async")
+    ),
+    **dict.fromkeys(
+        ("use_remove_padding", "padding_free"), ("learner.max_tokens_per_micro_batch", "nothing is padded")
+    ),
 }
-"""By the term, in lower case: the key here, and what has to be known of it."""
+"""By the term, in lower case (with the block around it where it means something else in others): the key here, and what
+has to be known of it."""
 
 
-def known_elsewhere(term: str) -> str | None:
-    """A sentence for a key that other systems have under this name; None where nothing is known of it."""
-    found = TERMS.get(term.lower().replace("-", "_"))
-    if found is None:
-        return None
-    key, note = found
+def known_elsewhere(path: Sequence[str | int]) -> str:
+    """A sentence for a key that other systems have at this path, or anywhere; empty where nothing is known of it."""
+    names = [str(part).lower().lstrip("+").replace("-", "_") for part in path]
+    terms = (".".join(names[first:]) for first in range(len(names)))
+    if (term := next((term for term in terms if term in TERMS), None)) is None:
+        return ""
+    key, note = TERMS[term]
     return f"no such key; what others call {term} is {key} here{f' ({note})' if note else ''}"

@@ -106,7 +106,7 @@ def test_what_the_function_blames_on_the_model_is_a_policy_error(
 @pytest.mark.parametrize(
     ("row", "detail"),
     [
-        ({"do": "returns", "what": "text"}, "returned str 'good'; expected a number"),
+        ({"do": "returns", "what": "text"}, "the episode function returned str 'good'; expected a number"),
         ({"do": "returns", "what": "nan"}, "expected a finite number"),
         ({"do": "raises", "what": "value"}, "ValueError: no such thing (played_episodes.py:"),
         ({"do": "raises", "what": "exit"}, "SystemExit: no such thing (played_episodes.py:"),

@@ -446,6 +446,10 @@ def test_an_async_call_that_blocks_the_others_is_killed_and_they_are_done_again(
             "def score(answer): pass",
             "asks for 'answer'; a reward function may ask for prompt, response, conversation",
         ),
+        (
+            "def score(data_source, solution_str, extra_info): pass",
+            "group_id, index. What others call data_source is metadata here. What others call solution_str is response",
+        ),
         ("def score(response, /): pass", "asks for 'response' by position"),
         ("class score:\n  def __init__(self): raise KeyError('k')", "KeyError: 'k'"),
         ("import sys\nsys.exit('stop')", "SystemExit: stop (mine.py:2)"),

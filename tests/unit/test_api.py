@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -21,6 +22,7 @@ from penstock import api
 from penstock.messages.errors import RunFailedError, UserFault
 from penstock.messages.training import Balance
 from penstock.runtime.hosts.virtual.simulate import simulated
+from penstock.runtime.launch import handle
 from penstock.runtime.launch.handle import new_folder
 from penstock.runtime.launch.inputs import INPUTS, Rows, write_function, write_rows
 from penstock.runtime.launch.progress import Progress, RunPicture
@@ -323,6 +325,15 @@ def test_a_run_that_failed_is_raised_with_its_folder(folder: Path) -> None:
     assert str(pickle.loads(pickle.dumps(failed.value))) == str(failed.value)
     close_record(folder, open_record(folder, "small"), 2)
     with pytest.raises(UserFault):
+        api.open_run(folder).wait(progress=False)
+
+
+def test_what_a_failed_run_tells_a_program_obeys_no_terminal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python prints the message of an exception as it is, and this one quotes a reward's, which quotes a model."""
+    close_record(folder, open_record(folder, "small"), 1)
+    failed = msgspec.structs.replace(api.open_run(folder).status, story="KeyError: '\x1b]0;owned\x07'")
+    monkeypatch.setattr(handle, "run_status", lambda _: failed)
+    with pytest.raises(RunFailedError, match=re.escape(r"KeyError: '\x1b]0;owned\x07'")):
         api.open_run(folder).wait(progress=False)
 
 

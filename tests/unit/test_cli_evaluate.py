@@ -96,6 +96,13 @@ def test_a_model_alone_needs_rows_and_nothing_else(tmp_path: Path, monkeypatch: 
     assert scenario.engines.count == 2
 
 
+def test_a_floor_of_no_figure_is_refused_before_anything_is_evaluated(checkpoint: Path) -> None:
+    for floor, told in (("sums/pas@1=0.5", "there is no figure 'pas@1'; there are "), ("sms/pass@1=0.5", "sums, ")):
+        found = CliRunner().invoke(app, ["evaluate", str(checkpoint), "--at-least", floor])
+        assert isinstance(found.exception, UserFault)
+        assert told in str(found.exception)
+
+
 def test_a_model_that_imitated_rows_is_evaluated_with_engines_that_generate(tmp_path: Path) -> None:
     file = tmp_path / "sft.yaml"
     file.write_text(

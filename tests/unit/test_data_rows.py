@@ -283,7 +283,10 @@ def test_a_missing_file_shows_what_is_there(tmp_path: Path, tokenizer_folder: Pa
 
 def test_an_unknown_kind_of_file_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
     (tmp_path / "rows.csv").write_text("prompt\na\n")
-    assert "cannot tell what kind of file" in refusal(str(tmp_path / "rows.csv"), tokenizer_folder)
+    told = refusal(str(tmp_path / "rows.csv"), tokenizer_folder)
+    assert "cannot tell what kind of file" in told
+    subprocess.run([sys.executable, "-c", told.partition('python -c "')[2][:-1]], cwd=tmp_path, check=True)
+    assert load(str(tmp_path / "rows.parquet"), tokenizer_folder, label_key=None).prompt(0, 0).text == "a"
 
 
 def test_parquet_rows_carry_types_and_nested_columns(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -294,6 +297,29 @@ def test_parquet_rows_carry_types_and_nested_columns(tmp_path: Path, tokenizer_f
     dataset = load(str(tmp_path / "rows.parquet"), tokenizer_folder, metadata_keys=["extra"])
     assert dataset.prompt(0, 0).label == "1"
     assert msgspec.json.decode(dataset.prompt(0, 0).metadata) == {"extra": {"k": [1.5]}}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_key_may_lead_into_an_object(tmp_path: Path, tokenizer_folder: Path, kind: str) -> None:
+    path = tmp_path / f"rows.{kind}"
+    rows = [{"prompt": "a=", "reward_model": {"style": "rule", "ground_truth": "b"}, "extra": {"at": {"index": 7}}}]
+    write_lines(path, *rows) if kind == "jsonl" else pq.write_table(pa.Table.from_pylist(rows), path)
+    keys = {"label_key": "reward_model.ground_truth", "metadata_keys": ["extra.at.index"]}
+    prompt = load(str(path), tokenizer_folder, **keys).prompt(0, 0)
+    assert (prompt.label, msgspec.json.decode(prompt.metadata)) == ("b", {"extra.at.index": 7})
+    for label_key, found in (
+        ("reward_model.groundtruth", "there is no 'groundtruth' in an object ({'style': 'rule'"),
+        ("prompt.x", "there is no 'x' in a text ('a=')"),
+        ("rewardmodel.ground_truth", "columns here are "),
+    ):
+        told = refusal(str(path), tokenizer_folder, label_key=label_key)
+        assert f"'{label_key}' is missing" in told
+        assert found in told
+
+
+def test_a_column_of_a_name_with_dots_comes_before_an_object(tmp_path: Path, tokenizer_folder: Path) -> None:
+    rows = write_lines(tmp_path / "rows.jsonl", {"prompt": "a=", "a.b": "column", "a": {"b": "object"}})
+    assert load(rows, tokenizer_folder, label_key="a.b").prompt(0, 0).label == "column"
 
 
 def test_bad_parquet_files_and_rows_are_named(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -28,6 +28,7 @@ from penstock.runtime.observability.explain.cores import core_time
 from penstock.runtime.observability.explain.facts import CoreTime, EngineTime, Facts, LearnerTime, SampleTimes, Waits
 from penstock.runtime.observability.explain.waits import Moments, waits_of
 from penstock.runtime.observability.report import render_report
+from penstock.runtime.observability.summary import read_summary, write_summary
 from penstock.runtime.observability.traces import SpanRow
 from penstock.runtime.observability.trackers import ActivityRow, StepRow
 from penstock.runtime.scenario.load import load_scenario
@@ -311,6 +312,10 @@ def test_of_the_first_steps_nothing_is_said(folder: Path, tmp_path: Path) -> Non
     assert (found.facts, found.bindings, found.knobs) == (None, (), ())
     assert "not known" in found.headline
     assert found.missing
+    summary = read_summary(folder)
+    assert summary is not None
+    write_summary(tmp_path, msgspec.structs.replace(summary, completed=False, story="every reward failed"))
+    assert explain(tmp_path).headline == f"{found.headline}. The run did not complete: every reward failed"
 
 
 def test_a_folder_that_is_none_or_damaged_is_named(folder: Path, tmp_path: Path) -> None:

@@ -259,6 +259,15 @@ def test_what_is_no_fair_comparison_is_said(tmp_path: Path) -> None:
         assert text in cautions
 
 
+def test_a_dataset_that_only_one_run_evaluates_makes_rewards_no_others(tmp_path: Path) -> None:
+    evaluates = "evaluation:\n  datasets:\n  - {name: held, path: 'lines:8', k: null}\n"
+    one = made(tmp_path / "one", [0.5] * 2, extra=evaluates)
+    found = compare_runs([one, made(tmp_path / "other", [0.5] * 2, extra="evaluation:\n  datasets: []\n")])
+    assert not [text for text in found.cautions if "Rewards" in text]
+    names = [each.name for each in found.keys if each.name.startswith("evaluation")]
+    assert names == [f"evaluation.datasets{part}" for part in ("[0].name", "[0].path", "")], "null says nothing"
+
+
 def test_runs_that_ran_at_the_same_time_slowed_each_other_down(tmp_path: Path) -> None:
     """Both took 35.5 s; the third began when the first had ended."""
     run(tmp_path / "first", 25, finished(25))

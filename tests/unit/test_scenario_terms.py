@@ -37,6 +37,10 @@ def test_no_term_hides_a_key_of_ours() -> None:
         ("learner.objective.beta=0.1", "is learner.objective.kl_coef here (for dpo it is learner.objective.dpo_beta)"),
         ("optim=adamw", "is learner.optimizer here"),
         ("sampling.Num-Generations=8", "is sampling.samples_per_group here"),
+        ("actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.n: no such key; what others call n is sampling."),
+        ("+critic.optim.lr=1", "what others call critic.optim.lr is learner.objective.critic_learning_rate here"),
+        ("actor_rollout_ref.rollout.top_p=1", "did you mean sampling.top_p?"),
+        ("actor.model.path=a", "actor.model.path: no such key here; did you mean model.path?"),
     ],
 )
 def test_a_term_of_other_systems_is_understood(override: str, said: str) -> None:
@@ -86,3 +90,32 @@ def test_a_page_says_of_a_term_what_the_message_says(page: str) -> None:
                 assert TERMS[term][0].removeprefix("learner.objective.") in ours[0], term
                 num_compared += 1
     assert num_compared > 10
+
+
+SAID_OTHERWISE = {"resume_from_checkpoint", "log_completions", "model"}
+"""Of the pages: what is no key here, or a block."""
+
+
+@pytest.mark.parametrize("page", ["from_trl", "from_verl"])
+def test_each_name_of_a_page_is_answered_with_a_key(page: str) -> None:
+    theirs = [
+        name for line in lines_of(page) if line.startswith("| `") for name in line.split(" | ")[0].split("`")[1::2]
+    ]
+    names = {name.partition("=")[0] for name in theirs if re.fullmatch(r"[a-z][a-z_.]+(=\S*)?", name)} - SAID_OTHERWISE
+    assert len(names) > 20
+    for name in sorted(names):
+        with pytest.raises(UserFault) as caught:
+            load_scenario(SCENARIOS / "sync.yaml", [f"{name}=1"])
+        assert re.search(r"what others call .* here|did you mean [\w.]+\.", str(caught.value)), str(caught.value)
+
+
+def test_all_unknown_keys_are_told_at_once() -> None:
+    with pytest.raises(UserFault) as caught:
+        load_scenario(
+            SCENARIOS / "sync.yaml", ["run.sed=1", "trainer.nnodes=2", "trainer.x=1", *(f"a{n}.b=1" for n in range(60))]
+        )
+    first, second, third, *_, last = str(caught.value).splitlines()
+    assert first == "override 'run.sed=1': run.sed: no such key; did you mean 'seed'?"
+    assert second.startswith("override 'trainer.nnodes=2': trainer.nnodes: no such key; what others call nnodes is ")
+    assert third == "override 'trainer.x=1': trainer.x: no such key, and none is known by this name"
+    assert last == "… and 23 more"

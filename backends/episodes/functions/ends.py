@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 OutcomeName = Literal["completed", "truncated", "policy_error"]
 OUTCOMES: Final = frozenset(get_args(OutcomeName))
 MAX_DETAIL_CHARACTERS: Final = 500
+EPISODE_FUNCTION: Final = "the episode function"
 
 
 def end_of(episode: int, returned: object, *, is_cut_off: bool) -> Ended:
@@ -37,7 +38,7 @@ def end_of(episode: int, returned: object, *, is_cut_off: bool) -> Ended:
     if returned is None:
         return Ended(episode, natural)
     if not isinstance(returned, End):
-        found = judged(0, 0.0, returned)
+        found = judged(0, 0.0, returned, who=EPISODE_FUNCTION)
         return Ended(episode, natural, reward=found.value, components=found.components)
     outcome: OutcomeName = returned.outcome or natural
     if outcome not in OUTCOMES:
@@ -59,6 +60,8 @@ def failure_of(episode: int, error: BaseException, path: Path | None) -> Ended:
             return _policy_error(episode, error)
         case ToolError():
             return Ended(episode, "policy_error", _short(text_of(error)))
+        case NoRewardError() if path is not None:
+            return Ended(episode, "infra_error", f"{_short(text_of(error))} (what an episode in {path.name} returned)")
         case EpisodeInfraError() | NoRewardError():
             return Ended(episode, "infra_error", _short(text_of(error)))
         case asyncio.CancelledError():

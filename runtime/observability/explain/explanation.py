@@ -22,6 +22,7 @@ from penstock.runtime.observability.explain.stories import knob_of
 from penstock.runtime.observability.lanes import lane_order
 from penstock.runtime.observability.operations import read_operations, scalings_of
 from penstock.runtime.observability.shares import LABELS, Shares
+from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.traces import TRACES_FOLDER
 from penstock.runtime.observability.trackers import read_activity, read_steps
 
@@ -102,7 +103,7 @@ def explain(run_folder: Path, *, lanes: Mapping[str, Sequence[ActivityRow]] | No
     missing = _missing(facts, len(steps))
     typical, slowest = _paths(run_folder, facts, steps, scenario.observability.trace_fraction)
     return Explanation(
-        headline=_headline(facts, found, len(steps)),
+        headline=_headline(facts, found, len(steps)) + ("" if facts is not None else _end_text(run_folder)),
         facts=facts,
         bindings=found,
         bound=None if facts is None else bound_of(facts),
@@ -126,6 +127,12 @@ def _headline(facts: Facts | None, found: tuple[Binding, ...], num_steps: int) -
     if not first.binds:
         return "nothing binds but the hardware"
     return f"{first.cause.value}: at most {100 * first.share:.0f} % of a step of {facts.step_s:.3g} s"
+
+
+def _end_text(run_folder: Path) -> str:
+    """Of a run that did not complete: what ended it, which is what binds it then."""
+    summary = read_summary(run_folder)
+    return "" if summary is None or summary.completed else f". The run did not complete: {summary.story}"
 
 
 def _missing(facts: Facts | None, num_steps: int) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How long an engine's decode passes take, by how many requests are in them: it alone can time one.
+"""How long an engine's decode passes take, by how many requests are in them: it alone can time one, or tell of them.
 
 What a request takes in all says little of that where the engine is always full: the requests that run with it vary
 hardly, and other costs with its length. A few passes with few requests, at a run's start and end, in evaluations and
@@ -8,6 +8,7 @@ Invariants:
 
 * Only plain passes count, which admit nothing: one token each of requests that run already.
 * The first pass with a number of requests does not count: memory is taken for it, kernels are chosen and captured.
+* Seconds are those in which an embedded engine on a CPU had a core, and of the wall clock with every other engine.
 * Bands are powers of two: one with 2ᵏ holds the passes with 2ᵏ … 2ᵏ⁺¹ − 1 requests.
 """
 
@@ -50,12 +51,14 @@ class DecodePasses:
         """A plain pass with so many requests, one or more, which held so many tokens."""
         if num_running not in self._seen:
             self._seen.add(num_running)
-            return
-        band = self._bands.setdefault(1 << (num_running.bit_length() - 1), [0.0, 0.0, 0.0, 0.0])
-        band[0] += 1
-        band[1] += seconds
-        band[2] += num_running
-        band[3] += context_tokens
+        else:
+            self.add_alike(1, num_running, context_tokens, seconds)
+
+    def add_alike(self, num_passes: int, running: float, context_tokens: float, pass_s: float) -> None:
+        """So many plain passes of this mean, with one request or more, none of them the first with its number."""
+        band = self._bands.setdefault(1 << (int(running).bit_length() - 1), [0.0, 0.0, 0.0, 0.0])
+        for place, value in enumerate((1, pass_s, running, context_tokens)):
+            band[place] += num_passes * value
 
     def metrics(self) -> tuple[Metric, ...]:
         """Four running totals of each band that has any."""

@@ -21,7 +21,9 @@ from msgspec.structs import replace
 
 from penstock import __version__
 from penstock.backends.engines.options import LatencyOptions, engine_groups
+from penstock.backends.engines.spec import capabilities_of
 from penstock.backends.learners.options import SimulatedLearnerOptions
+from penstock.backends.protocol import Capability
 from penstock.backends.rewards.functions_asked import num_workers
 from penstock.backends.rewards.options import SimulatedRewardOptions
 from penstock.messages.errors import UserFault
@@ -125,6 +127,13 @@ def _source(recording: Recording) -> SourceRun:
         gpus=machine.gpus,
         learner_ranks=recording.scenario.learner.num_ranks,
     )
+
+
+def _timed_on_shared_cores(recording: Recording) -> bool:
+    """Its passes were timed by the wall clock, and had their cores not for themselves."""
+    engines = recording.scenario.engines
+    is_on_cpu = engines.device == "cpu" or not recording.start.facts.machine.gpus
+    return is_on_cpu and not capabilities_of(engines) & {Capability.EMBEDDED, Capability.MODELLED}
 
 
 class _Fits:
@@ -231,6 +240,11 @@ class _Fits:
             found["responses_to_passes"] = decode.ratio
             error = Error(typical=passes.error, bias=None, count=passes.num_passes)
             self._add("decode passes by their requests", found, passes.num_passes, error, "decode.")
+            if any(map(_timed_on_shared_cores, self._recordings)):
+                self._unknown(
+                    "decode.passes: servers on a CPU time them by the wall clock, so what others took of the cores "
+                    "meanwhile lies in them"
+                )
         self.fewest_running = round(decode.fewest_running)
         values = decode.line.values
         if not {"token_load_s", "context_token_s"} & values.keys():

@@ -182,8 +182,8 @@ class Recording(NamedTuple):
     cores_used: Sequence[CoresUsed] = ()
     """At each step from the first one on."""
     bands: Sequence[DecodeBand] = ()
-    """Decode passes that engines have timed themselves, from their start to their end, evaluations too; of each, the
-    last incarnation."""
+    """Decode passes that engines have timed, from their start to their end, evaluations too; of each, the last
+    incarnation."""
 
 
 def read_recording(folder: Path) -> Recording:

@@ -223,6 +223,7 @@ async def open_server(setup: EngineSetup, report: Callable[[str], None]) -> Open
         num_slots=setup.options.slots,
         is_seeded=True,
         server=server,
+        passes_per_line=1,
     )
 
 

@@ -18,11 +18,12 @@ import msgspec
 import pytest
 from engine_cases import make_case, random_tokens, reference_canary, weights_of
 from other_dialect import OTHER, Load, OtherControl, open_server
-from other_server import LOGPROB
+from other_server import LOGPROB, TOKEN_S
 from test_contracts import CANARY_TOKENS, context_of
 
 from penstock.backends.contracts.engine import EngineContract, EngineSubject, serve
 from penstock.backends.contracts.hearing import Driven
+from penstock.backends.engines.decode_passes import DecodeBand, bands_in
 from penstock.backends.engines.options import EnginesOptions
 from penstock.backends.engines.served.base.dialect import EngineFailedError
 from penstock.backends.engines.served.base.launched import LaunchedServer
@@ -118,6 +119,19 @@ def test_a_server_that_dies_takes_the_engine_with_it_and_leaves_its_last_words(
     assert isinstance(error, EngineFailedError)
     assert "the Other server died" in str(error)
     assert "it said: fatal: told to end" in str(error)
+
+
+def test_an_engine_tells_of_the_passes_that_stand_in_the_log_of_its_server(
+    other: EngineSubject, engine: Driven
+) -> None:
+    deadline_s, number, told = time.monotonic() + 20, 0, list[DecodeBand]()
+    while not told:  # the log comes by another way than the answers
+        assert time.monotonic() < deadline_s
+        number += 1
+        engine.ask(other.generate(number), GenerationEnded)
+        told = bands_in({metric.name: metric.value for metric in engine.backend.gauges()})
+    assert told[0].least == 1
+    assert told[0].seconds / told[0].passes == pytest.approx(TOKEN_S)
 
 
 def processes_of(subject: EngineSubject) -> dict[int, int]:

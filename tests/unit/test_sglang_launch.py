@@ -186,8 +186,8 @@ def test_the_log_times_passes_where_one_batch_is_decoded_at_a_time() -> None:
         info = cast("ServerInfo", SimpleNamespace(dp_size=dp_size, pp_size=pp_size))
         return passes_per_line(options_of(sglang, is_cpu=True), info)
 
-    assert "--decode-log-interval=5" in command_line(options_of({}, is_cpu=False))
-    assert per_line() == 5
+    assert "--decode-log-interval=10" in command_line(options_of({}, is_cpu=False))
+    assert per_line() == 10
     assert per_line(decode_log_interval=7) == 7
     assert per_line(decode_log_interval=None) == per_line(dp_size=2) == per_line(pp_size=2) == 0
 

@@ -53,7 +53,7 @@ from penstock.messages.teaching import GivenTokens
 from penstock.messages.training import UpdateMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_an_engine_tells_of_the_passes_that_stand_in_the_log_of_its_server_but_o
     held_up, loads = LogPasses.held_up, list[str]()
 
     @contextlib.contextmanager
-    def watched(passes: LogPasses) -> Iterator[None]:
+    def watched(passes: LogPasses) -> Generator[None]:
         with held_up(passes):
             loads.append("begun")
             yield

@@ -1,4 +1,4 @@
-"""How long an engine's decode passes take, by how many requests are in them: it alone can time one.
+"""How long an engine's decode passes take, by how many requests are in them: it alone can time one, or tell of them.
 
 What a request takes in all says little of that where the engine is always full: the requests that run with it vary
 hardly, and other costs with its length. A few passes with few requests, at a run's start and end, in evaluations and
@@ -12,6 +12,7 @@ Invariants:
 
 * Only plain passes count, which admit nothing: one token each of requests that run already.
 * The first pass with a number of requests does not count: memory is taken for it, kernels are chosen and captured.
+* Seconds are those in which an embedded engine on a CPU had a core, and of the wall clock with every other engine.
 * Bands are powers of two: one with 2ᵏ holds the passes with 2ᵏ … 2ᵏ⁺¹ − 1 requests.
 * Undisturbed is a pass that waited for no core, after one that did not either.
 """
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock.messages.base import Metric
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 PASSES: Final = "engine/decode"
 DISTURBED: Final = "engine/decode_disturbed"
@@ -71,8 +72,17 @@ class DecodePasses:
             self._seen.add(num_running)
             return
         kind = DISTURBED if had_waited or self._has_waited else PASSES
-        band = self._bands.setdefault((kind, 1 << (num_running.bit_length() - 1)), [0.0] * len(_KEYS))
-        for place, value in enumerate((1, seconds, num_running, context_tokens, wall_s)):
+        self._add(kind, num_running, (1, seconds, num_running, context_tokens, wall_s))
+
+    def add_alike(self, num_passes: int, running: float, context_tokens: float, pass_s: float) -> None:
+        """So many plain passes of this mean by the clock, with one request or more, none of them the first with its
+        number. Whether they waited for a core nobody tells."""
+        each = (1, pass_s, running, context_tokens, 0.0)
+        self._add(PASSES, running, [num_passes * value for value in each])
+
+    def _add(self, kind: str, running: float, sums: Sequence[float]) -> None:
+        band = self._bands.setdefault((kind, 1 << (int(running).bit_length() - 1)), [0.0] * len(_KEYS))
+        for place, value in enumerate(sums):
             band[place] += value
 
     def metrics(self) -> tuple[Metric, ...]:

@@ -32,8 +32,9 @@ from penstock.runtime.prediction.decode_fit import fit_decode
 from penstock.runtime.prediction.episode_fit import fit_episodes
 from penstock.runtime.prediction.fitting import CERTAIN, MIN_COUNT, Error, error_of, fit_line
 from penstock.runtime.prediction.lengths_fit import correlation_of, drift_of, quantiles_of
-from penstock.runtime.prediction.models import FitResult, Models, SourceRun
+from penstock.runtime.prediction.models import FitResult, Models
 from penstock.runtime.prediction.recorded import starts_s
+from penstock.runtime.prediction.sources import alike, model_of, source, timed_on_shared_cores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +66,7 @@ def calibrate(recordings: Sequence[Recording]) -> Models:
     Raises:
         UserFault: they are of different models or backends, or hold nothing to fit.
     """
-    _alike(recordings)
+    alike(recordings)
     fits = _Fits(recordings)
     cores, hop_s = fits.cores(), fits.hop_s()
     engines, learner, reward = fits.engines(), fits.learner(), fits.reward()
@@ -76,7 +77,7 @@ def calibrate(recordings: Sequence[Recording]) -> Models:
     return Models(
         penstock_version=__version__,
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        model=_model_of(recordings[0]),
+        model=model_of(recordings[0]),
         max_response_tokens=max(each.scenario.sampling.max_response_tokens for each in recordings),
         truncated_share=sum(sample.outcome == "truncated" for sample in samples) / len(samples),
         most_running=fits.most_running,
@@ -89,42 +90,7 @@ def calibrate(recordings: Sequence[Recording]) -> Models:
         hop_s=hop_s,
         fits=tuple(fits.results),
         unknown=tuple(fits.unknown),
-        runs=tuple(map(_source, recordings)),
-    )
-
-
-def _alike(recordings: Sequence[Recording]) -> None:
-    first = recordings[0]
-    for other in recordings[1:]:
-        for what, of in (("trains the model", _model_of), ("runs on", _backends_of)):
-            if of(first) != of(other):
-                raise UserFault(
-                    f"{other.folder}: it {what} {of(other)}, and {first.folder} {of(first)}; calibrate them apart"
-                )
-
-
-def _model_of(recording: Recording) -> str:
-    model = recording.scenario.model
-    return f"make: {model.make}" if model.make is not None else str(model.path)
-
-
-def _backends_of(recording: Recording) -> str:
-    kinds = {(each.backend, each.device) for each in engine_groups(recording.scenario.engines)}
-    learner = recording.scenario.learner
-    engines = ", ".join(f"{backend} on {device}" for backend, device in sorted(kinds))
-    return f"engines {engines}, learner {learner.backend} on {learner.device}"
-
-
-def _source(recording: Recording) -> SourceRun:
-    machine = recording.start.facts.machine
-    return SourceRun(
-        folder=str(recording.folder),
-        started_at=recording.start.at,
-        policy=recording.scenario.staleness.policy,
-        num_steps=recording.num_steps,
-        num_cpus=machine.num_cpus,
-        gpus=machine.gpus,
-        learner_ranks=recording.scenario.learner.num_ranks,
+        runs=tuple(map(source, recordings)),
     )
 
 
@@ -237,6 +203,11 @@ class _Fits:
             found["responses_to_passes"] = decode.ratio
             error = Error(typical=passes.error, bias=None, count=passes.num_passes)
             self._add("decode passes by their requests", found, passes.num_passes, error, "decode.")
+            if any(map(timed_on_shared_cores, self._recordings)):
+                self._unknown(
+                    "decode.passes: servers on a CPU time them by the wall clock, so what others took of the cores "
+                    "meanwhile lies in them"
+                )
         self.fewest_running = round(decode.fewest_running)
         values = decode.line.values
         if not {"token_load_s", "context_token_s"} & values.keys():

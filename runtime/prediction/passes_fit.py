@@ -1,5 +1,5 @@
-"""Fits what a decode pass costs to what engines timed themselves: passes by how many requests were in them, and by what
-all passes were slower than that where others wanted the cores too.
+"""Fits what a decode pass costs to what engines have timed: passes by how many requests were in them, and by what all
+passes were slower than that where others wanted the cores too.
 
 A pass with ``r`` requests that hold ``C`` tokens takes
 
@@ -8,6 +8,10 @@ A pass with ``r`` requests that hold ``C`` tokens takes
 seconds. A band's mean pass is that of its mean ``r`` and ``C``, so each band is one measurement. How long a pass
 really takes is no straight line in ``r``, so no band's mean is believed to more than :data:`BENT`, however many passes
 it has: one with few requests then counts beside one with many, and the line is as far off at every load.
+
+Passes of embedded engines on a CPU are timed by the cores that they had, all others by the wall clock. Either goes with
+the responses of the same runs: waits for cores are taken out of these (:mod:`penstock.runtime.prediction.cores_fit`)
+only where all engines are embedded ones on a CPU.
 
 Invariants:
 

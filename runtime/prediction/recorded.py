@@ -183,7 +183,7 @@ class Recording(NamedTuple):
     cores_used: Sequence[CoresUsed] = ()
     """At each step from the first one on."""
     bands: Sequence[DecodeBand] = ()
-    """Decode passes that engines have timed themselves and that nothing disturbed, from their start to their end,
+    """Decode passes that engines have timed and that nothing disturbed, from their start to their end,
     evaluations too; of each, the last incarnation."""
     disturbed: Sequence[DecodeBand] = ()
     """Likewise those that waited for a core, and that came after one which did."""

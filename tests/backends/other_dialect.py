@@ -20,7 +20,7 @@ from penstock.backends.engines.served.base.generator import Generator, ScoredTex
 from penstock.backends.engines.served.base.health import Check
 from penstock.backends.engines.served.base.http import ServerHttp
 from penstock.backends.engines.served.base.opened import Opened, launch
-from penstock.backends.engines.served.base.settings import LogWords, ServerSettings
+from penstock.backends.engines.served.base.settings import Decoded, LogWords, ServerSettings, Told
 from penstock.backends.engines.served.base.staging import stage
 from penstock.backends.engines.served.expectation import expect_model
 from penstock.backends.engines.spec import EngineSpec
@@ -64,6 +64,10 @@ class OtherLog:
 
     def tail_of(self, lines: Sequence[str]) -> tuple[str, ...]:
         return tuple(lines)[-10:]
+
+    def passes_in(self, line: str) -> Decoded | Told | None:
+        words = line.split()
+        return Decoded(int(words[1]), 0, float(words[2])) if words[:1] == ["decoded"] else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +223,7 @@ async def open_server(setup: EngineSetup, report: Callable[[str], None]) -> Open
         num_slots=setup.options.slots,
         is_seeded=True,
         server=server,
+        passes_per_line=1,
     )
 
 

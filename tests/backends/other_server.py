@@ -61,6 +61,7 @@ class OtherServer:
             count += 1
             done = "eos" if token in asked["ends"] else "length" if count == asked["most"] else ""
             await write(answer, {"ids": [token], "by": self.label, "lps": [LOGPROB]})
+            print(f"decoded {len(self.running)} {len(self.running) / TOKEN_S}", flush=True)
             await asyncio.sleep(TOKEN_S)
         self.running.discard(name)
         await write(answer, {"done": done})

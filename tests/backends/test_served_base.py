@@ -5,6 +5,7 @@ It runs as a process of its own, launched as a server of ours is, and passes the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -17,15 +18,17 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 from engine_cases import make_case, random_tokens, reference_canary, weights_of
-from other_dialect import OTHER, Load, OtherControl, open_server
-from other_server import LOGPROB
+from other_dialect import OTHER, Load, OtherControl, OtherEndpoint, open_server
+from other_server import LOGPROB, TOKEN_S
 from test_contracts import CANARY_TOKENS, context_of
 
 from penstock.backends.contracts.engine import EngineContract, EngineSubject, serve
 from penstock.backends.contracts.hearing import Driven
+from penstock.backends.engines.decode_passes import DecodeBand, bands_in
 from penstock.backends.engines.options import EnginesOptions
 from penstock.backends.engines.served.base.dialect import EngineFailedError
 from penstock.backends.engines.served.base.launched import LaunchedServer
+from penstock.backends.engines.served.base.log_passes import LogPasses
 from penstock.backends.engines.served.base.opened import EngineSetup, shape_of
 from penstock.backends.engines.served.base.settings import OWNER_VARIABLE
 from penstock.backends.engines.served.base.teacher import ServedTeacherBackend
@@ -50,7 +53,7 @@ from penstock.messages.teaching import GivenTokens
 from penstock.messages.training import UpdateMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 
 @pytest.fixture
@@ -118,6 +121,37 @@ def test_a_server_that_dies_takes_the_engine_with_it_and_leaves_its_last_words(
     assert isinstance(error, EngineFailedError)
     assert "the Other server died" in str(error)
     assert "it said: fatal: told to end" in str(error)
+
+
+def test_an_engine_tells_of_the_passes_that_stand_in_the_log_of_its_server_but_of_none_amid_a_swap(
+    other: EngineSubject, engine: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadline_s, number, told = time.monotonic() + 20, 0, list[DecodeBand]()
+    while not told:  # the log comes by another way than the answers
+        assert time.monotonic() < deadline_s
+        number += 1
+        engine.ask(other.generate(number), GenerationEnded)
+        told = bands_in({metric.name: metric.value for metric in engine.backend.gauges()})
+    assert told[0].least == 1
+    assert told[0].seconds / told[0].passes == pytest.approx(TOKEN_S)
+    held_up, loads = LogPasses.held_up, list[str]()
+
+    @contextlib.contextmanager
+    def watched(passes: LogPasses) -> Generator[None]:
+        with held_up(passes):
+            loads.append("begun")
+            yield
+            loads.append("ended")
+
+    async def load_folder(endpoint: OtherEndpoint, folder: Path, label: str, *, flush: bool, timeout_s: float) -> None:
+        loads.append("loaded")
+        await load(endpoint, folder, label, flush=flush, timeout_s=timeout_s)
+
+    load = OtherEndpoint.load_folder
+    monkeypatch.setattr(LogPasses, "held_up", watched)
+    monkeypatch.setattr(OtherEndpoint, "load_folder", load_folder)
+    serve(engine, other.export(1, 1))
+    assert loads == ["begun", "loaded", "ended"]
 
 
 def processes_of(subject: EngineSubject) -> dict[int, int]:

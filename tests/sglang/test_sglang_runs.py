@@ -16,13 +16,19 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from live_run import LiveRun
 
+from penstock.backends.engines.decode_passes import bands_in
+from penstock.backends.engines.served.base.log_passes import UNREADABLE
 from penstock.backends.engines.served.base.settings import OWNER_VARIABLE
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.sqlite import SqliteReader
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.backends.processes.process_facts import marked_processes, title_of
 from penstock.messages.ledger import BatchLeased, EngineNoted
+from penstock.runtime.observability.actors_file import read_actors
 from penstock.runtime.observability.trackers import read_run_events, read_steps
+from penstock.runtime.prediction.calibrate import calibrate
+from penstock.runtime.prediction.passes_fit import FEWEST_PASSES
+from penstock.runtime.prediction.recorded import read_recording
 
 if TYPE_CHECKING:
     from penstock.backends.engines.served.sglang.environment import SglangEnvironment
@@ -47,6 +53,8 @@ SMALL = (
     "learner.save_every=100000",  # samples are kept for as long as no checkpoint has them behind it
     "runtime.heartbeat_timeout_s=30",
 )
+OFTEN = "engines.sglang.decode_log_interval=2"
+"""Responses are so short that somebody comes in most stretches of the usual length."""
 BESIDE = 'engines.more=[{"backend": "torch", "count": 1, "slots": 1, "device": "cpu"}]'
 """An embedded engine beside the servers; it serves long before them."""
 
@@ -227,7 +235,7 @@ def noted_engines(folder: Path) -> list[EngineNoted]:
 @pytest.mark.timeout(580)
 def test_a_replaced_engine_takes_its_running_server_over(environment: SglangEnvironment, tmp_path: Path) -> None:
     assert environment.is_cpu
-    with LiveRun("sglang_cpu.yaml", tmp_path, (*SMALL, "engines.count=1"), timeout_s=RUN_S) as run:
+    with LiveRun("sglang_cpu.yaml", tmp_path, (*SMALL, "engines.count=1", OFTEN), timeout_s=RUN_S) as run:
         run.await_steps(1)
         serving_scheduler(run, "engine/0")
         before = set(processes_of(run, "engine/0", "sglang::"))
@@ -239,6 +247,7 @@ def test_a_replaced_engine_takes_its_running_server_over(environment: SglangEnvi
         await_samples(run, "engine/0", incarnation=3)
         assert set(processes_of(run, "engine/0", "sglang::")) == before
         run.await_steps(len(read_steps(run.folder)) + NUM_STEPS)
+        await_passes(run)
         summary = run.interrupt()
         folder, output = run.folder, run.output
     assert [(each.name, each.count) for each in summary.restarts] == [("engine/0", 2)]
@@ -249,3 +258,39 @@ def test_a_replaced_engine_takes_its_running_server_over(environment: SglangEnvi
     assert audit_ledger(folder / LEDGER_FILE).is_clean
     assert versions_of(groups_trained(folder)) <= versions_announced(folder)
     assert not processes_of(run, "engine/0", "sglang"), "no server outlives its run"
+    check_passes(folder)
+
+
+def metrics_of(folder: Path) -> dict[str, float | None]:
+    """What the newest incarnation of the only engine has said last."""
+    said = read_actors(folder)
+    assert said is not None
+    [metrics] = [actor.metrics for actor in said.actors if actor.name == "engine/0"]
+    return metrics
+
+
+def await_passes(run: LiveRun) -> None:
+    """Until there are passes with one request, and with several, that tell something."""
+    deadline_s = time.monotonic() + SERVING_S
+    while True:
+        told = [band.least for band in bands_in(metrics_of(run.folder)) if band.passes >= FEWEST_PASSES]
+        if told and told[0] == 1 < told[-1]:
+            return
+        assert run.process.poll() is None, run.output
+        assert time.monotonic() < deadline_s, f"passes were told of with {told} requests\n{run.output}"
+        time.sleep(0.2)  # between two looks at a file; nothing is timed by it
+
+
+def check_passes(folder: Path) -> None:
+    """The last engine, which has not started its server, has timed its passes, and calibration goes by that."""
+    metrics = metrics_of(folder)
+    assert metrics[UNREADABLE] == 0
+    bands = bands_in(metrics)
+    for band in bands:
+        assert band.least * band.passes <= band.requests < 2 * band.least * band.passes
+        assert band.context_tokens > band.requests
+        assert 1e-4 < band.seconds / band.passes < 1.0
+    models = calibrate([read_recording(folder)])
+    [fit] = [fit for fit in models.fits if fit.what == "decode passes by their requests"]
+    assert fit.count == sum(band.passes for band in bands if band.passes >= FEWEST_PASSES)
+    assert any(text.startswith("decode.passes: servers on a CPU") for text in models.unknown)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 import pytest
 
 from penstock.backends.engines.options import EnginesOptions
 from penstock.backends.engines.served.base.opened import EngineSetup, ModelShape
 from penstock.backends.engines.served.sglang.log_lines import news_in, port_in, reason_in, says_ready, tail_of
-from penstock.backends.engines.served.sglang.opening import launch_options
+from penstock.backends.engines.served.sglang.opening import launch_options, passes_per_line
 from penstock.backends.engines.served.sglang.server_options import command_line
 from penstock.backends.engines.served.sglang.settings import SglangSettings
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.backends.engines.options import OptionValue
+    from penstock.backends.engines.served.sglang.control import ServerInfo
 
 PORT_LINE = "[2026-11-21 18:00:15] INFO:     Uvicorn running on http://127.0.0.1:35967 (Press CTRL+C to quit)"
 BAR = "Multi-thread loading shards:  50% Completed | 1/2 [00:00<?, ?it/s]"
@@ -164,20 +166,35 @@ def test_the_tail_has_no_noise() -> None:
     assert tail_of(lines, 1) == ("b",)
 
 
-def test_a_server_that_takes_turns_on_a_gpu_is_started_so_that_it_can_give_its_memory_up(tmp_path: Path) -> None:
+def options_of(sglang: dict[str, OptionValue], *, is_cpu: bool, sleeps: bool = False) -> Mapping[str, OptionValue]:
+    setup = EngineSetup(
+        name="engine/0",
+        place=0,
+        model_folder=Path(),
+        run_folder=Path(),
+        shape=ModelShape(vocab_size=32, num_kv_heads=1),
+        options=EnginesOptions(backend="sglang", sglang=sglang),
+        max_context=512,
+        dtype="bfloat16",
+        sleeps=sleeps,
+    )
+    return launch_options(setup, is_cpu=is_cpu)
+
+
+def test_the_log_times_passes_where_one_batch_is_decoded_at_a_time() -> None:
+    def per_line(dp_size: int = 1, pp_size: int = 1, **sglang: OptionValue) -> int:
+        info = cast("ServerInfo", SimpleNamespace(dp_size=dp_size, pp_size=pp_size))
+        return passes_per_line(options_of(sglang, is_cpu=True), info)
+
+    assert "--decode-log-interval=10" in command_line(options_of({}, is_cpu=False))
+    assert per_line() == 10
+    assert per_line(decode_log_interval=7) == 7
+    assert per_line(decode_log_interval=None) == per_line(dp_size=2) == per_line(pp_size=2) == 0
+
+
+def test_a_server_that_takes_turns_on_a_gpu_is_started_so_that_it_can_give_its_memory_up() -> None:
     def options(*, sleeps: bool, is_cpu: bool) -> Mapping[str, OptionValue]:
-        setup = EngineSetup(
-            name="engine/0",
-            place=0,
-            model_folder=tmp_path,
-            run_folder=tmp_path,
-            shape=ModelShape(vocab_size=32, num_kv_heads=1),
-            options=EnginesOptions(backend="sglang", sglang={"mem_fraction_static": 0.7}),
-            max_context=512,
-            dtype="bfloat16",
-            sleeps=sleeps,
-        )
-        return launch_options(setup, is_cpu=is_cpu)
+        return options_of({"mem_fraction_static": 0.7}, is_cpu=is_cpu, sleeps=sleeps)
 
     assert "--enable-memory-saver" in command_line(options(sleeps=True, is_cpu=False))
     assert "--enable-memory-saver" not in command_line(options(sleeps=True, is_cpu=True))

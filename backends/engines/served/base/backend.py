@@ -42,6 +42,7 @@ from penstock.backends.engines.served.base.fetches import Fetches
 from penstock.backends.engines.served.base.generator import BadTokenError
 from penstock.backends.engines.served.base.health import HealthState
 from penstock.backends.engines.served.base.http import CallError
+from penstock.backends.engines.served.base.log_passes import LogPasses
 from penstock.backends.engines.served.base.loop import LoopBackend
 from penstock.backends.engines.served.base.prober import Prober
 from penstock.backends.engines.served.base.requests import LOST, OpenRequest
@@ -123,9 +124,11 @@ class ServedEngineBackend(LoopBackend[EngineCommand], Generic[EndpointT]):
         self._probers: tuple[Prober, ...] = ()
         self._num_generated = self._num_cached = self._num_retractions = 0
         self._token_usage = 0.0
+        self._passes = LogPasses(lambda: [r.num_held for r in self._requests.values() if r.rid and r.has_tokens])
 
     def gauges(self) -> tuple[Metric, ...]:
-        """Requests at the server and here, the share of slots and of the server's cache in use, tokens so far."""
+        """Requests at the server and here, the share of slots and of the server's cache in use, tokens so far, and
+        :class:`.LogPasses`."""
         if self._opened is None:
             return ()
         running = sum(1 for request in tuple(self._requests.values()) if request.rid)
@@ -137,6 +140,7 @@ class ServedEngineBackend(LoopBackend[EngineCommand], Generic[EndpointT]):
             Metric("engine/cached_tokens", self._num_cached),
             Metric("engine/retractions", self._num_retractions),
             Metric("engine/token_usage", self._token_usage),
+            *self._passes.metrics(),
         )
 
     def leaves(self) -> None:
@@ -203,6 +207,8 @@ class ServedEngineBackend(LoopBackend[EngineCommand], Generic[EndpointT]):
         )
         for prober in self._probers:
             prober.start()
+        if opened.server is not None and opened.passes_per_line:
+            self._passes.follow(opened.server, opened.passes_per_line)
         self._spawn(self._watch_load(opened), "load")
         if opened.remote_ranks is not None:
             self._spawn(self._watch_ranks(opened.remote_ranks), "ranks")
@@ -394,8 +400,9 @@ class ServedEngineBackend(LoopBackend[EngineCommand], Generic[EndpointT]):
 
     @contextlib.asynccontextmanager
     async def _occupied(self, call: str) -> AsyncGenerator[None]:
-        """No server's silence is held against it meanwhile."""
+        """No server's silence is held against it meanwhile, and no pass counts that it may be amid."""
         async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(self._passes.held_up())
             for prober in self._probers:
                 await stack.enter_async_context(prober.occupied(call, SWAP_CALL_S))
             yield

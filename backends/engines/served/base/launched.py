@@ -118,6 +118,8 @@ class LaunchedServer:
         self._loop = loop
         self.ended: Final[asyncio.Future[ServerEnd]] = loop.create_future()
         """Completes once, with a result and never with an exception."""
+        self.on_line: Callable[[str], None] | None = None
+        """Called with each line of the log from when the server is ready; must not raise."""
         self._report = report
         self._id = secrets.token_hex(16)
         self._launched_s = loop.time()
@@ -326,6 +328,8 @@ class LaunchedServer:
     def _take_line(self, line: str) -> None:
         self._lines.append(line)
         if self._ready.done():
+            if self.on_line is not None:
+                self.on_line(line)
             return
         words = self.settings.log_words
         self._port = words.port_in(line) or self._port

@@ -87,6 +87,8 @@ class Opened(Generic[EndpointT]):
     has_priorities: bool = False
     server: LaunchedServer | None = None
     """The server process, when it is ours."""
+    passes_per_line: int = 0
+    """Of our server: decode passes from one line about them in its log to the next; 0: it tells nothing of use."""
     remote_ranks: RemoteRanks | None = None
     """The nodes of our server but this one, if it has any."""
     after_swap: Callable[[], Awaitable[None]] | None = None

@@ -99,6 +99,11 @@ class OpenRequest:
         self._version = 0
         self._stops: _StopFollower | None = None
 
+    @property
+    def num_held(self) -> int:
+        """Tokens that its server holds for it, as far as they were reported."""
+        return len(self._prompt) // TOKEN_BYTES + self._num_reported
+
     # --- asking -----------------------------------------------------------------------------------------------
 
     def already_over(self) -> Outcome | None:

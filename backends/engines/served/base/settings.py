@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+from enum import Enum, auto
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,6 +50,26 @@ _LEFT_OUT: Final = frozenset(
 _PROXIES: Final = frozenset(("http_proxy", "https_proxy", "all_proxy", "ftp_proxy"))
 
 
+class Decoded(NamedTuple):
+    """A server has made some decode passes since it last said so."""
+
+    num_running: int
+    """Requests in the last of them."""
+    num_tokens: int
+    """That its cache holds for them, each prefix that several share once; 0: it does not say."""
+    tokens_per_s: float
+    """Tokens made since it last said so ÷ the time since then, whatever went on in it."""
+
+
+class Told(Enum):
+    """What else a line may say of passes."""
+
+    READ = auto()
+    """A prompt was read, or read again."""
+    UNREADABLE = auto()
+    """It tells of decode passes in words that are not known."""
+
+
 class LogWords(Protocol):
     """What the lines of a server's log say. A module may be one."""
 
@@ -70,6 +91,10 @@ class LogWords(Protocol):
 
     def tail_of(self, lines: Sequence[str]) -> tuple[str, ...]:
         """The last lines that are worth reading."""
+        ...
+
+    def passes_in(self, line: str) -> Decoded | Told | None:
+        """What a line says of passes; None: nothing."""
         ...
 
 

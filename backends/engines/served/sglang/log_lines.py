@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.engines.served.base.settings import Decoded, Told
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,9 +23,13 @@ _RAISED: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]*(?:Error|Exception|I
 _REFUSED: Final = re.compile(r"\berror: (?P<text>.*)$")
 _NOISE: Final = re.compile(
     r"Ignore import error when loading|UserWarning|FutureWarning|DeprecationWarning|post-warmup freeze_gc failed"
-    r"|^usage: |^\s+\[--?\w"
+    r"|^usage: |^\s+\[--?\w|\] Decode batch\b"
 )
 _NEWS_LENGTH: Final = 160
+_RUNNING: Final = re.compile(r"#running-req: (\d{1,6})\b")
+_HELD: Final = re.compile(r"#(?:full )?token: (\d{1,12})\b")
+"""``full``: of models that have layers with a window, or with a state, besides."""
+_RATE: Final = re.compile(r"gen throughput \(token/s\): (\d{1,9}(?:\.\d{1,9})?)(?![\d.])")
 
 
 def port_in(line: str) -> int | None:
@@ -47,6 +53,20 @@ def news_in(line: str) -> str:
         text = f"{stamp['rank'].strip()}: {text}"
     text = text.strip()
     return text if len(text) <= _NEWS_LENGTH else f"{text[: _NEWS_LENGTH - 1]}…"
+
+
+def passes_in(line: str) -> Decoded | Told | None:
+    """What the scheduler says of its passes: of each that reads prompts, and of every so many that decode."""
+    stamp = _STAMP.match(line)
+    said = line[stamp.end() :] if stamp else ""
+    if said.startswith("Prefill batch"):
+        return Told.READ
+    if not said.startswith("Decode batch"):
+        return None
+    running, held, rate = _RUNNING.search(said), _HELD.search(said), _RATE.search(said)
+    if running is None or rate is None:
+        return Told.UNREADABLE
+    return Decoded(int(running[1]), int(held[1]) if held else 0, float(rate[1]))
 
 
 def reason_in(lines: Sequence[str]) -> str:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.served.base.launched import LaunchedServer
     from penstock.backends.engines.served.base.opened import EngineSetup
     from penstock.backends.engines.served.base.taking_over import LeftWeights
+    from penstock.backends.engines.served.sglang.control import ServerInfo
 
 ADMIN_KEY_VARIABLE: Final = "PENSTOCK_SGLANG_ADMIN_KEY"
 """Environment variable with the admin key of servers that run already."""
@@ -61,6 +62,9 @@ LINGER_S: Final = 60.0
 OF_OTHERS: Final = "requests that this engine has not sent run on it"
 TRIAL_S: Final = 30.0
 """For one token from a server that was left."""
+PASSES_PER_LINE: Final = 10
+"""Decode passes from one line about them in a server's log to the next: so few that often enough nobody comes between,
+also where the engine is full; so many that what a line costs the server, 0.3 ms of a core, is little beside them."""
 ROUTER_S: Final = 60.0
 """For a router to find every server healthy after a swap."""
 
@@ -85,6 +89,7 @@ def launch_options(setup: EngineSetup, *, is_cpu: bool) -> Mapping[str, OptionVa
         "context_length": setup.max_context,
         "max_running_requests": setup.options.slots + NUM_SPARE,
         "incremental_streaming_output": True,
+        "decode_log_interval": PASSES_PER_LINE,
     }
     if setup.sleeps and not is_cpu:  # a CPU build has nothing to save, and does not start with it
         own["enable_memory_saver"] = True
@@ -100,10 +105,11 @@ async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened[S
     environment = find_environment(is_cpu={"cpu": True, "auto": None}.get(options.device, False))
     remote = setup.remote_ranks if setup.remote_ranks is not None and setup.remote_ranks.num_nodes > 1 else None
     num_nodes, host = (1, "127.0.0.1") if remote is None else (remote.num_nodes, remote.host)
+    given = launch_options(setup, is_cpu=environment.is_cpu)
     settings = SglangSettings(
         python=environment.python,
         model_folder=setup.model_folder,
-        options=tuple(command_line(launch_options(setup, is_cpu=environment.is_cpu))),
+        options=tuple(command_line(given)),
         admin_api_key=secrets.token_hex(16),
         log_path=setup.log_path("sglang"),
         start_timeout_s=options.start_timeout_s,
@@ -128,7 +134,14 @@ async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened[S
         await server.end()
         raise
     write_endpoint(setup.run_folder, setup.name, server.address)
-    return replace(opened, server=server, remote_ranks=remote, notices=taken.notices)
+    per_line = passes_per_line(given, endpoint.info)
+    return replace(opened, server=server, passes_per_line=per_line, remote_ranks=remote, notices=taken.notices)
+
+
+def passes_per_line(given: Mapping[str, OptionValue], info: ServerInfo) -> int:
+    """As of :class:`.Opened`. Where ranks or stages decode batches of their own, a line tells of one of these."""
+    interval = given["decode_log_interval"]
+    return interval if isinstance(interval, int) and info.dp_size == info.pp_size == 1 else 0
 
 
 def _can_be_left(setup: EngineSetup, settings: SglangSettings) -> bool:

@@ -258,11 +258,12 @@ def _column(row: RawRow, key: str, advice: str) -> object:
         raise missing_column(key, [str(name) for name in row.columns], advice)
     value = row.columns[outer]
     for name in filter(None, key[len(outer) + 1 :].split(".")):
-        if not isinstance(value, dict) or name not in value:
+        inner = _as_message(value)
+        if name not in inner:
             raise BadColumnError(
                 f"{key!r} is missing", f"{key!r} is missing: there is no {name!r} in {shown(value)}. {advice}"
             )
-        value = cast("Mapping[str, object]", value)[name]
+        value = inner[name]
     return value
 
 

@@ -60,8 +60,10 @@ def _show(compared: StepsCompared, first: Path, console: Console) -> None:
         console.print(Text(f"  {terminal_text(run).ljust(width)}  {value}"), soft_wrap=True)
     before = ", ".join(ORDER[: ORDER.index(found.column)])
     same = f"; {before} are the same in this step" if before else ""
-    unit = "sequences" if found.position is None else f"tokens in {counted(found.num_sequences, 'sequence')}"
-    console.print(Text(f"  it differs in {found.num_different} {unit}{same}"), soft_wrap=True)
+    where = counted(found.num_sequences, "sequence")
+    if found.position is not None:
+        where = f"{counted(found.num_different, 'token')} in {where}"
+    console.print(Text(f"  it differs in {where}{same}"), soft_wrap=True)
 
 
 def _place(found: StepDifference, run: Path) -> str:

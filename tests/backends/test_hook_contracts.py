@@ -71,7 +71,7 @@ WRONG = [
     ("first_letter", "reward", "an empty response", "IndexError: string index out of range (contract_examples.py:"),
     ("needs_metadata", "reward", "a row without metadata", "KeyError: 'level' (contract_examples.py:"),
     ("wants_more", "reward", "loaded", "asks for 'reference_answer'; a reward function may ask for prompt, response"),
-    ("best_of_two", "group_reward", "a group of one sample", "returned 2 rewards for a group of 1 samples"),
+    ("best_of_two", "group_reward", "a group of one sample", "returned 2 rewards for a group of 1 sample"),
     ("second_best", "filter", "a group of one sample", "IndexError: list index out of range (contract_examples.py:"),
     ("says_maybe", "filter", "two groups of four", "the filter returned str 'maybe'; expected True, False"),
     ("only_seen", "priority", "a prompt that was never drawn", "TypeError: unsupported operand"),

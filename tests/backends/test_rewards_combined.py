@@ -235,7 +235,7 @@ def test_functions_for_groups_may_be_async_and_classes_and_leave_single_samples_
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("short", "returned 1 rewards for a group of 2 samples"), ("boom", "RuntimeError: no idea (mine.py:")],
+    [("short", "returned 1 reward for a group of 2 samples"), ("boom", "RuntimeError: no idea (mine.py:")],
 )
 def test_a_function_for_groups_that_fails_fails_all_its_samples(
     driver: Callable[..., RewardDriver], mine: Callable[[str], str], name: str, message: str

@@ -187,7 +187,7 @@ def test_the_first_difference_is_the_cause_and_is_said_with_its_token(
     told = CliRunner().invoke(app, words)
     assert told.exit_code == 1
     assert "first difference: step 2, sample 1/2, token 1:" in told.output
-    assert "it differs in 1 tokens in 1 sequences; context are the same in this step" in told.output
+    assert "it differs in 1 token in 1 sequence; context are the same in this step" in told.output
     as_json = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
     assert as_json["difference"]["values"] == [float(rows[4].tokens[1]), 7.0]
     assert as_json["steps"] == [1, 2]

@@ -35,6 +35,8 @@ from penstock.runtime.scenario.modelled import load_modelled
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.runtime.launch.status import RunStatus
+
 HOUSE = Path(__file__).parents[2]
 SIMULATED = {
     "run": {"name": "small", "num_steps": 3},
@@ -332,7 +334,11 @@ def test_what_a_failed_run_tells_a_program_obeys_no_terminal(folder: Path, monke
     """Python prints the message of an exception as it is, and this one quotes a reward's, which quotes a model."""
     close_record(folder, open_record(folder, "small"), 1)
     failed = msgspec.structs.replace(api.open_run(folder).status, story="KeyError: '\x1b]0;owned\x07'")
-    monkeypatch.setattr(handle, "run_status", lambda _: failed)
+
+    def status(_: Path) -> RunStatus:
+        return failed
+
+    monkeypatch.setattr(handle, "run_status", status)
     with pytest.raises(RunFailedError, match=re.escape(r"KeyError: '\x1b]0;owned\x07'")):
         api.open_run(folder).wait(progress=False)
 

@@ -59,7 +59,7 @@ def show_sample(sample: ShownSample, console: Console, limit: int | None) -> Non
     """One of them; of long texts so many characters."""
     kept = sample.kept
     console.print(Rule(f"[bold]{sample.name}[/]  {escape(terminal_text(sample.fate))}", align="left", style="dim"))
-    facts = [sample.rewarded, f"{counted(kept.num_tokens, 'token')}", f"row {kept.row}"]
+    facts = [sample.rewarded, counted(kept.num_tokens, "token"), f"row {kept.row}"]
     facts += [f"{kept.outcome}: {kept.detail}" if kept.detail else kept.outcome] if kept.outcome else []
     facts += [f"from version {kept.oldest_version}"] if kept.oldest_version is not None else []
     console.print(Text(terminal_text(" · ".join(facts)), style="cyan"), soft_wrap=True)

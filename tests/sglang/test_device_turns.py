@@ -101,7 +101,7 @@ def test_a_server_that_is_lent_the_learners_device_generates_while_that_waits(
     assert not processes_of(run, "engine/1", "sglang"), "a server that sleeps ends with its run"
 
 
-@pytest.mark.slow  # the turns themselves are in the other, and colocated learners of megatron-core in tests/megatron
+@pytest.mark.slow  # a server that is lent the device goes through the same turns above
 def test_a_colocated_server_takes_turns_with_the_learner(environment: SglangEnvironment, tmp_path: Path) -> None:
     assert environment.is_cpu
     options = (

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from penstock.messages.local import LocalEvent
 
 HOLD_S: Final = 0.02
-"""Since the last time that something was told. Some passes of a small model on a CPU; a hundredth of a response of any
-other."""
+"""Since the last time that something was told: some passes of a small model on a CPU."""
 RUNNING_TO_HELD: Final = 4
 """So many running requests to each event that is held: with fewer it is a large part of the batch, and told at once."""
 

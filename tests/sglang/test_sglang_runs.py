@@ -270,11 +270,12 @@ def metrics_of(folder: Path) -> dict[str, float | None]:
 
 
 def await_passes(run: LiveRun) -> None:
-    """Until there are passes with one request, and with several, that tell something."""
+    """Until there are passes with few requests, and with twice as many, that tell something: how many run together is
+    up to the machine."""
     deadline_s = time.monotonic() + SERVING_S
     while True:
         told = [band.least for band in bands_in(metrics_of(run.folder)) if band.passes >= FEWEST_PASSES]
-        if told and told[0] == 1 < told[-1]:
+        if len(told) > 1:
             return
         assert run.process.poll() is None, run.output
         assert time.monotonic() < deadline_s, f"passes were told of with {told} requests\n{run.output}"

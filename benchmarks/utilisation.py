@@ -10,7 +10,7 @@ How it is measured:
   generates nor trains: where that share is near 1, no policy and no η makes a step shorter, only less work does.
 * The speed-up over the synchronous arm stands beside the most that its busy times leave room for:
   (Tg + Tt) ÷ max(Tg, Tt).
-* The arms take turns.
+* The arms take turns. With a larger ``--model`` what neither generates nor trains is a smaller part of a step.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def measure(given: argparse.Namespace) -> Measured:
     """The arms in turn; each share and ratio is of runs that were made one after the other."""
 
     def arm(overrides: Sequence[str], folder: Path) -> Arm:
-        return arm_of(run(SCENARIO, (*overrides, f"run.num_steps={given.steps}"), folder))
+        return arm_of(run(SCENARIO, (*overrides, f"run.num_steps={given.steps}", f"model.make={given.model}"), folder))
 
     turns = in_folders({name: partial(arm, overrides) for name, overrides in ARMS.items()}, given.repetitions)
     syncs = [turn.value for turn in turns["sync"]]
@@ -139,6 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
     benchmark = Benchmark(__file__, __doc__, repetitions=5)
     benchmark.option("--steps", type=int, default=30)
+    benchmark.option("--model", choices=("s", "m"), default="s", help="that is made (default: s)")
     return benchmark.run(argv, measure)
 
 

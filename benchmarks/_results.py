@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -144,20 +145,32 @@ def _number(value: float | None) -> str:
 
 
 def _interval(found: Estimate) -> str:
-    return f"{_number(found.low)} … {_number(found.high)} ({found.coverage:.0%} of {found.num_repetitions})"
+    return f"{_number(found.low)} … {_number(found.high)}" if found.num_repetitions > 1 else ""
+
+
+def _intervals(found: Sequence[Estimate]) -> tuple[str, list[str]]:
+    """The heading of their column, and each of them; what they all cover stands in the heading. Of one is none."""
+    coverages = [f" ({each.coverage:.0%} of {each.num_repetitions})" for each in found]
+    told = {coverage for coverage, each in zip(coverages, found, strict=True) if each.num_repetitions > 1}
+    if len(told) == 1:
+        return f"interval{told.pop()}", [_interval(each) for each in found]
+    return "interval", [_interval(each) and _interval(each) + text for each, text in zip(found, coverages, strict=True)]
 
 
 def _parts(result: Result, before: Result | None) -> Iterator[Part]:
+    heading, intervals = _intervals([f.estimate for f in result.figures])
     rows = [
-        (f.name, f.unit, _number(f.estimate.median), _interval(f.estimate), _number(f.wall_s), _number(f.cpu_s))
-        for f in result.figures
+        (f.name, f.unit, _number(f.estimate.median), interval, _number(f.wall_s), _number(f.cpu_s))
+        for f, interval in zip(result.figures, intervals, strict=True)
     ]
-    yield Part(result.benchmark, ("what", "unit", "median", "interval", "wall s a turn", "CPU s a turn"), rows)
+    yield Part(result.benchmark, ("what", "unit", "median", heading, "wall s a turn", "CPU s a turn"), rows)
     if result.claims:
+        heading, intervals = _intervals([c.estimate for c in result.claims])
         claims = [
-            (c.text, _number(c.estimate.median), _interval(c.estimate), c.wanted, c.verdict) for c in result.claims
+            (c.text, _number(c.estimate.median), interval, c.wanted, c.verdict)
+            for c, interval in zip(result.claims, intervals, strict=True)
         ]
-        yield Part("claims", ("claim", "median", "interval", "wanted", "verdict"), claims)
+        yield Part("claims", ("claim", "median", heading, "wanted", "verdict"), claims)
     if before is not None:
         earlier = {(f.name, f.unit): f.estimate for f in before.figures}
         changed = [
@@ -183,7 +196,9 @@ def _notes(result: Result) -> Iterator[str]:
 def show(result: Result, before: Result | None, console: Console) -> None:
     """On the terminal."""
     for title, headings, rows in _parts(result, before):
-        table = Table(*headings, title=Text(title))
+        table = Table(title=Text(title), box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for heading in headings:
+            table.add_column(heading, overflow="fold")
         for row in rows:
             table.add_row(*map(Text, row))
         console.print(table)

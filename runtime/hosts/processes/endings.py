@@ -19,8 +19,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.runtime.hosts.processes.whole_end import END_TIMEOUT_S
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from concurrent.futures import Future
@@ -28,8 +26,10 @@ if TYPE_CHECKING:
     from penstock.runtime.hosts.processes.incarnations import Incarnation
     from penstock.runtime.hosts.processes.ports import Launcher
 
+END_TIMEOUT_S: Final = 60.0
+"""For a machine to end them."""
 TIMEOUT_S: Final = END_TIMEOUT_S + 10.0
-"""A machine that has not ended them says so before."""
+"""By then it has said whether it has."""
 
 
 class _Ending(NamedTuple):

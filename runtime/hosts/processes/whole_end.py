@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.engines.served.base.processes import has_ended
 from penstock.backends.processes.process_facts import descendants_of, facts_of, is_running, kill, marked_processes
+from penstock.runtime.hosts.processes.endings import END_TIMEOUT_S
 from penstock.runtime.hosts.processes.job import ACTOR_VARIABLE, run_variables
 from penstock.runtime.hosts.processes.left_behind import marks_of
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from penstock.runtime.hosts.processes.boot import Boot
 
 GRACE_S: Final = 2.0
-END_TIMEOUT_S: Final = 60.0
 
 Marks = list[list[bytes]]
 """A process is meant that has every ``NAME=value`` of one of these in its environment."""

@@ -33,7 +33,8 @@ class ActorReturned(Event, frozen=True, kw_only=True):
 
 
 class EngineLost(Event, frozen=True, kw_only=True):
-    """As ``ActorLost``, for an EngineWorker."""
+    """As ``ActorLost``, for an EngineWorker. Of one on the learner's devices nothing is left by then that could hold
+    them."""
 
     delivery: ClassVar[Delivery] = Delivery.LOCAL
     name: str

@@ -3,7 +3,7 @@
 Invariants:
 
 * A turn is the Learner's own only when every engine that shares and lives has said that it holds no memory. Who is lost
-  is not waited for: it was killed before that was said.
+  is not waited for: of an engine that shares, this is said when nothing of it is left.
 * An engine opens or wakes in a turn of the engines only: one that starts meanwhile, known here or not, holds nothing.
 * A Learner that takes another's place begins with a turn of its own, whoever had the last one, under a higher number.
 """
@@ -79,7 +79,7 @@ class Turns:
         return [self._tell(event.name)]
 
     def lost(self, event: EngineLost) -> None:
-        """An incarnation is gone, and its memory with it."""
+        """An incarnation is gone, with all that it had started, and its memory with it."""
         if self._epochs.get(event.name) == event.epoch:
             del self._epochs[event.name]
             self._awaited.pop(event.name, None)

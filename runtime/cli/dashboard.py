@@ -78,7 +78,7 @@ async def _serve(
         served()
     ends: list[asyncio.Task[object]] = [asyncio.create_task(interrupted.wait())]
     if until_end:
-        ends.append(asyncio.create_task(end_of(read_record(folders[0]))))
+        ends.append(asyncio.create_task(end_of(folders[0])))
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -14,7 +14,7 @@ from penstock.backends.processes.http_server import listen
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.run_end import end_of
 from penstock.runtime.gateway.door import FrontDoor
-from penstock.runtime.launch.runs import SCENARIO_NAME, is_alive, read_record
+from penstock.runtime.launch.runs import SCENARIO_NAME, check_own, is_alive, read_record
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def serve_gateway(folder: Path, host: str, port: int, console: Console) -> int:
         UserFault: the run has no gateway, is over, or the port cannot be had.
     """
     record = read_record(folder)
-    if not is_alive(record):
+    check_own(folder, record)
+    if not is_alive(folder, record):
         raise UserFault(f"{folder}: its process has ended, so there is nobody to talk to; resume it first")
     scenario = load_scenario(folder / SCENARIO_NAME, [])
     is_pushed = scenario.data.source == PUSHED
@@ -62,7 +63,7 @@ async def _serve(folder: Path, host: str, port: int, console: Console, example: 
         console.print(f"agents of {escape(folder.name)} come to  {url}", soft_wrap=True)
         console.print(f"with the API key  {token}\n", soft_wrap=True)
         console.print(escape(example.format(url=url, token=token)), soft_wrap=True)
-        await end_of(read_record(folder))
+        await end_of(folder)
         console.print("the run has ended")
     finally:
         await listener.close()

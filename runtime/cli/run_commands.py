@@ -195,17 +195,18 @@ def stop(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for its end.")] = 60.0,
 ) -> None:
     """End a run cleanly, as Ctrl-C does, and wait until it is gone."""
-    from penstock.runtime.launch.runs import is_alive, other_host, read_record, stop_run
+    from penstock.runtime.launch.runs import check_own, is_alive, other_host, read_record, stop_run
 
     folder = run_folder(run)
     record = read_record(folder)
     if host := other_host(record):
         raise UserFault(f"{folder}: is driven on {host}, by process {record.pid}; end it there, or with --job stop")
-    if not is_alive(record):
+    check_own(folder, record)
+    if not is_alive(folder, record):
         console.print(f"{escape(str(folder))}: nothing to stop, its process has ended")
         return
     console.print(f"stopping {escape(str(folder))} (process {record.pid}) …")
-    if stop_run(record, timeout):
+    if stop_run(folder, record, timeout):
         console.print("stopped")
         return
     raise UserFault(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from penstock.runtime.launch.runs import process_handle
+from penstock.runtime.launch.runs import process_handle, read_record
 
 if TYPE_CHECKING:
-    from penstock.runtime.launch.runs import RunRecord
+    from pathlib import Path
 
 
-async def end_of(record: RunRecord) -> None:
-    """Wait for the end of the run's process, which the kernel tells."""
-    with process_handle(record) as handle:
+async def end_of(folder: Path) -> None:
+    """Wait for the end of the process that drives the run of this folder, which the kernel tells."""
+    with process_handle(folder, read_record(folder)) as handle:
         if handle is None:
             return
         ended = asyncio.Event()

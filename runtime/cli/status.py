@@ -13,7 +13,7 @@ from rich.padding import Padding
 from penstock.messages.texts import counted
 from penstock.runtime.hosts.processes.descendants import is_stopped
 from penstock.runtime.launch.launch import begin_again, resume_command
-from penstock.runtime.launch.runs import SCENARIO_NAME, is_alive, other_host, read_record
+from penstock.runtime.launch.runs import SCENARIO_NAME, driven_instead, is_alive, other_host, read_record
 from penstock.runtime.launch.status import state_of
 from penstock.runtime.observability.accounting import read_accounts
 from penstock.runtime.observability.accounting_view import accounts_tables
@@ -42,9 +42,9 @@ def show_status(folder: Path, console: Console) -> int:
         UserFault: the folder holds no run.
     """
     record = read_record(folder)
-    alive = is_alive(record)
+    alive = is_alive(folder, record)
     console.print(f"[bold]{escape(record.name)}[/]  {escape(str(folder))}", soft_wrap=True)
-    console.print(f"  {_state(record, alive=alive)}")
+    console.print(f"  {escape(terminal_lines(_state(folder, record, alive=alive)))}", soft_wrap=True)
     if record.earlier:
         console.print(f"  {_earlier(record)}")
     for line in (*_progress(folder, is_running=record.state == "running"), *_operated(folder, record, alive=alive)):
@@ -55,15 +55,15 @@ def show_status(folder: Path, console: Console) -> int:
         console.print(
             f"  to look at them: {escape(shlex.join(('penstock', 'samples', str(folder))))} --failed", soft_wrap=True
         )
-    if not alive and record.state != "completed" and not other_host(record):
+    if not alive and record.state != "completed" and not other_host(record) and not driven_instead(folder, record):
         text = f"to go on: {resume_command(folder.absolute())}"
         if record.state == "diverged":
             text = begin_again(folder.absolute(), load_scenario(folder / SCENARIO_NAME))
         console.print(f"  {escape(text)}", soft_wrap=True)
-    return 0 if state_of(record) in ("running", "completed") else 1
+    return 0 if state_of(folder, record) in ("running", "completed") else 1
 
 
-def _state(record: RunRecord, *, alive: bool) -> str:
+def _state(folder: Path, record: RunRecord, *, alive: bool) -> str:
     if record.ended_at is not None:
         return f"{record.state} after {duration(record.ended_at - record.started_at)}, exit code {record.exit_code}"
     since = duration(time.time() - record.started_at)
@@ -76,6 +76,8 @@ def _state(record: RunRecord, *, alive: bool) -> str:
         return f"running for {since}, process {record.pid}"
     if host := other_host(record):
         return f"running for {since} on {host}, by what stands here; its process cannot be seen from this machine"
+    if other := driven_instead(folder, record):
+        return f"a copy of a run that goes on: process {record.pid} drives {other}"
     return f"vanished: process {record.pid} ended without a word (killed, or the machine went down); began {since} ago"
 
 

@@ -36,7 +36,7 @@ def report(run: RunFolder = None) -> None:
     from penstock.runtime.observability.report import write_report
 
     folder = run_folder(run)
-    page = write_report(folder, is_running=state_of(read_record(folder)) == "running")
+    page = write_report(folder, is_running=state_of(folder, read_record(folder)) == "running")
     console.print(f"wrote {escape(str(page))}", soft_wrap=True)
 
 

@@ -50,7 +50,7 @@ def head_of(folder: Path) -> RunHead:
         UserFault: the folder holds no run, or a file is damaged.
     """
     record, starts, steps = read_record(folder), read_starts(folder), book_of(folder).steps()
-    state, last = state_of(record), steps[-1] if steps else None
+    state, last = state_of(folder, record), steps[-1] if steps else None
     summary = None if state == "running" else read_summary(folder)
     facts = starts[-1].facts if starts else None
     return RunHead(

@@ -97,7 +97,7 @@ class Watch:
                 seen[run, name] = stamp(folder / name)
             try:
                 # A process that was killed changes no file.
-                seen[run, RECORD_NAME] = (seen.get((run, RECORD_NAME)), state_of(read_record(folder)))
+                seen[run, RECORD_NAME] = (seen.get((run, RECORD_NAME)), state_of(folder, read_record(folder)))
             except UserFault:
                 continue
         return seen

@@ -66,7 +66,7 @@ def begin_or_go_on(
         with beside(of_run):
             yield
 
-    if (folder / RECORD_NAME).is_file() and (state_of(read_record(folder)) == "running" or has_entries(folder)):
+    if (folder / RECORD_NAME).is_file() and (state_of(folder, read_record(folder)) == "running" or has_entries(folder)):
         return resume(folder, changes_since(folder / ASKED_NAME, scenario), console, beside=noted)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ def check_can_be_certified(folder: Path, target: Path) -> None:
     Raises:
         UserFault: the run goes on, a file of it is missing, or the certificate cannot lie there.
     """
-    if state_of(read_record(folder)) == "running":
+    if state_of(folder, read_record(folder)) == "running":
         raise UserFault(f"{folder}: the run goes on, and a certificate is of one that has ended; stop it, or wait")
     if not (folder / WEIGHTS_FILE).is_file():
         raise UserFault(

@@ -37,7 +37,7 @@ from penstock.runtime.hosts.processes.operator_door import (
     socket_address,
 )
 from penstock.runtime.hosts.processes.prepare import MODEL_FOLDER
-from penstock.runtime.launch.runs import SCENARIO_NAME, is_alive, read_record, stop_run
+from penstock.runtime.launch.runs import SCENARIO_NAME, check_own, is_alive, read_record, stop_run
 from penstock.runtime.observability.operations import engines_in_force, policy_in_force, read_operations
 from penstock.runtime.run.wiring import engine_names
 from penstock.runtime.scenario import load_scenario
@@ -126,15 +126,17 @@ def send_command(run_folder: Path, command: RunCommand, timeout_s: float = ANSWE
         timeout_s: for so long at most. What takes longer, and is begun, is accepted.
 
     Raises:
-        UserFault: there is no such run, it does not go on here, or the command cannot be read.
+        UserFault: there is no such run, it does not go on here, the folder is a copy of one that does, or the command
+            cannot be read.
     """
     folder = run_folder.expanduser().absolute()
     record = read_record(folder)
-    if not is_alive(record):
+    check_own(folder, record)
+    if not is_alive(folder, record):
         raise UserFault(f"{folder}: the run does not go on, on this machine at least, so it cannot be told anything")
     match command:
         case StopRun():
-            has_ended = stop_run(record, timeout_s)
+            has_ended = stop_run(folder, record, timeout_s)
             return CommandAnswer(accepted=True, text="it has ended" if has_ended else "it was asked to, and is ending")
         case SwitchPolicy():
             try:

@@ -138,9 +138,10 @@ class Run(Told):
 
         Raises:
             TimeoutError: it is still there.
+            UserFault: the folder is a copy of a run that goes on.
         """
         record = read_record(self.folder)
-        if record.state == "running" and not stop_run(record, timeout_s):
+        if record.state == "running" and not stop_run(self.folder, record, timeout_s):
             raise TimeoutError(f"{self.folder}: process {record.pid} is still there after {timeout_s:g} s")
         if apart := _apart_of(self.folder):
             apart.end()
@@ -279,7 +280,7 @@ def new_folder(parent: Path, name: str) -> Generator[Path]:
 def _is_over(folder: Path, timeout_s: float = 0.0) -> bool:
     """Whether the run has ended, or its process ends within this time."""
     record = read_record(folder)
-    return record.state != "running" or has_ended(record, timeout_s)
+    return record.state != "running" or has_ended(folder, record, timeout_s)
 
 
 def _await_end(folder: Path, shown: Progress, timeout_s: float | None = None) -> None:

@@ -39,7 +39,7 @@ def recorded_batches(scenario: Scenario, console: Console) -> Generator[Iterator
 
     folder = Path(scenario.run.batches_from)
     record = read_record(folder)
-    if state_of(record) == "running":
+    if state_of(folder, record) == "running":
         raise UserFault(f"{folder}: this run goes on; wait for its end, or: penstock stop {folder}")
     if not (folder / LEDGER_FILE).is_file():
         raise UserFault(f"{folder}: the run has no {LEDGER_FILE}; it ended before anything was recorded")

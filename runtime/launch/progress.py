@@ -60,7 +60,7 @@ class RunPicture:
 
     def state(self) -> RunState | None:
         """None before it has begun."""
-        return state_of(read_record(self._folder)) if (self._folder / RECORD_NAME).is_file() else None
+        return state_of(self._folder, read_record(self._folder)) if (self._folder / RECORD_NAME).is_file() else None
 
     def __repr__(self) -> str:
         return f"{terminal_text(self._folder.name)}: {self.text()}"

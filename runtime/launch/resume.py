@@ -27,7 +27,7 @@ from penstock.messages.texts import counted
 from penstock.runtime.hosts.processes.descendants import is_stopped
 from penstock.runtime.hosts.processes.leftovers import clear_leftovers, end_process
 from penstock.runtime.launch.launch import Ended, check, drive, write_scenario
-from penstock.runtime.launch.runs import SCENARIO_NAME, hold_run, read_record
+from penstock.runtime.launch.runs import SCENARIO_NAME, check_own, hold_run, read_record
 from penstock.runtime.launch.status import state_of
 from penstock.runtime.observability.trackers import read_steps
 from penstock.runtime.scenario import load_scenario
@@ -170,7 +170,8 @@ def _had(before: Path, key: str, given: str) -> str:
 
 def _take_from(folder: Path, record: RunRecord) -> None:
     """Refuse a run that is driven; end the process of one that is stopped, and would hold the lock for ever."""
-    if state_of(record) != "running":
+    check_own(folder, record)
+    if state_of(folder, record) != "running":
         return
     if not is_stopped(record.pid):
         raise UserFault(

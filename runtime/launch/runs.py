@@ -6,6 +6,8 @@ Invariants:
 * Who writes it holds the run's lock, from before the first write to the end of its process.
 * A process is named by its pid *and* its start time. A pid that was given to another process since is never
   signalled, and never taken for a living run.
+* A folder that was copied while its run went on names a process that drives another folder, as the lock says that it
+  holds. The copy is no living run, and nothing that is told to it reaches that process.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 import signal
 import socket
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -36,6 +38,8 @@ RECORD_NAME = "run.json"
 SCENARIO_NAME = "scenario.yaml"
 LOCK_NAME = "run.lock"
 LOCK_PAUSE_S: Final = 0.02
+_DELETED: Final = " (deleted)"
+"""Behind the name of an open file that is gone."""
 
 State = Literal["running", "completed", "failed", "stopped", "diverged"]
 
@@ -258,21 +262,63 @@ def other_host(record: RunRecord) -> str:
     return record.host if is_elsewhere else ""
 
 
-def is_alive(record: RunRecord) -> bool:
-    """Whether the very process that began the run still exists."""
+def is_alive(folder: Path, record: RunRecord) -> bool:
+    """Whether the very process that began the run still exists, and drives this folder."""
+    return _exists(record) and driven_instead(folder, record) is None
+
+
+def driven_instead(folder: Path, record: RunRecord) -> Path | None:
+    """The folder that the run's process drives, where that is another one than this, which is a copy then, made while
+    the run went on; None where it drives this one, or is gone."""
+    locks: list[Path] = []
+    if _exists(record):
+        with suppress(OSError):  # it ends, or is somebody else's, who can only read here
+            for entry in os.scandir(f"/proc/{record.pid}/fd"):
+                with suppress(OSError):
+                    locks.append(Path(entry.path).readlink())
+    locks = [lock for lock in locks if lock.name.removesuffix(_DELETED) == LOCK_NAME]
+    if any(_may_be_in(folder, lock) for lock in locks):
+        return None
+    return locks[0].parent if locks else None
+
+
+def _may_be_in(folder: Path, lock: Path) -> bool:
+    """Whether this lock of a process is the folder's. One that cannot be seen from here is in mounts of its own."""
+    return lock.parent.samefile(folder) if lock.parent.is_dir() else not lock.name.endswith(_DELETED)
+
+
+def check_own(folder: Path, record: RunRecord) -> None:
+    """
+    Raises:
+        UserFault: the folder is a copy of a run that goes on.
+    """
+    if other := driven_instead(folder, record):
+        raise UserFault(
+            f"{folder}: is a copy of a run that goes on: process {record.pid} drives {other}. What is meant for that "
+            "run needs that folder; the copy can be resumed when that run has ended"
+        )
+
+
+def _exists(record: RunRecord) -> bool:
     return record.boot_id == _boot_id() and is_running(record.pid, record.start_ticks)
 
 
 @contextmanager
-def process_handle(record: RunRecord) -> Generator[int | None]:
-    """A pidfd of the run's process, which turns readable when that ends; None when it is gone."""
+def process_handle(folder: Path, record: RunRecord) -> Generator[int | None]:
+    """A pidfd of the run's process, which turns readable when that ends; None when it is gone, or drives another
+    folder."""
     with pinned(record.pid, record.start_ticks) as handle:
-        yield handle if record.boot_id == _boot_id() else None
+        yield handle if is_alive(folder, record) else None
 
 
-def stop_run(record: RunRecord, timeout_s: float) -> bool:
-    """Ask the run's process to end (SIGTERM) and wait for it; False when it is still there after ``timeout_s``."""
-    with process_handle(record) as handle:
+def stop_run(folder: Path, record: RunRecord, timeout_s: float) -> bool:
+    """Ask the run's process to end (SIGTERM) and wait for it; False when it is still there after ``timeout_s``.
+
+    Raises:
+        UserFault: the folder is a copy of a run that goes on.
+    """
+    check_own(folder, record)
+    with process_handle(folder, record) as handle:
         if handle is None:
             return True
         try:
@@ -282,9 +328,9 @@ def stop_run(record: RunRecord, timeout_s: float) -> bool:
         return await_exit(handle, timeout_s)
 
 
-def has_ended(record: RunRecord, timeout_s: float = 0.0) -> bool:
+def has_ended(folder: Path, record: RunRecord, timeout_s: float = 0.0) -> bool:
     """Whether the run's process is gone, or ends within this time."""
-    with process_handle(record) as handle:
+    with process_handle(folder, record) as handle:
         return handle is None or await_exit(handle, timeout_s)
 
 

@@ -42,9 +42,9 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Why the last drive ended, in a sentence; empty while it runs, and where nobody could say."""
 
 
-def state_of(record: RunRecord) -> RunState:
-    """The state of a run by its record, and whether its process is there."""
-    return "vanished" if record.state == "running" and not is_alive(record) else record.state
+def state_of(folder: Path, record: RunRecord) -> RunState:
+    """The state of a run by its record, and whether its process is there and drives this folder."""
+    return "vanished" if record.state == "running" and not is_alive(folder, record) else record.state
 
 
 def run_status(folder: Path) -> RunStatus:
@@ -54,7 +54,7 @@ def run_status(folder: Path) -> RunStatus:
         UserFault: the folder holds no run, or it is damaged.
     """
     record = read_record(folder)
-    state = state_of(record)
+    state = state_of(folder, record)
     last = next(iter(read_steps(folder)[-1:]), None)
     summary = None if state == "running" else read_summary(folder)
     return RunStatus(

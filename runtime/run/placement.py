@@ -204,6 +204,12 @@ def on_learners_devices(scenario: Scenario) -> frozenset[str]:
     return colocated(scenario) | lent_engines(scenario.engines)
 
 
+def sharing_devices(scenario: Scenario) -> frozenset[str]:
+    """The actors on devices that others take in turns with them: these engines, and the learner."""
+    engines = on_learners_devices(scenario)
+    return engines | {LEARNER} if engines else engines
+
+
 def _without_devices(scenario: Scenario) -> list[Need]:
     """What engines would ask for if they took GPUs from Ray."""
     groups = [replace(group, device="cuda") for group in engine_groups(scenario.engines)]

@@ -22,8 +22,9 @@ import msgspec
 import numpy as np
 
 from penstock.backends.engines.served.base.hand_over import socket_name_of
-from penstock.backends.engines.served.base.settings import OWNER_VARIABLE, SERVER_VARIABLE
+from penstock.backends.engines.served.base.settings import OWNER_VARIABLE, SERVER_VARIABLE, owner_marks
 from penstock.backends.processes.guardian import GuardianJob, start_guardian
+from penstock.backends.processes.process_facts import marked_processes
 from penstock.messages.arrays import ArrayLengthError
 from penstock.messages.base import Event, Metric
 from penstock.messages.commands import FailRun, Record, ReplaceActor, Send, StartTimer
@@ -103,7 +104,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     stubborn: str = ""
     """The backend of this actor does not close in time."""
     leaves_server: str = ""
-    """Each incarnation of this engine starts a program that is kept for a successor."""
+    """Each incarnation of this actor starts a program that is kept for a successor."""
     engines: tuple[str, ...] = ()
     """Those that the Buffer has recorded; empty: it says nothing of engines."""
     closes_books: bool = True
@@ -179,6 +180,22 @@ class EchoEngine(EchoMachine):
             sample=sample_of(group_id, self.plan.num_tokens), group_size=1, prompt=prompt_of(group_id)
         )
         return [Send(SCORER, generated), StartTimer("tick", self.plan.tick_s)]
+
+
+class EchoLearner(EchoMachine):
+    """Looks, when it hears that an engine is lost, and when it begins, what is left of who is gone."""
+
+    num_losses = num_left = 0
+
+    def react(self, event: Event) -> list[AnyCommand]:
+        if isinstance(event, EngineLost):
+            self.num_losses += 1
+            self.num_left += num_left(event.name)
+        return []
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return Metric("echo/losses", self.num_losses), Metric("echo/left", self.num_left)
 
 
 class EchoScorer(EchoMachine):
@@ -295,6 +312,7 @@ class EchoBackend:
 
 
 MACHINES: dict[Role, type[EchoMachine]] = {
+    Role.LEARNER: EchoLearner,
     Role.SCORER: EchoScorer,
     Role.FILTER: EchoFilter,
 }
@@ -327,9 +345,15 @@ def leave_server(owner: str) -> None:
     assert guardian.stdout.readline().startswith(b"P ")
 
 
+def num_left(owner: str) -> int:
+    """Living processes of programs that this actor of this run has started so."""
+    return len(marked_processes(owner_marks(owner, os.environ)))
+
+
 def build_machine(
     name: str, plan: RunPlan, *, epoch: int, records: Iterable[LedgerEntry] = (), kept: KeptBooks | None = None
 ) -> EchoMachine:
+    left = num_left(name) if plan.leaves_server == name else 0
     if plan.leaves_server == name:
         leave_server(name)
     if plan.user_error == name:
@@ -340,7 +364,10 @@ def build_machine(
         if plan.ledger_bytes:
             resource.setrlimit(resource.RLIMIT_FSIZE, (plan.ledger_bytes, plan.ledger_bytes))
         return EchoBuffer(name, plan, records)
-    return MACHINES.get(role_of(name), EchoMachine)(name, plan)
+    machine = MACHINES.get(role_of(name), EchoMachine)(name, plan)
+    if isinstance(machine, EchoLearner):
+        machine.num_left = left
+    return machine
 
 
 def open_backend(
@@ -358,6 +385,8 @@ def open_backend(
 
 
 def hears(name: str) -> frozenset[type[Event]]:
+    if name == LEARNER:
+        return frozenset({EngineLost})
     return frozenset({ActorLost, ActorReturned, EngineJoined, EngineLost}) if name == PROMPT_SOURCE else frozenset()
 
 

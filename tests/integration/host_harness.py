@@ -121,6 +121,8 @@ class EchoRun:
         max_restarts: int = 10,
         resend_after_s: float = 1.0,
         stop_timeout_s: float = 10.0,
+        leave_timeout_s: float = 30.0,
+        shares_devices: frozenset[str] = frozenset(),
     ) -> None:
         self.folder = folder
         self.plan = plan
@@ -137,6 +139,8 @@ class EchoRun:
             heartbeat_timeout_s=heartbeat_timeout_s,
             max_restarts=max_restarts,
             stop_timeout_s=stop_timeout_s,
+            leave_timeout_s=leave_timeout_s,
+            shares_devices=shares_devices,
             fewest_engines=1 if joining else None,
         )
         self._is_stopping = False

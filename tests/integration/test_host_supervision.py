@@ -299,6 +299,58 @@ def test_the_servers_of_an_engine_that_is_given_up_end_while_the_run_goes_on(hos
     assert any(text.startswith("the run goes on without engine/1") for _, text in run.witness.notices)
 
 
+@pytest.mark.both_hosts
+@pytest.mark.parametrize("shares", [True, False], ids=["shared", "own"])
+@pytest.mark.parametrize("how", ["killed", "replaced", "left"])
+def test_the_learner_hears_of_a_loss_on_its_devices_when_nothing_of_the_engine_is_left(
+    host: ProcessHost, tmp_path: Path, how: str, *, shares: bool
+) -> None:
+    """The engine has a program that outlives its process by minutes, where nobody ends it."""
+    name = "engine/1" if how == "left" else ENGINE
+    plan = RunPlan(
+        num_groups=100_000,
+        leaves_server=name,
+        replace_after=10 if how == "replaced" else -1,
+        engines=(ENGINE,) if how == "left" else (),
+    )
+    run = EchoRun(
+        host,
+        tmp_path,
+        plan,
+        names=(*host_echo.NAMES, name) if how == "left" else host_echo.NAMES,
+        leave_timeout_s=0.5,
+        shares_devices=frozenset({name, LEARNER} if shares else ()),
+    )
+    blow = Blow(name, signal.SIGKILL if how == "killed" else signal.SIGCONT)
+
+    def stop_when_it_has_heard(run: EchoRun) -> None:
+        blow(run)
+        if run.metric(LEARNER, "echo/losses"):
+            run.stop()
+
+    assert run.play(stop_when_it_has_heard).kind is OutcomeKind.STOPPED
+    assert (run.metric(LEARNER, "echo/left") == 0) == shares
+    states = [state for each, epoch, state in run.witness.states if (each, epoch) == (name, 1)]
+    assert states == ["starting", "up", "lost" if how != "left" else "left"]
+
+
+@pytest.mark.parametrize("shares", [True, False], ids=["shared", "own"])
+def test_a_learner_on_shared_devices_begins_when_nothing_of_its_predecessor_is_left(
+    host: ProcessHost, tmp_path: Path, *, shares: bool
+) -> None:
+    plan = RunPlan(num_groups=100_000, leaves_server=LEARNER)
+    run = EchoRun(host, tmp_path, plan, shares_devices=frozenset({ENGINE, LEARNER} if shares else ()))
+    blow = Blow(LEARNER, signal.SIGKILL)
+
+    def stop_when_the_next_has_reported(run: EchoRun) -> None:
+        blow(run)
+        if run.process(LEARNER, 2) is not None and run.witness.reports[LEARNER].epoch == 2:
+            run.stop()
+
+    assert run.play(stop_when_the_next_has_reported).kind is OutcomeKind.STOPPED
+    assert (run.metric(LEARNER, "echo/left") == 0) == shares
+
+
 def test_the_same_of_the_last_engine_ends_the_run(host: ProcessHost, tmp_path: Path) -> None:
     plan = RunPlan(user_error=ENGINE, engines=(ENGINE,), story="engines.sglang: no")
     outcome = EchoRun(host, tmp_path, plan, joining=("engine/1",)).play()

@@ -12,7 +12,7 @@ import pytest
 from trials.device_watch import DeviceWatch
 from trials.draws import draw_trial
 from trials.faults import Fault, FaultKind
-from trials.fuzz import TrialRun, failed_seeds, run_trial
+from trials.fuzz import TrialRun, UnfinishedError, failed_seeds, run_trial
 from trials.trial import Trial
 
 from penstock.actors.engine_worker.machine import EngineWorker
@@ -21,6 +21,7 @@ from penstock.actors.learner.turns import Turns
 from penstock.messages.names import LEARNER, is_engine
 from penstock.messages.training import Activity, Holder, UpdateMode
 from penstock.runtime.hosts.virtual.accounting import RunAccounts
+from penstock.runtime.hosts.virtual.supervisor import SupervisionModel, Supervisor
 from penstock.runtime.observability.figures import RunFigures
 
 if TYPE_CHECKING:
@@ -90,11 +91,41 @@ def test_learner_and_an_engine_may_be_lost_together() -> None:
         run_trial(colocated(tenths, faults=faults), with_digest=False)
 
 
+@pytest.mark.parametrize("target", ["engine/0", "learner"])
+def test_nobody_takes_a_device_before_the_last_process_of_who_is_lost_has_ended(target: str) -> None:
+    """What it had started dies seconds after it; the watch knows that it holds memory until then."""
+    trials = [slow_to_end(tenths, kill(target, tenths / 10)) for tenths in range(0, 160, 5)]
+    for trial in trials:
+        run_trial(trial, with_digest=False)
+    with supervisor_tells_of_a_loss_at_once():
+        assert any(fails_in(trial) for trial in trials)
+
+
+def test_an_engine_that_stands_still_out_of_reach_keeps_its_device() -> None:
+    """It cannot be killed before it goes on; nobody takes its device until then, and the run goes on after it."""
+    for tenths in range(0, 160, 10):
+        zombie = Fault(
+            at_s=tenths / 10, kind=FaultKind.STOP, target="engine/0", duration_s=30.0, as_zombie=True
+        )  # fmt: skip
+        run_trial(slow_to_end(tenths, zombie), with_digest=False)
+
+
+def test_one_that_is_never_reached_again_ends_the_run() -> None:
+    stopped = Fault(at_s=3.0, kind=FaultKind.STOP, target="engine/0", as_zombie=True)
+    with pytest.raises(UnfinishedError, match="engine/0 could not be ended within 70 s"):
+        run_trial(slow_to_end(1, stopped), with_digest=False)
+
+
 def test_other_policies_take_turns_as_well() -> None:
     """An operator may change the policy of a run."""
     for seed in range(60):
         trial = draw_trial("fully_async", seed)
         run_trial(msgspec.structs.replace(trial, colocated=True, num_lent=0), with_digest=False)
+
+
+def slow_to_end(seed: int, *faults: Fault) -> Trial:
+    """What actors have started outlives them by up to five seconds."""
+    return colocated(seed, supervision=SupervisionModel(end_s=5.0), faults=faults)
 
 
 # --- bugs that are planted --------------------------------------------------------------------------------------------
@@ -126,7 +157,13 @@ def learner_keeps_the_turn() -> AbstractContextManager[Any]:
     return patch.object(Turns, "free", lambda _: [])
 
 
+def supervisor_tells_of_a_loss_at_once() -> AbstractContextManager[Any]:
+    """What is left of who is lost may live on."""
+    return patch.object(Supervisor, "_end", lambda _, __, then: then())
+
+
 PLANTED = (
+    supervisor_tells_of_a_loss_at_once,
     learner_does_not_wait,
     engine_opens_at_any_time,
     successor_believes_that_engines_sleep,
@@ -136,8 +173,10 @@ PLANTED = (
 
 def fails(seed: int) -> bool:
     trial = draw_trial("sync", seed)
-    if not trial.colocated:
-        return False
+    return trial.colocated and fails_in(trial)
+
+
+def fails_in(trial: Trial) -> bool:
     try:
         with patch.object(Learner, "validate", lambda _: None):
             run_trial(trial, with_digest=False)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import msgspec
 import pytest
 from trials.draws import draw_trial
-from trials.fuzz import TrialRun
+from trials.fuzz import TrialRun, fails
 
 from penstock.benchmarks.lending import ARMS, LENT, SCENARIO
 from penstock.messages.ledger import EnginesRecorded
@@ -15,6 +16,7 @@ from penstock.messages.names import BUFFER, LEARNER, engine_name
 from penstock.messages.operator import EnginesAsked
 from penstock.messages.training import Activity
 from penstock.runtime.hosts.virtual.simulate import Simulation
+from penstock.runtime.hosts.virtual.supervisor import Supervisor
 from penstock.runtime.scenario.load import load_scenario
 from penstock.runtime.scenario.resolve import resolve
 
@@ -25,6 +27,7 @@ pytestmark = pytest.mark.timeout(240)
 
 NUM_TRIALS = 12
 """Of those that lend, for each policy."""
+NUM_LEAVING = 16
 
 
 def simulation(folder: Path, *overrides: str) -> Simulation:
@@ -88,3 +91,20 @@ def test_no_rule_is_broken_by_lending_whatever_dies(policy: str) -> None:
             break
     assert num_played == NUM_TRIALS
     assert num_lent > NUM_TRIALS
+
+
+def test_a_lent_engine_that_is_scaled_away_gives_its_device_back_when_nothing_of_it_is_left() -> None:
+    """Trials in which engines on the learner's devices leave, and their servers die seconds after them."""
+    trials = [
+        msgspec.structs.replace(
+            trial,
+            scale_hold_s=None,
+            supervision=msgspec.structs.replace(trial.supervision, end_s=5.0, leave_timeout_s=0.5),
+        )
+        for trial in (draw_trial("fully_async", seed) for seed in range(200_000, 202_000))
+        if trial.num_lent and any(isinstance(request.event, EnginesAsked) for request in trial.requests)
+    ][:NUM_LEAVING]
+    assert len(trials) == NUM_LEAVING
+    assert not any(map(fails, trials))
+    with patch.object(Supervisor, "_end", lambda _, __, then: then()):
+        assert any(map(fails, trials))

@@ -24,7 +24,7 @@ from penstock.backends.weights.segments import SHARED_FOLDER, segment_name
 from penstock.messages.errors import UserFault
 from penstock.messages.ledger import BatchLeased, CheckpointRecorded, StepRecorded
 from penstock.messages.training import Balance, UpdateMode
-from penstock.runtime.hosts.processes.job import RUN_FOLDER_VARIABLE, RUN_ID_VARIABLE
+from penstock.runtime.hosts.processes.job import RUN_FOLDER_VARIABLE, RUN_ID_VARIABLE, run_variables
 from penstock.runtime.hosts.processes.leftovers import clear_leftovers, end_process, processes_of
 from penstock.runtime.launch.launch import claim_drive, has_entries, resume_command
 from penstock.runtime.launch.resume import num_begun, overridden, resume
@@ -335,6 +335,18 @@ def test_weights_that_are_left_in_shared_memory_are_removed(folder: Path) -> Non
         segment.touch()
     clear_leftovers(run_id, folder)
     assert not any(segment.exists() for segment in segments)
+
+
+def test_but_not_while_a_run_of_the_same_name_goes_on_in_another_folder(folder: Path, tmp_path: Path) -> None:
+    run_id = f"{folder.name}-{os.getpid()}"
+    segment = SHARED_FOLDER / segment_name(run_id, 1, 1, 1)
+    segment.touch()
+    with child(**run_variables(run_id, str(tmp_path / "original"))) as original:
+        assert clear_leftovers(run_id, folder) == (0, [])
+        assert segment.exists()
+        assert original.poll() is None
+    clear_leftovers(run_id, folder)
+    assert not segment.exists()
 
 
 def test_only_a_temporary_folder_of_ray_is_removed(folder: Path, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_the_end_of_a_run_is_written_down(tmp_path: Path, code: int, state: str)
 
 
 def test_a_living_run_is_alive_and_its_status_says_so(tmp_path: Path) -> None:
-    assert is_alive(open_record(tmp_path, "example"))
+    assert is_alive(tmp_path, open_record(tmp_path, "example"))
     code, text = status_of(tmp_path)
     assert code == 0
     assert f"process {os.getpid()}" in text
@@ -108,7 +108,7 @@ def test_a_run_whose_process_is_gone_has_vanished(tmp_path: Path, child: Child) 
     (tmp_path / "run.json").write_bytes(msgspec.json.encode(record))
     child.kill()
     child.wait(10)
-    assert not is_alive(record)
+    assert not is_alive(tmp_path, record)
     code, text = status_of(tmp_path)
     assert code == 1
     assert "vanished" in text
@@ -118,7 +118,7 @@ def test_a_zombie_is_not_alive(tmp_path: Path, child: Child) -> None:
     record = driven_by(child, tmp_path)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended and is not reaped
-    assert not is_alive(record)
+    assert not is_alive(tmp_path, record)
 
 
 def test_a_pid_that_was_given_to_another_process_is_never_signalled(tmp_path: Path, child: Child) -> None:
@@ -127,8 +127,8 @@ def test_a_pid_that_was_given_to_another_process_is_never_signalled(tmp_path: Pa
         msgspec.structs.replace(record, start_ticks=record.start_ticks - 1),
         msgspec.structs.replace(record, boot_id="of another uptime"),
     ):
-        assert not is_alive(stranger)
-        assert stop_run(stranger, timeout_s=10)
+        assert not is_alive(tmp_path, stranger)
+        assert stop_run(tmp_path, stranger, timeout_s=10)
         assert child.poll() is None
 
 
@@ -147,7 +147,7 @@ def process_with(handler: str) -> Generator[Child]:
 
 def test_stopping_sends_sigterm_and_waits_for_the_end(tmp_path: Path) -> None:
     with process_with("lambda *_: (os.write(1, b'asked to end'), os._exit(0))") as process:
-        assert stop_run(driven_by(process, tmp_path), timeout_s=30)
+        assert stop_run(tmp_path, driven_by(process, tmp_path), timeout_s=30)
         assert start_ticks(process.pid) is None
         assert process.stdout is not None
         assert process.stdout.read() == b"asked to end"
@@ -155,7 +155,7 @@ def test_stopping_sends_sigterm_and_waits_for_the_end(tmp_path: Path) -> None:
 
 def test_stopping_gives_up_at_its_deadline(tmp_path: Path) -> None:
     with process_with("signal.SIG_IGN") as deaf:
-        assert not stop_run(driven_by(deaf, tmp_path), timeout_s=0.05)
+        assert not stop_run(tmp_path, driven_by(deaf, tmp_path), timeout_s=0.05)
 
 
 def test_run_folders_of_one_second_do_not_collide(tmp_path: Path) -> None:

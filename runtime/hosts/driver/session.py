@@ -43,7 +43,7 @@ from penstock.runtime.observability.recorder import RunRecorder
 from penstock.runtime.observability.traces import open_traces
 from penstock.runtime.observability.tracking import Trackers
 from penstock.runtime.observability.wait_graph import WaitBoard
-from penstock.runtime.run.placement import place
+from penstock.runtime.run.placement import place, sharing_devices
 from penstock.runtime.safe_text import terminal_lines
 from penstock.runtime.scenario.disk_rules import segment_bytes
 from penstock.runtime.scenario.evaluation_rules import sets_of
@@ -182,6 +182,7 @@ class Session:
             heartbeat_timeout_s=runtime.heartbeat_timeout_s,
             max_restarts=runtime.max_restarts,
             first_epoch=job.first_epoch,
+            shares_devices=sharing_devices(job.scenario),
             leave_timeout_s=job.scenario.engines.leave_timeout_s,
             fewest_engines=engines_kept(job.scenario.engines),
             scaling=scaling_of(job.scenario.engines),

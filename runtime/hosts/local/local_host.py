@@ -39,6 +39,8 @@ from penstock.runtime.hosts.processes.prepare_process import PreparationProcess
 from penstock.runtime.run.gpu_needs import NodeGpus
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from penstock.runtime.hosts.local.warm import Modules
     from penstock.runtime.hosts.processes.boot import Boot
     from penstock.runtime.hosts.processes.control import ProcessStarted
@@ -175,6 +177,12 @@ class LocalLauncher:
 
         if self._boot is not None:
             end_left_here(name, self._boot)
+
+    def end_whole(self, name: str, process: ProcessStarted) -> list[Future[list[int]]]:
+        from penstock.runtime.hosts.processes.whole_end import end_whole_here, marks_of_actor
+
+        assert self._boot is not None, "who is to end was launched"
+        return [end_whole_here((process.pid, process.start_ticks), marks_of_actor(name, self._boot))]
 
     def make_spare(self) -> None:
         """Nothing to do: the zygote is warm."""

@@ -33,7 +33,7 @@ from penstock.runtime.hosts.processes.boot import VISIBLE_DEVICES, Boot, EndKind
 from penstock.runtime.hosts.processes.control import Address, ProcessStarted
 from penstock.runtime.hosts.processes.freed_memory import keep_freed_memory
 from penstock.runtime.hosts.processes.heartbeat import Heartbeat, Pulse
-from penstock.runtime.hosts.processes.job import run_variables
+from penstock.runtime.hosts.processes.job import ACTOR_VARIABLE, run_variables
 from penstock.runtime.hosts.processes.links import Links
 from penstock.runtime.hosts.processes.loop import ActorLoop, RunClock
 from penstock.runtime.hosts.processes.rerouting import announced_address
@@ -68,7 +68,7 @@ def run_process(boot: Boot, *, node_id: str, node_host: str, remote_ranks: Remot
         remote_ranks: other nodes that are there for this actor's further processes; None where there are none.
     """
     # A node of somebody else's Ray has not inherited them.
-    os.environ.update(run_variables(boot.run_id, boot.run_folder))
+    os.environ.update({**run_variables(boot.run_id, boot.run_folder), ACTOR_VARIABLE: boot.name})
     _open_log(boot)
     _settle_in()
     with ExitStack() as stack:

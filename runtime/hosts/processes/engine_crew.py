@@ -5,7 +5,7 @@ Invariants:
 * A process that is to leave is told so by the directory, as everyone is; one that has not started is not asked.
 * One that says that its machine is taken is told to leave, and another takes its place when the notice has run out.
 * Under ``engines.scale: by_bound`` the Buffer is asked for other engines as an operator would ask it.
-* Who goes is given up as one that is lost: announced, killed, and followed only if it is wanted again.
+* Who goes is given up as one that is lost, and followed only if it is wanted again.
 * What an engine has left to a successor is ended when it goes for good: by the launcher, on whatever machine.
 * The Buffer is told of one that was lost too often until it has recorded that the run goes on without it.
 
@@ -17,6 +17,7 @@ Invariants:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.messages.membership import EngineEmptied, EnginesWanted
@@ -52,6 +53,7 @@ class EngineCrew:
         due: dict[str, tuple[float, int]],
         *,
         start: Callable[[str, int], None],
+        end: Callable[[Incarnation, float, Callable[[float], None]], None],
         part_from: Callable[[Incarnation], None],
         end_left: Callable[[str], None],
         broadcast: Callable[[DirectoryChanged], None],
@@ -67,6 +69,7 @@ class EngineCrew:
             crew: every incarnation that is there, by name.
             due: restarts by name: when, and as which epoch.
             start: starts an incarnation of this name and epoch.
+            end: has an incarnation end, where that has to be waited for, and goes on then.
             part_from: gives an incarnation up, before everyone.
             end_left: ends the servers that were left to a successor of this name.
             broadcast: tells everyone.
@@ -76,7 +79,7 @@ class EngineCrew:
             sink: is told what happens.
         """
         self._settings, self._directory, self._crew, self._due = settings, directory, crew, due
-        self._start, self._part_from, self._end_left = start, part_from, end_left
+        self._start, self._end, self._part_from, self._end_left = start, end, part_from, end_left
         self._broadcast, self._sink = broadcast, sink
         self.membership = EngineMembership(settings.leave_timeout_s, settings.fewest_engines)
         self._ask, self._scaler = ask, None if settings.scaling is None else EngineScaler(settings.scaling)
@@ -172,6 +175,9 @@ class EngineCrew:
             self._leave(self._crew[name], how, now_s)
 
     def _leave(self, incarnation: Incarnation, how: str, now_s: float) -> None:
+        self._end(incarnation, now_s, partial(self._has_left, incarnation, how))
+
+    def _has_left(self, incarnation: Incarnation, how: str, now_s: float) -> None:
         self._part_from(incarnation)
         self.has_gone(incarnation.name, incarnation.epoch)
         self._sink.on_notice(SUPERVISOR, f"{incarnation.name} has left, {how}")

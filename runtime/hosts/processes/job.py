@@ -22,6 +22,8 @@ RUN_ID_VARIABLE: Final = "PENSTOCK_RUN_ID"
 """In the environment of every process of a run but its launcher."""
 RUN_FOLDER_VARIABLE: Final = "PENSTOCK_RUN_FOLDER"
 """Beside it: runs of different folders may have one name."""
+ACTOR_VARIABLE: Final = "PENSTOCK_ACTOR"
+"""Beside these, in the environment of what an actor has started: its name."""
 STORY_PIPE_VARIABLE: Final = "PENSTOCK_STORY_PIPE"
 """Number of the descriptor that the driver writes to."""
 

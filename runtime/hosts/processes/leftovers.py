@@ -5,6 +5,8 @@ Invariants:
 * A process belongs to a run when its environment names the run's id *and* its folder, or when such a process has
   started it. Nothing else is ever killed.
 * A pid that was given to another process meanwhile is not signalled.
+* Weights in shared memory are known by the run's id alone. While a run of this id goes on in another folder, as that
+  which this one is a copy of may, none are removed.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ def clear_leftovers(
             if kill(pid, start_ticks):
                 killed.add((pid, start_ticks))
         time.sleep(PAUSE_S)
-    sweep(run_id)
+    if not any(_folders_of(int(entry), run_id) for entry in os.listdir("/proc") if entry.isdigit()):
+        sweep(run_id)
     temp = Path(temp_folder)
     if temp.name.startswith(TEMP_PREFIX) and temp.parent in (Path(tempfile.gettempdir()), Path("/tmp")):
         shutil.rmtree(temp, ignore_errors=True)
@@ -79,9 +82,14 @@ def clear_leftovers(
 
 
 def _is_member(pid: int, run_id: str, run_folder: Path) -> bool:
+    return os.path.realpath(run_folder) in _folders_of(pid, run_id)
+
+
+def _folders_of(pid: int, run_id: str) -> list[str]:
+    """The folder of the run of this id that a process belongs to, if it does to one."""
     variables = environment_of(pid)
     if f"{RUN_ID_VARIABLE}={run_id}".encode() not in variables:
-        return False
+        return []
     mark = f"{RUN_FOLDER_VARIABLE}=".encode()
     folders = [variable.removeprefix(mark) for variable in variables if variable.startswith(mark)]
-    return any(os.path.realpath(os.fsdecode(folder)) == os.path.realpath(run_folder) for folder in folders)
+    return [os.path.realpath(os.fsdecode(folder)) for folder in folders]

@@ -12,6 +12,9 @@ from penstock.runtime.hosts.processes.boot import ProcessEnd
 from penstock.runtime.shell.engine_scaling import ScalingSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Future
+
     from penstock.messages.evaluation import EvaluationFinished
     from penstock.messages.training import ActorReported, FailuresCounted, StepReported
     from penstock.messages.waits import WaitsReported
@@ -60,6 +63,14 @@ class Launcher(Protocol):
     def end_left(self, name: str) -> None:
         """Nobody comes after this engine, which was just killed: end the servers that it and those before it have left
         to a successor, on whatever machine. Returns at once."""
+        ...
+
+    def end_whole(self, name: str, process: ProcessStarted) -> Sequence[Future[list[int]]]:
+        """Kill a process, and have everything end that it has started, on whatever machine. Returns at once.
+
+        Returns:
+            For each machine, once nothing of it is left there: the processes that could not be ended, if any.
+        """
         ...
 
     def make_spare(self) -> None:
@@ -201,6 +212,8 @@ class SupervisorSettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_timeout_s: float
     max_restarts: int
     first_epoch: int = FIRST_EPOCH
+    shares_devices: frozenset[str] = frozenset()
+    """Actors on devices that others take in turns with them."""
     leave_timeout_s: float = 30.0
     """How long an engine that is to leave may take to hand everything back."""
     fewest_engines: int | None = None

@@ -4,7 +4,7 @@ Invariants:
 
 * Every incarnation that is given up is announced to everyone, then killed, then followed. In this order: a peer must
   not hear of a successor while it still believes the predecessor, and a successor must not run beside one that was
-  not even sent SIGKILL.
+  not even sent SIGKILL. One that shares devices is killed first, and announced when nothing of it is left.
 * Epochs of a name rise by one. What a given-up incarnation still says is not heard; its heartbeat is answered with
   the order to kill itself.
 * A supervisor that was asleep itself blames nobody for it.
@@ -16,6 +16,7 @@ Invariants:
 | a heartbeat | the process; else ``heartbeat_timeout_s`` |
 | a restart that is due | the clock |
 | an engine that is to leave | ``engine_crew.py`` |
+| the end of one that shares devices | ``endings.py`` |
 | ``RunFinished``, once it is asked for | the Buffer, when a checkpoint is recorded; else ``stop_timeout_s`` |
 | the end of every process, once it is asked for | the processes; else ``END_TIMEOUT_S``, then SIGKILL |
 """
@@ -27,6 +28,7 @@ import os
 import select
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -53,6 +55,7 @@ from penstock.runtime.hosts.processes.control import (
 )
 from penstock.runtime.hosts.processes.descendants import facts_of, kill
 from penstock.runtime.hosts.processes.directory import Directory
+from penstock.runtime.hosts.processes.endings import Endings
 from penstock.runtime.hosts.processes.ends import verdict_on
 from penstock.runtime.hosts.processes.engine_crew import EngineCrew
 from penstock.runtime.hosts.processes.incarnations import Incarnation
@@ -129,10 +132,14 @@ class Supervisor:
         """Restarts: when, and as which epoch."""
         self._suspects: set[str] = set()
         """Who was given up because somebody asked for it, or has left: its successor takes nothing over."""
+        self._endings = Endings(
+            settings.shares_devices, launcher, lambda story: self._conclude(OutcomeKind.FAILED, story)
+        )
         self._engines = EngineCrew(
             settings, self._directory, self._crew, self._due, ask=lambda event: self._say(BUFFER, event),
-            start=self._start, part_from=self._part_from, end_left=launcher.end_left, broadcast=self._broadcast,
-            forget=self.restarts.forget, fail=lambda story: self._conclude(OutcomeKind.FAILED, story), sink=sink,
+            start=self._start, end=self._endings.end, part_from=self._part_from, end_left=launcher.end_left,
+            broadcast=self._broadcast, forget=self.restarts.forget,
+            fail=lambda story: self._conclude(OutcomeKind.FAILED, story), sink=sink,
         )  # fmt: skip
         self._outcome: Outcome | None = None
         self._finished: RunFinished | None = None
@@ -180,7 +187,8 @@ class Supervisor:
         """Whether a last checkpoint is still to come: who writes it and who records it are there and have started."""
         if self._finished is not None or self._is_hurried or self._launcher.broken():
             return False
-        return all(name in self._crew and self._crew[name].is_ready for name in (BUFFER, LEARNER))
+        there = [name for name in (BUFFER, LEARNER) if name in self._crew and name not in self._endings]
+        return len(there) == 2 and all(self._crew[name].is_ready for name in there)
 
     def _end(self) -> None:
         """End every process: first ask, then kill."""
@@ -208,6 +216,7 @@ class Supervisor:
             _log.warning("the supervisor was asleep for %.1f s; everyone gets a fresh period", deaf_s)
             for incarnation in self._crew.values():
                 incarnation.forgive(now_s)
+            self._endings.forgive(now_s)
         self._take_signals()
         self._receive(now_s)
         for change in self._links.changes():
@@ -219,6 +228,7 @@ class Supervisor:
         if broken := self._launcher.broken():
             self._conclude(OutcomeKind.FAILED, broken)
         self._look(now_s)
+        self._endings.look(now_s)
         self._start_due(now_s)
         if self._door is not None:
             ending = "" if self._outcome is None else self._outcome.story
@@ -391,9 +401,17 @@ class Supervisor:
                 self._start(name, epoch)
 
     def _give_up(self, incarnation: Incarnation, cause: str, *, is_for_good: bool = False) -> None:
+        if incarnation.name in self._endings:
+            return
+        _log.warning("%s %d is lost: %s", incarnation.name, incarnation.epoch, cause)
+        self._endings.end(
+            incarnation, time.monotonic(), partial(self._follow, incarnation, cause, is_for_good=is_for_good)
+        )
+
+    def _follow(self, incarnation: Incarnation, cause: str, now_s: float, *, is_for_good: bool) -> None:
+        """It is given up; another takes its place, or the run goes on without it, or ends."""
         name, epoch = incarnation.name, incarnation.epoch
-        _log.warning("%s %d is lost: %s", name, epoch, cause)
-        now_s, is_replaced = time.monotonic(), self._engines.membership.is_replaced(name)
+        is_replaced = self._engines.membership.is_replaced(name)
         self._part_from(incarnation)
         self._sink.on_actor(name, epoch, "lost")
         if self._outcome is not None:

@@ -81,6 +81,12 @@ class NodeKiller:
 
         return end_servers(left_servers(marks))
 
+    def end_whole(self, process: tuple[int, int] | None, marks: list[list[bytes]]) -> list[int]:
+        """End this process, by pid and start time, and what has one of these marks; processes that would not go."""
+        from penstock.runtime.hosts.processes.whole_end import end_whole
+
+        return end_whole(process, marks)
+
 
 def _other_nodes() -> RemoteRanks | None:
     """The nodes of this actor's placement group but this one; None where there are none."""

@@ -19,6 +19,7 @@ import os
 import secrets
 import sys
 import tempfile
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -322,6 +323,18 @@ class RayLauncher:
         for killer in self._killers.values():  # an engine comes back on other nodes, so what it left may be on any
             killer.end_left.remote(marks).future().add_done_callback(_on_left(name))
 
+    def end_whole(self, name: str, process: ProcessStarted) -> list[Future[list[int]]]:
+        from penstock.runtime.hosts.processes.whole_end import end_whole_here, marks_of_actor
+
+        assert self._boot is not None, "who is to end was launched"
+        own, marks = (process.pid, process.start_ticks), marks_of_actor(name, self._boot)
+        ends = [end_whole_here(own if self.is_local(process) else None, marks)]
+        nodes = {process.node_id, *self._killers, *self._groups.further_nodes_of(name)} - {self._cluster.node_id}
+        for node_id in nodes:
+            there = own if node_id == process.node_id else None
+            ends.append(_end_there(self._killer_of(node_id).end_whole.remote(there, marks)))
+        return ends
+
     def make_spare(self) -> None:
         if self._spare is None and self._boot is not None:
             self._spare = self._actor(0, self._strategy(SPARE))
@@ -401,6 +414,17 @@ class RayLauncher:
             options = {"num_cpus": 0, "max_concurrency": NUM_KILLER_THREADS, "scheduling_strategy": strategy}
             self._killers[node_id] = self._killer_class.options(**options).remote()
         return self._killers[node_id]
+
+
+def _end_there(asked: Any) -> Future[list[int]]:  # noqa: ANN401 - a reference of Ray's
+    """Who could not be ended on another node; nobody where the node is gone, and what was on it."""
+    told: Future[list[int]] = Future()
+
+    def done(future: Any) -> None:  # noqa: ANN401 - a future of Ray's, on a thread of Ray's
+        told.set_result([] if future.exception() is not None else future.result())
+
+    asked.future().add_done_callback(done)
+    return told
 
 
 def _on_left(name: str) -> Callable[[Any], None]:

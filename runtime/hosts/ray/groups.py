@@ -106,6 +106,16 @@ class PlacementGroups:
             return Seat(strategy, 0.0, self._holders[block], self._placement.gpus_of(name))
         return Seat(strategy, block.gpus_per_node / len(block.members))
 
+    def further_nodes_of(self, name: str) -> list[str]:
+        """The nodes of an actor whose block lies over several."""
+        from ray.util.placement_group import placement_group_table
+
+        block = self._placement.block_of(name)
+        if block is None or len(block.node_ids) == 1:
+            return []
+        bundles: dict[int, str] = placement_group_table(self._groups[block])["bundles_to_node_id"]
+        return list(filter(None, bundles.values()))
+
     def release(self) -> None:
         """Give everything back. Ray does so itself when the run's connection ends."""
         from ray.util.placement_group import remove_placement_group

@@ -42,6 +42,7 @@ from penstock.backends.processes.remote_ranks import (
     RankEnded,
     RemoteRankError,
 )
+from penstock.runtime.hosts.processes.job import ACTOR_VARIABLE, RUN_FOLDER_VARIABLE, RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
     import subprocess
@@ -102,6 +103,13 @@ class NodeRank:
         return exit_code, tuple(self._last_lines)
 
 
+def _own_marks() -> dict[str, str]:
+    """By which it is known who has started what runs on another node."""
+    return {
+        name: os.environ[name] for name in (RUN_ID_VARIABLE, RUN_FOLDER_VARIABLE, ACTOR_VARIABLE) if name in os.environ
+    }
+
+
 class RayRemoteRanks:
     """The other nodes of this EngineWorker, or of the Learner: their ``RemoteRanks``."""
 
@@ -143,7 +151,7 @@ class RayRemoteRanks:
         self._ranks[rank] = actor
         try:
             pid = await asyncio.wait_for(
-                _result(actor.start.remote(tuple(command), dict(environment), log_path)), START_TIMEOUT_S
+                _result(actor.start.remote(tuple(command), {**_own_marks(), **environment}, log_path)), START_TIMEOUT_S
             )
         except TimeoutError:
             self._give_up(rank)

@@ -127,6 +127,8 @@ class Process:
         self.num_stops = 0
         self.died_s = math.inf
         """When it was killed."""
+        self.released_s = math.inf
+        """When nothing is left of it that holds a device."""
         self.survives_sigkill = False
         """It cannot be reached by who gives it up: it stays stopped, and later goes on as a zombie."""
         self.informed_s = 0.0
@@ -238,7 +240,7 @@ class Process:
         """SIGKILL."""
         if self.status is not Status.DEAD:
             self.status = Status.DEAD
-            self.died_s = self._clock.now_s
+            self.died_s = self.released_s = self._clock.now_s
             self._backlog.clear()
             self._host.died(self)
 

@@ -4,6 +4,7 @@ Invariants:
 
 * An incarnation that was given up never speaks for its actor again: it is announced as lost, with its epoch, before
   its successor starts, and the successor has the next epoch.
+* Of one that shares devices this is said when nothing of it is left, as its memory is taken for free then.
 * A process learns of the others from here alone: from the directory that it is started with, and from announcements,
   which reach it in order.
 * How soon and how often a process is replaced is decided as on real machines
@@ -15,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.runtime.hosts.virtual.clock import VirtualClock
 
 TELL_AGAIN_S: Final = 1.0
+END_AGAIN_S: Final = 1.0
 
 
 class SupervisionModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +54,12 @@ class SupervisionModel(msgspec.Struct, frozen=True, kw_only=True):
     """That are left when others are lost for good; None: all have to be there from the start to the end."""
     announce_s: float = 0.005
     """Longest time until an announcement reaches a process; each draws its own."""
+    shares_devices: frozenset[str] = frozenset()
+    """Actors on devices that others take in turns with them."""
+    end_s: float = 0.0
+    """Longest time from the end of such an actor's process to that of all that it has started; each draws its own."""
+    end_timeout_s: float = 70.0
+    """One that cannot be ended for so long ends the run."""
 
 
 class Supervisor:
@@ -73,6 +82,9 @@ class Supervisor:
         self._restarts = Restarts(max_restarts=model.max_restarts)
         self._clock = clock
         self._random = random.Random(seed)
+        self._random_ends = random.Random(f"ends {seed}")
+        self._ending: set[Process] = set()
+        """Given up as soon as nothing of them is left."""
         self._spawn = spawn
         self._fail_run = fail_run
         self._on_lost = on_lost
@@ -158,7 +170,9 @@ class Supervisor:
     # --- loss -------------------------------------------------------------------------------------------------
 
     def died(self, process: Process) -> None:
-        """A process has ended; the supervisor notices soon."""
+        """A process has ended; the supervisor notices soon. What it had started may hold devices a little longer."""
+        if process.name in self.model.shares_devices:
+            process.released_s = self._clock.now_s + self._random_ends.random() * self.model.end_s
         at_s = self._clock.now_s + self._random.random() * self.model.notice_s
         self._clock.at(at_s, _notice, self, (process, "ended"))
 
@@ -173,9 +187,35 @@ class Supervisor:
 
     def give_up(self, process: Process, cause: str) -> None:
         """Fence this incarnation, kill it, and start its successor; nothing for one that was given up before."""
+        if self.processes.get(process.name) is process and not self.is_given_up(process):
+            self._end(process, partial(self._follow, process, cause))
+
+    def _end(self, process: Process, then: Callable[[], None]) -> None:
+        """Go on ``then``: where it shares devices, when nothing of it is left; as was said first."""
+        if process.name not in self.model.shares_devices:
+            then()
+        elif process not in self._ending:
+            self._ending.add(process)
+            self.await_end(process, then, self._clock.now_s + self.model.end_timeout_s)
+
+    def await_end(self, process: Process, then: Callable[[], None], deadline_s: float) -> None:
+        """Kill it as soon as it can be, and look again until all has ended."""
+        now_s = self._clock.now_s
+        if process not in self._ending:
+            return  # the machine was lost meanwhile
+        if process.status is not Status.STOPPED or not process.survives_sigkill:
+            process.kill()
+        if process.status is Status.DEAD and now_s >= process.released_s:
+            self._ending.remove(process)
+            then()
+        elif now_s >= deadline_s:
+            self._fail_run(f"{process.name} could not be ended within {self.model.end_timeout_s:g} s")
+        else:
+            at_s = process.released_s if process.status is Status.DEAD else now_s + END_AGAIN_S
+            self._clock.at(at_s, _await_end, self, (process, then, deadline_s))
+
+    def _follow(self, process: Process, cause: str) -> None:
         name, epoch = process.name, process.epoch
-        if self.processes.get(name) is not process or self.is_given_up(process):
-            return
         is_replaced = self._engines.is_replaced(name)
         self._part_from(process)
         if not is_replaced:
@@ -240,8 +280,14 @@ class Supervisor:
         """Nothing is left with this incarnation, which is to leave."""
         process = self.processes.get(name)
         if process is not None and process.epoch == epoch and self._engines.is_leaving(name):
+            self._leave(process)
+
+    def _leave(self, process: Process) -> None:
+        def leave() -> None:
             self._part_from(process)
             self._has_left(process)
+
+        self._end(process, leave)
 
     def _has_left(self, process: Process) -> None:
         del self.processes[process.name]
@@ -276,8 +322,7 @@ class Supervisor:
     def time_is_up(self, process: Process) -> None:
         """Of a leaver, if it is still there."""
         if self._members.get(process.name) == process.epoch and self._engines.is_leaving(process.name):
-            self._part_from(process)
-            self._has_left(process)
+            self._leave(process)
 
     def forget_all(self) -> list[str]:
         """Every process is gone, and so is the memory of who is given up; the names of those that were there."""
@@ -288,9 +333,11 @@ class Supervisor:
         for table in (self.processes, self._singles, self._members, self._fences, self._coming):
             table.clear()
         self._engines = EngineMembership(self.model.leave_timeout_s, self.model.fewest_engines)
+        self._ending.clear()
         self._drive += 1
         for process in dead:
             process.kill()
+            process.released_s = self._clock.now_s
         return gone
 
     @property
@@ -336,6 +383,10 @@ def _check_silence(supervisor: Supervisor, what: tuple[Process, int]) -> None:
     process, num_stops = what
     if process.status is Status.STOPPED and process.num_stops == num_stops:
         supervisor.give_up(process, "silent beyond the heartbeat limit")
+
+
+def _await_end(supervisor: Supervisor, what: tuple[Process, Callable[[], None], float]) -> None:
+    supervisor.await_end(*what)
 
 
 def _leave(supervisor: Supervisor, process: Process) -> None:

@@ -3,10 +3,11 @@
 What it checks, from commands and from what backends answer, whatever the actors believe:
 
 * no engine opens, wakes or generates while the learner holds them;
-* the learner does not open, wake, train or publish while an engine holds them.
+* the learner does not open, wake, train or publish while an engine holds them;
+* nobody opens or wakes while a predecessor of its name holds them.
 
-Who is dead or given up holds nothing: on a real machine it was killed. (A stopped process that cannot be killed holds
-what it held; nobody can help that.)
+Who has ended holds what it held until all that it had started has ended as well; so does one that is stopped, cannot be
+killed, and was given up.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from penstock.messages.commands import (
 from penstock.messages.local import EngineSlept, LearnerSlept
 from penstock.messages.names import LEARNER
 from penstock.runtime.hosts.virtual.host import IdleWatcher
-from penstock.runtime.hosts.virtual.process import Process, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.host import VirtualHost
+    from penstock.runtime.hosts.virtual.process import Process
 
 
 class DeviceWatch(IdleWatcher):
@@ -43,15 +44,13 @@ class DeviceWatch(IdleWatcher):
         self.num_turns = 0
         """Times that the learner took the devices."""
         self._engines = frozenset(engines)
-        self._supervisor = host.supervisor
+        self._clock = host.clock
         self._holders: dict[str, Process] = {}
 
     def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
         if isinstance(event, EngineSlept | LearnerSlept) and self._holders.get(process.name) is process:
             del self._holders[process.name]
-        if not self._counts(process):
-            return
         for command in commands:
             match command:
                 case OpenEngine() | ApplyWeights() if process.name in self._engines:
@@ -73,13 +72,9 @@ class DeviceWatch(IdleWatcher):
         self._holders[process.name] = process
 
     def _assert_free(self, process: Process, command: AnyCommand, others: Iterable[str]) -> None:
-        held = [name for name in others if self._holds(name)]
+        held = [name for name in (process.name, *others) if self._holds(name) and self._holders[name] is not process]
         assert not held, f"{process.name} is told to {type(command).__name__} while {', '.join(sorted(held))} is awake"
 
     def _holds(self, name: str) -> bool:
         holder = self._holders.get(name)
-        return holder is not None and self._counts(holder)
-
-    def _counts(self, process: Process) -> bool:
-        is_present = self._supervisor.processes.get(process.name) is process
-        return is_present and process.status is not Status.DEAD and not self._supervisor.is_given_up(process)
+        return holder is not None and self._clock.now_s < holder.released_s

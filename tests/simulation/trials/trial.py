@@ -50,6 +50,7 @@ from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.hosts.virtual.process import Casting, Player
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
 from penstock.runtime.run.choosing import choosing_settings
+from penstock.runtime.run.placement import sharing_devices
 from penstock.runtime.run.plan import RunPlan
 from penstock.runtime.run.wiring import (
     actor_names,
@@ -245,7 +246,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return HostSettings(
             seed=self.seed,
             link=self.link,
-            supervision=msgspec.structs.replace(self.supervision, fewest_engines=engines_kept(self.scenario.engines)),
+            supervision=msgspec.structs.replace(
+                self.supervision,
+                fewest_engines=engines_kept(self.scenario.engines),
+                shares_devices=sharing_devices(self.scenario),
+            ),
             overdue_after_s=OVERDUE_AFTER_S,
             turn_s=self.turn_s,
             scaling=scaling_of(self.scenario.engines),

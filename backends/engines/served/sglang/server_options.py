@@ -225,8 +225,8 @@ def _check_value(key: str, option: ServerOption, value: bool | int | float | str
     if option.name == "decode_log_interval" and isinstance(value, int) and value < 1:  # it counts passes modulo this
         raise ServerOptionError(
             key,
-            f"must be at least 1; found {value}, which ends the server at its first decode pass. null leaves it to SGLang; then "
-            "no passes are timed",
+            f"must be at least 1; found {value}, which ends the server at its first decode pass. null leaves it to "
+            "SGLang; then no passes are timed",
         )
 
 

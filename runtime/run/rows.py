@@ -133,7 +133,8 @@ def row_notices(scenario: Scenario, model_folder: Path, rows: Rows) -> tuple[str
             row, other = both.examples[0]
             notices.append(
                 f"{both.num_rows} of the {evaluated.num_prompts} prompts of the evaluation {evaluated.each.name!r} "
-                f"{does(both.num_rows, 'are')} trained on ({evaluated.dataset.place_of(row)} is {rows.place_of(other)}, the first)"
+                f"{does(both.num_rows, 'are')} trained on ({evaluated.dataset.place_of(row)} is "
+                f"{rows.place_of(other)}, the first)"
             )
     return tuple(notices)
 

@@ -93,7 +93,7 @@ ScenarioFile = Annotated[
     Path,
     typer.Argument(
         metavar="SCENARIO",
-        help="A YAML file, or the name of one that comes with Penstock, such as quickstart.",
+        help="A YAML or TOML file, or the name of one that comes with Penstock, such as quickstart.",
         callback=find_scenario_file,
         autocompletion=scenario_names,
     ),

@@ -218,7 +218,7 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
     "behav_imp_weight_cap": ("learner.objective.tis_clip", ""),
     "allocation_mode": ("engines.count", "and learner.num_ranks; penstock plan divides devices between them"),
     **dict.fromkeys(("weight_broadcast.type", "weight_update_mode"), ("weights.transport", "")),
-    **dict.fromkeys(("env", "environment", "workflow"), ("episode.generate", "file.py:function, with kind: function")),
+    **dict.fromkeys(("env", "workflow"), ("episode.generate", "file.py:function, with kind: function")),
     "importance_sampling_level": ("learner.objective", "gspo for sequences"),
     **dict.fromkeys(
         ("rollout_correction", "vllm_importance_sampling_correction"), ("learner.objective.correction", "")

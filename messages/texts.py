@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+_SINGULAR: Final = {"are": "is", "were": "was", "have": "has", "go": "goes"}
+
 
 def counted(number: int, one: str) -> str:
     """``1 step``, ``1,234 steps``, ``2 batches``, ``2 entries``: a number and what it counts, given in the singular."""
@@ -10,3 +14,8 @@ def counted(number: int, one: str) -> str:
     if one.endswith("y") and one[-2] not in "aeiou":
         return f"{number:,} {one[:-1]}ies"
     return f"{number:,} {one}{'es' if one.endswith(('s', 'x', 'ch', 'sh')) else 's'}"
+
+
+def does(number: int, many: str) -> str:
+    """``runs`` of one, ``run`` of any other number: what so many do, given in the plural."""
+    return many if number != 1 else _SINGULAR.get(many, f"{many}s")

@@ -11,7 +11,7 @@ from penstock.messages.commands import ReplaceActor, Send
 from penstock.messages.flow import SampleRevoked
 from penstock.messages.membership import LeaseStage
 from penstock.messages.names import PROMPT_SOURCE, SUPERVISOR, is_engine
-from penstock.messages.texts import counted
+from penstock.messages.texts import counted, does
 from penstock.messages.training import NoticeGiven
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ class Recovering:
             self._reissue_missing(group, lease, was_on_lost=lease.engine in lost)
         if missing:
             where = f" of {', '.join(sorted(lost))}" if lost else ""
-            self._notice(f"{len(missing)} samples{where} go on elsewhere", self._issuing.num_salvaged_tokens - saved)
+            what = f"{counted(len(missing), 'sample')}{where} {does(len(missing), 'go')} on elsewhere"
+            self._notice(what, self._issuing.num_salvaged_tokens - saved)
 
     def give_up_stuck(self, stuck: StuckEngine) -> None:
         """One of several that hang goes on elsewhere; an engine where nothing moves at all is given up."""
@@ -76,7 +77,8 @@ class Recovering:
             lease.avoids = engine.name
             self._issuing.failed(group, lease, f"no progress for {period_s:g} s", lease.num_seen)
         num_saved = self._issuing.num_salvaged_tokens - saved
-        self._notice(f"{count} samples of {engine.name} stood still and go on elsewhere", num_saved)
+        what = f"{counted(count, 'sample')} of {engine.name} stood still and {does(count, 'go')} on elsewhere"
+        self._notice(what, num_saved)
 
     def _reissue_missing(self, group: LeasedGroup, lease: Lease, *, was_on_lost: bool) -> None:
         lease.num_vanished += 1
@@ -84,12 +86,12 @@ class Recovering:
         if not was_on_lost and lease.num_tokens > lease.num_at_issue:
             self._table.note_cache(lease)
         if lease.num_engine_losses > self._settings.options.max_engine_losses:
-            self._issuing.give_up(group, lease, f"{lease.num_engine_losses} engines died with it")
+            self._issuing.give_up(group, lease, f"{counted(lease.num_engine_losses, 'engine')} died with it")
         else:
             self._issuing.again(lease)
 
     def _notice(self, text: str, num_saved: int) -> None:
-        text += f", {num_saved:,} tokens saved" if num_saved else ""
+        text += f", {counted(num_saved, 'token')} saved" if num_saved else ""
         self._issuing.out.append(Send(SUPERVISOR, NoticeGiven(name=PROMPT_SOURCE, text=text)))
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from penstock.messages.texts import counted, does
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -77,7 +79,8 @@ def duplicates_text(duplicates: Duplicates, place_of: Callable[[int], str]) -> s
         return ""
     pairs = ", ".join(f"{place_of(row)} as {place_of(first)}" for row, first in duplicates.examples)
     more = "" if duplicates.num_rows == len(duplicates.examples) else ", …"
-    return f"{duplicates.num_rows} rows have the prompt of an earlier one ({pairs}{more})"
+    number = duplicates.num_rows
+    return f"{counted(number, 'row')} {does(number, 'have')} the prompt of an earlier one ({pairs}{more})"
 
 
 def _part(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -125,6 +126,12 @@ class FunctionProcess(Generic[SaidT]):
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):  # death shows on reading
             while self._outbox:
                 del self._outbox[: self.socket.send(self._outbox)]
+
+    def waits(self, deadline_s: float) -> bool:
+        """Wait for its next words, or for its end; False when there is neither by this time of ``time.monotonic``."""
+        something = select.poll()
+        something.register(self.socket, select.POLLIN)
+        return bool(something.poll(1000 * max(0.0, deadline_s - time.monotonic())))
 
     def heard(self) -> Iterator[SaidT]:
         """What it has said since; afterwards ``is_gone`` says whether more can come. One that says what is no message

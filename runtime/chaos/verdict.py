@@ -22,6 +22,7 @@ from penstock.messages.evaluation import GroupEvaluated
 from penstock.messages.ledger import GroupClosed, GroupRecorded, LedgerEntry, StepRecorded
 from penstock.messages.names import is_engine
 from penstock.messages.samples import TerminalState, group_name
+from penstock.messages.texts import counted, does
 from penstock.messages.training import Balance
 from penstock.runtime.chaos.throughput import Throughput, window_of
 from penstock.runtime.observability.figures import EMPTY_BALANCE
@@ -213,9 +214,9 @@ def _problems(
     if removed := removed_text(folder, EVENTS):
         yield f"what the engines did is not known in full: {removed}"
     if twice:
-        yield f"{twice} groups were trained under more than one version"
+        yield f"{counted(twice, 'group')} {does(twice, 'were')} trained under more than one version"
     if again:
-        yield f"{again} samples were issued again after their group was admitted"
+        yield f"{counted(again, 'sample')} {does(again, 'were')} issued again after the group was admitted"
     if history.versions != sorted(set(history.versions)):
         yield "the recorded versions do not rise by one"
     if history.max_staleness > bound:

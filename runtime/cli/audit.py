@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.messages.samples import TerminalState
-from penstock.messages.texts import counted
+from penstock.messages.texts import counted, does
 from penstock.runtime.launch.certificate import VERIFIER_FILE, check_can_be_certified, write_certificate
 from penstock.runtime.launch.runs import audit_run
 from penstock.runtime.observability.summary import read_summary
@@ -152,7 +152,9 @@ def _evaluations(report: AuditReport) -> str:
 
 
 def _checkpoints(report: AuditReport) -> str:
+    count = report.version - (report.checkpoints[-1].version if report.checkpoints else 0)
+    again = f"after a crash {counted(count, 'batch')} {does(count, 'are')} trained again"
     if not report.checkpoints:
-        return f"none; after a crash {report.version:,} batches are trained again, from the model of the scenario"
+        return f"none; {again}, from the model of the scenario"
     kept = ", ".join(f"{fact.version} ({fact.place})" for fact in report.checkpoints)
-    return f"{kept}; after a crash {report.version - report.checkpoints[-1].version:,} batches are trained again"
+    return f"{kept}; {again}"

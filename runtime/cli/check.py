@@ -11,12 +11,13 @@ from rich.table import Table
 
 from penstock.backends.processes.user_code import split_spec
 from penstock.messages.errors import UserFault
-from penstock.runtime.contracts.kinds import KINDS, OTHER_NAMES, check_function
+from penstock.runtime.contracts.apart import check_apart
+from penstock.runtime.contracts.kinds import KINDS, OTHER_NAMES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from penstock.runtime.contracts.checks import Finding
+    from penstock.runtime.contracts.findings import Finding
 
 SIGNS = {"passed": "[green]passed[/]", "failed": "[bold red]failed[/]", "note": "[yellow]note[/]"}
 
@@ -37,7 +38,7 @@ def check_hook(spec: str, kind: str, console: Console, *, timeout_s: float, rewa
     split_spec(spec)
     if reward_key is not None and known not in ("reward", "group_reward"):
         raise UserFault(f"--reward-key {reward_key}: a function of kind {known} returns no dictionary with a reward")
-    findings = check_function(spec, known, timeout_s=timeout_s, reward_key=reward_key)
+    findings = check_apart(spec, known, timeout_s=timeout_s, reward_key=reward_key)
     console.print(f"{escape(spec)} as [bold]{known}[/] ({KINDS[known].key}): {KINDS[known].is_of}", soft_wrap=True)
     console.print(_table(findings))
     num_failed = sum(finding.state == "failed" for finding in findings)

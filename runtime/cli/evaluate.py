@@ -22,6 +22,7 @@ from penstock.runtime.launch.evaluate import evaluate as run_evaluation
 from penstock.runtime.launch.evaluate import plan_evaluation
 from penstock.runtime.observability.evaluations import read_evaluations
 from penstock.runtime.observability.texts import NOTHING, number_text
+from penstock.runtime.output_file import write_output
 from penstock.runtime.safe_text import terminal_lines
 from penstock.runtime.scenario.named import absolute
 
@@ -181,14 +182,11 @@ def _tell(
     row: EvaluationRow, folder: Path, run_folder: Path, console: Console, *, json_out: Path | None, floors: list[Floor]
 ) -> int:
     result = _Result(model=str(folder), version=version_of(folder.name), run=str(run_folder), datasets=row.datasets())
-    encoded = msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
+    encoded = f"{msgspec.json.format(msgspec.json.encode(result), indent=2).decode()}\n"
     console.print(result_table(row))
     console.print(f"answers: {escape(str(run_folder / FOLDER))}", soft_wrap=True)
     if json_out is not None:
-        try:
-            json_out.write_bytes(encoded)
-        except OSError as error:
-            raise UserFault(f"--json {json_out}: cannot be written: {error}") from None
+        write_output(json_out, encoded)
     missed = [text for floor in floors if (text := _missed(row, floor)) is not None]
     for text in missed:
         sys.stderr.write(terminal_lines(f"penstock: {text}\n"))

@@ -8,6 +8,7 @@ from rich.markup import escape
 
 from penstock.messages.texts import counted
 from penstock.runtime.cli.prediction import show_models
+from penstock.runtime.output_file import check_new_output
 from penstock.runtime.prediction.imports.about import read_about
 from penstock.runtime.prediction.imports.described import checked_import, write_described
 from penstock.runtime.prediction.imports.fit import fit
@@ -15,7 +16,6 @@ from penstock.runtime.prediction.imports.measured import Measured
 from penstock.runtime.prediction.imports.read import read_logs
 from penstock.runtime.prediction.imports.rollouts import read_rollouts
 from penstock.runtime.prediction.models import write_models
-from penstock.runtime.prediction.planning.planned_file import refuse_existing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,9 +41,9 @@ def import_and_show(asked: Asked, console: Console, *, has_checks: bool, as_json
     Raises:
         UserFault: a log cannot be read, or does not say enough; the message says what would. Or a file is there.
     """
-    refuse_existing(asked.out)
+    check_new_output(asked.out, "--output")
     if asked.scenario is not None:
-        refuse_existing(asked.scenario, "--scenario")
+        check_new_output(asked.scenario, "--scenario")
     found = Measured(read_logs(asked.logs), read_about(asked.about), forced=asked.log_format)
     samples = [] if asked.rollouts is None else read_rollouts(asked.rollouts, found.mean_tokens)
     models = fit(found, asked.logs[0], samples)

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from penstock.messages.errors import UserFault
 from penstock.messages.option_keys import is_user_code
+from penstock.runtime.output_file import check_new_output
 from penstock.runtime.safe_text import terminal_lines
 from penstock.runtime.scenario import load_scenario
 from penstock.runtime.scenario.schema import schema_text
@@ -41,8 +42,7 @@ def write_new_scenario(file: Path, wanted: Wanted, console: Console) -> None:
     Raises:
         UserFault: a file of this name is there, or what is wanted makes no scenario; nothing is written then.
     """
-    if file.exists():
-        raise UserFault(f"{file}: is there already; name another file, or remove it")
+    check_new_output(file, "")
     text = shipped_scenarios()[TEMPLATE].read_text(encoding="utf-8")
     text = text[text.index("\nrun:") :]  # what leads it is about the template
     for block, key, value in (

@@ -9,14 +9,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock.messages.errors import UserFault
 from penstock.messages.texts import counted
 from penstock.runtime.cli.prediction import model_errors, percent, spread_text
 from penstock.runtime.observability.facts import command_line
 from penstock.runtime.observability.texts import duration_text, length_text, number_text, short_count
+from penstock.runtime.output_file import check_new_output, write_output
 from penstock.runtime.prediction.planning.candidate import SECONDS_OF_HOUR, Objective
 from penstock.runtime.prediction.planning.pareto_svg import pareto_svg
-from penstock.runtime.prediction.planning.planned_file import refuse_existing, write_planned
+from penstock.runtime.prediction.planning.planned_file import write_planned
 from penstock.runtime.prediction.planning.search import search
 from penstock.runtime.prediction.planning.space import Space
 from penstock.runtime.prediction.workers import Workers
@@ -56,18 +56,14 @@ def plan_and_show(
     """
     picture = out.with_suffix(".svg")
     for path in (out, picture):
-        refuse_existing(path)
+        check_new_output(path, "--output")
     space = Space(file, overrides, models, asked)
     with Workers(num_processes) as workers, _bar(console, is_off=as_json) as bar:
         plan = search(space, asked, workers, on_round=_rounds(bar, asked.budget))
     remarks = _remarks(plan, asked, space, models)
     write_planned(space.real_of(plan.chosen.candidate), out, remarks)
-    try:
-        title = f"{space.real.run.name}: {counted(asked.num_devices, 'device')}"
-        svg = pareto_svg(plan, title, has_price=asked.objective is Objective.COST)
-        picture.write_text(svg, encoding="utf-8")
-    except OSError as error:
-        raise UserFault(f"{picture}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+    title = f"{space.real.run.name}: {counted(asked.num_devices, 'device')}"
+    write_output(picture, pareto_svg(plan, title, has_price=asked.objective is Objective.COST))
     if as_json:
         print_json(plan, console)
         return

@@ -11,11 +11,11 @@ from rich.table import Table
 
 from penstock.messages.texts import counted
 from penstock.runtime.observability.texts import length_text, number_text, short_count
+from penstock.runtime.output_file import check_new_output
 from penstock.runtime.prediction.calibrate import calibrate
 from penstock.runtime.prediction.checking import checked
 from penstock.runtime.prediction.forecast import forecast
 from penstock.runtime.prediction.models import write_models
-from penstock.runtime.prediction.planning.planned_file import refuse_existing
 from penstock.runtime.prediction.recorded import read_recording
 from penstock.runtime.terminal import print_json
 
@@ -38,7 +38,7 @@ def calibrate_and_show(
     Raises:
         UserFault: a run cannot be read or fitted, or the file is there already, or cannot be written.
     """
-    refuse_existing(out)
+    check_new_output(out, "--output")
     recordings = [read_recording(folder) for folder in folders]
     models = calibrate(recordings)
     if has_checks:

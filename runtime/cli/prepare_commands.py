@@ -32,7 +32,9 @@ def init(
 ) -> None:
     """Write a scenario for a model, rows and a reward of yours; asks for what is not given."""
     from penstock.runtime.cli.init import Wanted, write_new_scenario
+    from penstock.runtime.output_file import check_new_output
 
+    check_new_output(file, "")  # before anything is asked
     wanted = Wanted(
         model=_ask(model, "model", "Model (a folder, or a name such as Qwen/Qwen3-0.6B)"),
         data=_ask(data, "data", "Rows (a .jsonl or .parquet file)"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
@@ -69,6 +69,19 @@ def find_scenario_file(given: Path | None) -> Path | None:
     return None if given is None else find_scenario(given)
 
 
+def output_option(*names: str, text: str) -> Any:  # noqa: ANN401 - as typer has it
+    """Of a file to write: that it can be is seen before the command's work, which may take hours."""
+
+    def check(parameter: typer.CallbackParam, given: Path | None) -> Path | None:
+        from penstock.runtime.output_file import check_output
+
+        if given is not None:
+            check_output(given, parameter.opts[0])
+        return given
+
+    return typer.Option(*names, metavar="FILE", callback=check, help=text)
+
+
 def scenario_names(incomplete: str) -> list[str]:
     """For the shell, which completes files itself where none of these is meant."""
     from penstock.runtime.scenario.shipped import shipped_scenarios
@@ -80,7 +93,7 @@ ScenarioFile = Annotated[
     Path,
     typer.Argument(
         metavar="SCENARIO",
-        help="A YAML file, or the name of one that comes with Penstock, such as quickstart.",
+        help="A YAML or TOML file, or the name of one that comes with Penstock, such as quickstart.",
         callback=find_scenario_file,
         autocompletion=scenario_names,
     ),

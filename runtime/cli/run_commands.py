@@ -15,6 +15,7 @@ from penstock.runtime.cli.program import (
     app,
     console,
     find_scenario_file,
+    output_option,
     run_folder,
     scenario_names,
 )
@@ -268,9 +269,7 @@ def evaluate(
             metavar="DATASET/FIGURE=VALUE", help="Exit with 1 where a figure is lower, as gsm8k/pass@1=0.4; repeatable."
         ),
     ] = None,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON as well.")
-    ] = None,
+    json_out: Annotated[Path | None, output_option("--json", text="Write the figures as JSON as well.")] = None,
 ) -> None:
     """Evaluate a model on datasets: mean reward, pass@k, lengths, truncation. Nothing is trained.
 

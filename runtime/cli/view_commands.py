@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from penstock.messages.errors import UserFault
-from penstock.runtime.cli.program import OWN_PROCESS, RunFolder, app, console, give_way, run_folder
+from penstock.runtime.cli.program import OWN_PROCESS, RunFolder, app, console, give_way, output_option, run_folder
 
 
 @app.command()
@@ -47,10 +47,7 @@ def report(run: RunFolder = None) -> None:
 )
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of two runs or more.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a page with tables and charts that works offline."),
-    ] = None,
+    out: Annotated[Path | None, output_option(text="Write a page with tables and charts that works offline.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of tables.")] = False,
     reward: Annotated[
         float | None, typer.Option(help="That is to be reached, instead of the highest that all runs reached.")
@@ -208,14 +205,11 @@ def trace(
     limit: Annotated[int, typer.Option(min=1, help="Show at most so many.")] = 20,
     events: Annotated[bool, typer.Option("--events", help="Also each event that an actor handled.")] = False,
     perfetto: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write them with the devices' lanes for ui.perfetto.dev; alone: the run."),
+        Path | None, output_option(text="Write them with the devices' lanes for ui.perfetto.dev; alone: the run.")
     ] = None,
-    chrome: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The same, for chrome://tracing: it is one format.")
-    ] = None,
+    chrome: Annotated[Path | None, output_option(text="The same, for chrome://tracing: it is one format.")] = None,
     otlp: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all spans of the run as OTLP/JSON, for a collector.")
+        Path | None, output_option(text="Write all spans of the run as OTLP/JSON, for a collector.")
     ] = None,
 ) -> None:
     """Show lives of samples as trees: when each stage began, how long it took, where, by which attempt and weights, and
@@ -265,9 +259,7 @@ def replay(
             metavar="FILE", help="With --fork: how long things take, of penstock calibrate; else fitted to this run."
         ),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --fork: write a picture of both futures (SVG).")
-    ] = None,
+    plot: Annotated[Path | None, output_option(text="With --fork: write a picture of both futures (SVG).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Take a recorded run (observability.record) through the same state machines: every command must come out again.

@@ -20,7 +20,7 @@ import math
 import signal
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -28,38 +28,38 @@ import torch
 from penstock.backends.processes.user_code import described, split_spec
 from penstock.backends.rewards.functions import NoRewardError
 from penstock.messages.errors import UserFault
+from penstock.runtime.contracts.findings import Begun, Finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from types import FrameType
 
 ResultT = TypeVar("ResultT")
-State = Literal["passed", "failed", "note"]
-
-
-class Finding(NamedTuple):
-    """What came of one check."""
-
-    check: str
-    state: State
-    story: str = ""
-    """What was found and what is expected, with file and line where there is one."""
 
 
 class Checks:
     """Collects the findings about one function."""
 
-    def __init__(self, spec: str, *, timeout_s: float, reward_key: str | None = None) -> None:
+    def __init__(
+        self,
+        spec: str,
+        *,
+        timeout_s: float,
+        reward_key: str | None = None,
+        tell: Callable[[Begun | Finding], None] | None = None,
+    ) -> None:
         """
         Args:
             spec: ``file.py:function``, or the name of something built in.
             timeout_s: of each call.
             reward_key: ``reward.key`` of the scenario.
+            tell: is told what begins and what came of it.
         """
         self.spec = spec
         self.timeout_s = timeout_s
         self.reward_key = reward_key
         self.findings: list[Finding] = []
+        self._tell = tell or (lambda _: None)
         self.path = split_spec(spec)[0] if ":" in spec else Path(spec)
 
     @property
@@ -69,14 +69,16 @@ class Checks:
 
     def run(self, name: str, check: Callable[[], str | None]) -> bool:
         """Do one check, which raises where something is wrong, and may return a note; whether it passed."""
+        self._tell(Begun(name))
         try:
             with deadline(self.timeout_s):
                 note = check()
-        except (Exception, SystemExit) as error:  # foreign code may raise anything
-            self.findings.append(Finding(name, "failed", self._story(error)))
-            return False
-        self.findings.append(Finding(name, "note" if note else "passed", note or ""))
-        return True
+            found = Finding(name, "note" if note else "passed", note or "")
+        except BaseException as error:  # foreign code may raise anything, and Ctrl-C does not reach its process
+            found = Finding(name, "failed", self._story(error))
+        self.findings.append(found)
+        self._tell(found)
+        return found.state != "failed"
 
     def _story(self, error: BaseException) -> str:
         if isinstance(error, (UserFault, NoRewardError)):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.runtime.contracts.checks import Checks
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.runtime.contracts.checks import Finding
+    from penstock.runtime.contracts.checks import Checks
+    from penstock.runtime.contracts.findings import Begun, Finding
 
 
 class Kind(NamedTuple):
@@ -54,16 +53,26 @@ OTHER_NAMES: Final[Mapping[str, str]] = {
 }
 
 
-def check_function(spec: str, kind: str, *, timeout_s: float, reward_key: str | None = None) -> list[Finding]:
-    """Every check of a function of this kind (or of one of its other names).
+def check_function(
+    spec: str,
+    kind: str,
+    *,
+    timeout_s: float,
+    reward_key: str | None = None,
+    tell: Callable[[Begun | Finding], None] | None = None,
+) -> list[Finding]:
+    """Every check of a function of this kind (or of one of its other names), in this process, which it may end.
 
     Args:
         spec: ``file.py:function``.
         kind: one of :data:`KINDS`.
         timeout_s: of each check.
         reward_key: of a reward that returns dictionaries, the entry that is it (``reward.key``).
+        tell: is told what begins and what came of it, as it comes.
     """
-    checks = Checks(spec, timeout_s=timeout_s, reward_key=reward_key)
+    from penstock.runtime.contracts.checks import Checks  # with PyTorch
+
+    checks = Checks(spec, timeout_s=timeout_s, reward_key=reward_key, tell=tell)
     _contract(OTHER_NAMES.get(kind, kind))(checks)
     return checks.findings
 

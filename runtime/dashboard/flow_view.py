@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER, is_engine
+from penstock.messages.texts import counted, does
 from penstock.messages.training import Balance
 from penstock.runtime.dashboard.book import book_of
 from penstock.runtime.dashboard.routes import Query, Route, View
@@ -166,7 +167,9 @@ def _of_source(actors: Sequence[ActorNow], last: _Last, _steps: Sequence[StepRow
 def _of_engines(actors: Sequence[ActorNow], _last: _Last, _steps: Sequence[StepRow]) -> tuple[list[Figure], str]:
     running, queued, occupancy = (_total(actors, name) for name in (RUNNING, QUEUED, OCCUPANCY))
     slots = None if occupancy is None else 100 * occupancy / len(actors)
-    told = f"{queued:.0f} requests wait for a slot" if queued and running and queued > running else ""
+    told = ""
+    if queued and running and queued > running:
+        told = f"{counted(round(queued), 'request')} {does(round(queued), 'wait')} for a slot"
     return [Figure("running", running), Figure("queued", queued), Figure("slots in use", slots, "%")], told
 
 

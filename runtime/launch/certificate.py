@@ -25,6 +25,7 @@ from penstock.messages.errors import UserFault
 from penstock.runtime.launch.runs import SCENARIO_NAME, ledger_file, read_record
 from penstock.runtime.launch.status import state_of
 from penstock.runtime.observability.weights_log import WEIGHTS_FILE
+from penstock.runtime.output_file import check_output
 
 if TYPE_CHECKING:
     from penstock.backends.ledger.audit import AuditReport, CheckpointFact
@@ -45,8 +46,7 @@ def check_can_be_certified(folder: Path, target: Path) -> None:
             f"{folder / WEIGHTS_FILE} is missing, so nobody can say which weights made the tokens; an older penstock "
             "made this run, it published nothing, or the file was removed: put it back, or certify another run"
         )
-    if target.is_dir() or not target.absolute().parent.is_dir():
-        raise UserFault(f"{target}: --certificate names the file to write, in a folder that is there")
+    check_output(target, "--certificate")
     if target.name == VERIFIER_FILE:
         raise UserFault(f"{target}: the verifier is written under this name; give the certificate another one")
 

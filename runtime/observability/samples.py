@@ -17,6 +17,7 @@ from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.messages.reasons import ReasonCount
 from penstock.messages.samples import TerminalState, group_name
+from penstock.messages.texts import counted
 from penstock.runtime.observability.texts import number_text
 from penstock.runtime.safe_text import terminal_text
 
@@ -169,4 +170,4 @@ def sample_lines(kept: KeptSample) -> str:
     reward = "no reward" if kept.reward is None else f"reward {number_text(kept.reward)}"
     prompt = terminal_text(clipped(kept.prompt, LINE_CHARACTERS).replace("\n", " "))
     answer = terminal_text((kept.response or kept.reason)[:LINE_CHARACTERS].replace("\n", " "))
-    return f"sample {name}, {reward}, {kept.num_tokens} tokens\n         > {prompt}\n         < {answer}"
+    return f"sample {name}, {reward}, {counted(kept.num_tokens, 'token')}\n         > {prompt}\n         < {answer}"

@@ -29,7 +29,9 @@ def start_phase(state: LiveState) -> str:
     which = "first" if state.version == 0 else "next"
     if waits_for_rewards:
         return f"waiting for the {which} rewards: {_calls(rewards)}{_failed(state)}"
-    parts = [f"{_running(state)} requests running, {short_count(state.figures.tokens_reported)} tokens so far"]
+    parts = [
+        f"{counted(_running(state), 'request')} running, {short_count(state.figures.tokens_reported)} tokens so far"
+    ]
     if num_given > 0:
         parts.append(f"{num_given:.0f} reward calls answered")
     if rewards.get("oldest_s", 0.0) >= SLOW_REWARD_S:

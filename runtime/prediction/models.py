@@ -14,6 +14,7 @@ from penstock.backends.rewards.functions_asked import num_workers
 from penstock.backends.rewards.options import SimulatedRewardOptions
 from penstock.messages.base import Options
 from penstock.messages.errors import UserFault
+from penstock.runtime.output_file import write_output
 from penstock.runtime.scenario.source import read_source
 
 if TYPE_CHECKING:
@@ -175,10 +176,7 @@ def write_models(models: Models, path: Path) -> None:
         UserFault: it cannot be written.
     """
     text = yaml.safe_dump(msgspec.to_builtins(models), sort_keys=False, allow_unicode=True, width=100)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserFault(f"{path}: cannot be written: {error.strerror}") from None
+    write_output(path, text)
 
 
 def read_models(path: Path) -> Models:

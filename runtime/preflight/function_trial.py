@@ -12,8 +12,6 @@ Invariants:
 
 from __future__ import annotations
 
-import selectors
-import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -68,15 +66,13 @@ def check_loads(functions: Sequence[NamedFunction], timeout_s: float = START_TIM
     process = FunctionProcess[_Loading](MODULE, given, said=_SAID, is_silent=True)
     tried, deadline_s = functions[0], process.started_at_s + timeout_s
     try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.socket, selectors.EVENT_READ)
-            while process.ready is None:
-                if not selector.select(max(0.0, deadline_s - time.monotonic())):
-                    raise UserCodeError(f"{tried.spec}: did not load within {timeout_s:g} s")
-                for loading in process.heard():
-                    tried = functions[loading.index]
-                if process.is_gone and process.ready is None:
-                    raise UserCodeError(f"{tried.spec}: the process that loads it {process.end()}")
+        while process.ready is None:
+            if not process.waits(deadline_s):
+                raise UserCodeError(f"{tried.spec}: did not load within {timeout_s:g} s")
+            for loading in process.heard():
+                tried = functions[loading.index]
+            if process.is_gone and process.ready is None:
+                raise UserCodeError(f"{tried.spec}: the process that loads it {process.end()}")
     except UserCodeError as error:
         raise UserCodeError(f"{tried.key}: {str(error).removeprefix(f'{tried.key}: ')}") from None
     finally:

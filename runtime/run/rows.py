@@ -17,6 +17,7 @@ from penstock.backends.evaluation.rows import load_evaluation_rows
 from penstock.backends.extras import missing_extra
 from penstock.backends.protocol import Capability
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted, does
 from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.scenario.media_rules import has_images
 from penstock.runtime.scenario.recorded_rules import recorded_settings
@@ -120,7 +121,9 @@ def _check_choices(scenario: Scenario, dataset: Dataset) -> None:
 def row_notices(scenario: Scenario, model_folder: Path, rows: Rows) -> tuple[str, ...]:
     """What people should know of the rows before a run: what was skipped, prompts that come twice, and those of the
     evaluation that are trained on."""
-    notices = [f"{count} rows are skipped: {reason}" for reason, count in rows.skipped.items()]
+    notices = [
+        f"{counted(count, 'row')} {does(count, 'are')} skipped: {reason}" for reason, count in rows.skipped.items()
+    ]
     if repeated := duplicates_text(duplicates_in(rows.hashes), rows.place_of):
         notices.append(repeated)
     trains = scenario.run.only != "evaluate"  # where nothing does, the data are those of the evaluation
@@ -129,8 +132,9 @@ def row_notices(scenario: Scenario, model_folder: Path, rows: Rows) -> tuple[str
         if both.num_rows:
             row, other = both.examples[0]
             notices.append(
-                f"{both.num_rows} of the {evaluated.num_prompts} prompts of the evaluation {evaluated.each.name!r} are "
-                f"trained on ({evaluated.dataset.place_of(row)} is {rows.place_of(other)}, the first)"
+                f"{both.num_rows} of the {evaluated.num_prompts} prompts of the evaluation {evaluated.each.name!r} "
+                f"{does(both.num_rows, 'are')} trained on ({evaluated.dataset.place_of(row)} is "
+                f"{rows.place_of(other)}, the first)"
             )
     return tuple(notices)
 

@@ -1,13 +1,15 @@
 """Where each value of a scenario was written, so that an error can name file and line.
 
 YAML is read by the 1.2 core schema: ``1e-3`` is a number, ``no`` and ``2026-01-02`` are strings, and only ``true``
-and ``false`` are booleans. Tags, anchors and repeated keys are errors: a scenario is plain data.
+and ``false`` are booleans. Tags, anchors and repeated keys are errors: a scenario is plain data. TOML is read as the
+YAML that says the same.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -91,7 +93,13 @@ def read_source(file: Path, what: str = "scenario") -> Source:
         raise UserFault(f"{file}: cannot read this {what}: {(error.strerror or str(error)).lower()}") from None
     except UnicodeDecodeError as error:
         raise UserFault(f"{file}: not UTF-8 text (byte {error.start}), so this is no {what}") from None
-    reader = _Reader(str(file), file.resolve().parent, line_numbers=True)
+    is_toml = file.suffix == ".toml"
+    if is_toml:
+        try:
+            text = yaml.safe_dump(tomllib.loads(text), sort_keys=False)
+        except tomllib.TOMLDecodeError as error:
+            raise UserFault(f"{file}: not valid TOML: {error}") from None
+    reader = _Reader(str(file), file.resolve().parent, line_numbers=not is_toml)
     data = reader.read(text, ())
     if not isinstance(data, dict):
         kinds = "blocks (run:, data:, …)" if what == "scenario" else "keys"

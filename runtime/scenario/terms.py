@@ -1,4 +1,5 @@
-"""What TRL, verl, OpenRLHF and slime call the keys of a scenario: for the message about a key that is not there."""
+"""What TRL, verl, OpenRLHF, slime, AReaL and prime-rl call the keys of a scenario: for the message about a key that is
+not there."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
             "train_batch_size",
             "global_batch_size",
             "rollout_batch_size",
+            "consumer_batch_size",
             "per_device_train_batch_size",
             "gen_batch_size",
         ),
@@ -27,6 +29,7 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
         (
             "mini_batch_size",
             "ppo_mini_batch_size",
+            "ppo_n_minibatches",
             "steps_per_generation",
             "num_steps_per_rollout",
         ),
@@ -40,16 +43,28 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
             "ppo_micro_batch_size_per_gpu",
             "ppo_max_token_len_per_gpu",
             "max_tokens_per_gpu",
+            "max_tokens_per_mb",
         ),
         ("learner.max_tokens_per_micro_batch", "in tokens, as samples are packed; it changes no step"),
     ),
     **dict.fromkeys(
-        ("num_generations", "n", "n_samples_per_prompt", "rollout_n", "group_size", "num_samples_per_prompt"),
+        (
+            "num_generations",
+            "n",
+            "n_samples",
+            "n_samples_per_prompt",
+            "rollout_n",
+            "group_size",
+            "num_samples_per_prompt",
+            "rollouts_per_example",
+        ),
         ("sampling.samples_per_group", ""),
     ),
     **dict.fromkeys(
         (
             "max_completion_length",
+            "max_completion_tokens",
+            "sampling.max_tokens",
             "max_new_tokens",
             "max_response_length",
             "response_length",
@@ -58,10 +73,15 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
         ),
         ("sampling.max_response_tokens", ""),
     ),
-    **dict.fromkeys(("max_prompt_length", "prompt_max_len", "rollout_max_prompt_len"), ("data.max_prompt_tokens", "")),
-    **dict.fromkeys(("max_length", "max_seq_len", "max_model_len", "context_length"), ("model.max_context", "")),
     **dict.fromkeys(
-        ("beta", "kl_beta", "kl_loss_coef", "init_kl_coef", "kl_coefficient"),
+        ("max_prompt_length", "prompt_max_len", "rollout_max_prompt_len", "train_dataset.max_length"),
+        ("data.max_prompt_tokens", ""),
+    ),
+    **dict.fromkeys(
+        ("max_length", "max_seq_len", "seq_len", "max_model_len", "context_length"), ("model.max_context", "")
+    ),
+    **dict.fromkeys(
+        ("beta", "kl_beta", "kl_ctl", "kl_loss_coef", "init_kl_coef", "kl_coefficient"),
         ("learner.objective.kl_coef", "for dpo it is learner.objective.dpo_beta"),
     ),
     **dict.fromkeys(
@@ -82,33 +102,50 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
         ("reward.components", "each has a weight; learner.objective: gdpo normalizes them one by one"),
     ),
     **dict.fromkeys(("lam", "lambd", "gae_lam"), ("learner.objective.gae_lambda", "")),
-    **dict.fromkeys(("optim", "optimizer_name"), ("learner.optimizer", "")),
+    **dict.fromkeys(("optim", "optim.type", "optimizer.type", "optimizer_name"), ("learner.optimizer", "")),
     **dict.fromkeys(("clip_grad", "grad_clip", "gradient_clipping"), ("learner.max_grad_norm", "")),
     **dict.fromkeys(("lr_scheduler_type", "lr_scheduler", "scheduler", "lr_decay_style"), ("learner.lr_schedule", "")),
     **dict.fromkeys(
-        ("warmup_ratio", "lr_warmup_steps", "lr_warmup_steps_ratio", "num_warmup_steps"),
+        ("warmup_ratio", "warmup_steps_proportion", "lr_warmup_steps", "lr_warmup_steps_ratio", "num_warmup_steps"),
         ("learner.warmup_steps", "a number of steps"),
     ),
     **dict.fromkeys(
-        ("gradient_checkpointing", "enable_gradient_checkpointing"), ("learner.activation_checkpointing", "")
+        ("gradient_checkpointing", "enable_gradient_checkpointing", "ac.freq"), ("learner.activation_checkpointing", "")
     ),
     **dict.fromkeys(("bf16", "fp16", "torch_dtype", "param_dtype"), ("model.dtype", "bfloat16, float16 or float32")),
     **dict.fromkeys(
         ("max_steps", "total_training_steps", "total_steps", "num_rollout", "train_steps"), ("run.num_steps", "")
     ),
     **dict.fromkeys(
-        ("epochs", "num_train_epochs", "total_epochs", "num_epoch"),
+        ("epochs", "num_train_epochs", "total_train_epochs", "total_epochs", "num_epoch"),
         ("run.num_steps", "the length of a run; data.num_epochs bounds how often rows come"),
     ),
-    **dict.fromkeys(("output_dir", "save", "save_path", "default_local_dir", "ckpt_path"), ("run.folder", "")),
-    **dict.fromkeys(("save_steps", "save_freq", "save_interval"), ("learner.save_every", "")),
-    **dict.fromkeys(("save_total_limit", "max_actor_ckpt_to_keep", "max_ckpt_num"), ("learner.keep_checkpoints", "")),
-    **dict.fromkeys(("eval_steps", "test_freq", "eval_interval"), ("evaluation.every", "")),
     **dict.fromkeys(
-        ("model_name_or_path", "model_name", "hf_checkpoint", "pretrain", "pretrained_model_name_or_path"),
+        ("output_dir", "save", "save_path", "default_local_dir", "ckpt_path", "fileroot"), ("run.folder", "")
+    ),
+    **dict.fromkeys(
+        ("save_steps", "save_freq", "save_interval", "ckpt.interval", "saver.freq_steps"), ("learner.save_every", "")
+    ),
+    **dict.fromkeys(("save_total_limit", "max_actor_ckpt_to_keep", "max_ckpt_num"), ("learner.keep_checkpoints", "")),
+    **dict.fromkeys(
+        ("eval_steps", "test_freq", "eval_interval", "eval.interval", "evaluator.freq_steps"), ("evaluation.every", "")
+    ),
+    **dict.fromkeys(
+        (
+            "model_name_or_path",
+            "model_name",
+            "model.name",
+            "actor.path",
+            "hf_checkpoint",
+            "pretrain",
+            "pretrained_model_name_or_path",
+        ),
         ("model.path", ""),
     ),
-    **dict.fromkeys(("dataset", "dataset_name", "train_files", "prompt_data", "train_data"), ("data.path", "")),
+    "tokenizer_path": ("model.path", "the tokenizer lies in its folder"),
+    **dict.fromkeys(
+        ("dataset", "dataset_name", "train_dataset.path", "train_files", "prompt_data", "train_data"), ("data.path", "")
+    ),
     **dict.fromkeys(("input_key", "prompt_column"), ("data.prompt_key", "")),
     **dict.fromkeys(("answer_key", "answer_column", "ground_truth_key"), ("data.label_key", "")),
     **dict.fromkeys(
@@ -119,12 +156,17 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
         ("staleness_threshold", "max_head_offpolicyness", "max_off_policy_steps", "async_level", "max_async_level"),
         ("staleness.max_staleness", "in versions"),
     ),
+    **dict.fromkeys(("max_concurrent_rollouts", "max_inflight"), ("staleness.max_concurrent", "in groups")),
+    "oversampling_factor": ("staleness.over_sampling", ""),
     **dict.fromkeys(("replay_ratio", "sample_reuse", "num_reuses"), ("staleness.reuse", "uses of a group, at most")),
     **dict.fromkeys(
         ("max_num_seqs", "max_running_requests", "sglang_server_concurrency"),
         ("engines.slots", "requests that an engine runs at once"),
     ),
-    **dict.fromkeys(("num_engines", "rollout_num_engines", "vllm_num_engines"), ("engines.count", "")),
+    **dict.fromkeys(
+        ("num_engines", "rollout_num_engines", "vllm_num_engines", "num_infer_gpus", "parallel.dp"),
+        ("engines.count", ""),
+    ),
     **dict.fromkeys(
         ("tensor_model_parallel_size", "tensor_parallel_size", "tp_size"),
         (
@@ -137,14 +179,21 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
     **dict.fromkeys(("expert_model_parallel_size", "ep_size"), ("learner.megatron.expert_parallel", "")),
     **dict.fromkeys(("lora_rank", "lora_r"), ("learner.lora.rank", "")),
     **dict.fromkeys(
-        ("world_size", "nproc_per_node", "num_gpus", "n_gpus_per_node", "nnodes"),
+        ("world_size", "nproc_per_node", "num_gpus", "num_train_gpus", "n_gpus_per_node", "nnodes", "n_nodes"),
         ("learner.num_ranks", "GPUs of the learner, on all nodes"),
     ),
+    "orchestrator.batch_size": ("learner.groups_per_batch", "samples a step, divided by sampling.samples_per_group"),
     "critic.optim.lr": ("learner.objective.critic_learning_rate", ""),
     "critic.model.path": ("learner.objective.critic", "own: a model beside the policy, which starts as a copy of it"),
     "rollout.name": ("engines.backend", "torch or sglang"),
     **dict.fromkeys(
-        ("rollout.tensor_model_parallel_size", "rollout.tp_size", "vllm_tensor_parallel_size", "rollout_tp_size"),
+        (
+            "rollout.tensor_model_parallel_size",
+            "rollout.tp_size",
+            "parallel.tp",
+            "vllm_tensor_parallel_size",
+            "rollout_tp_size",
+        ),
         ("engines.sglang", "tp_size in it"),
     ),
     **dict.fromkeys(
@@ -165,6 +214,11 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
     "use_kl_in_reward": ("learner.objective.kl_in", "reward"),
     **dict.fromkeys(("kl_loss_type", "kl_penalty"), ("learner.objective.kl_estimator", "")),
     "gamma": ("learner.objective.discount", ""),
+    **dict.fromkeys(("recompute_logprob", "use_decoupled_loss"), ("learner.objective.old_logprobs", "recompute")),
+    "behav_imp_weight_cap": ("learner.objective.tis_clip", ""),
+    "allocation_mode": ("engines.count", "and learner.num_ranks; penstock plan divides devices between them"),
+    **dict.fromkeys(("weight_broadcast.type", "weight_update_mode"), ("weights.transport", "")),
+    **dict.fromkeys(("env", "workflow"), ("episode.generate", "file.py:function, with kind: function")),
     "importance_sampling_level": ("learner.objective", "gspo for sequences"),
     **dict.fromkeys(
         ("rollout_correction", "vllm_importance_sampling_correction"), ("learner.objective.correction", "")
@@ -172,7 +226,10 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
     "filter_groups": ("filter.drop_zero_spread", ""),
     "filter_groups.enable": ("filter.drop_zero_spread", ""),
     "mask_truncated_completions": ("filter.sample_function", "a function that turns them away"),
-    **dict.fromkeys(("val_files", "eval_dataset", "eval_prompt_data"), ("evaluation.datasets", "a list of blocks")),
+    **dict.fromkeys(
+        ("val_files", "eval_dataset", "eval_prompt_data", "valid_dataset.path"),
+        ("evaluation.datasets", "a list of blocks"),
+    ),
     **dict.fromkeys(
         (f"val_kwargs.{key}" for key in ("temperature", "top_p", "top_k")), ("evaluation.defaults.sampling", "")
     ),
@@ -184,7 +241,7 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
     "reward_model.enable": ("reward.function", "reward_model, with its block"),
     "train_dataset": ("data.path", ""),
     "peft_config": ("learner.lora", ""),
-    **dict.fromkeys(("project_name", "experiment_name", "run_name"), ("run.name", "")),
+    **dict.fromkeys(("project_name", "experiment_name", "trial_name", "run_name", "wandb.name"), ("run.name", "")),
     **dict.fromkeys(("report_to", "logger", "log_with", "use_wandb"), ("observability.trackers", "a list of blocks")),
     **dict.fromkeys(
         ("rollout.mode", "async_training", "asynchronous"), ("staleness.policy", "sync, one_step_off or fully_async")

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +104,32 @@ def needs_metadata(metadata: dict[str, Any]) -> float:
 
 def wants_more(response: str, reference_answer: str) -> float:
     return 0.0
+
+
+def exits_at_once(response: str) -> float:
+    if not response:
+        os._exit(3)
+    return len(response) / 100
+
+
+def kills_itself(response: str) -> float:
+    if not response:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return len(response) / 100
+
+
+def interrupts(response: str) -> float:
+    if not response:
+        raise KeyboardInterrupt
+    return len(response) / 100
+
+
+def never_ends(response: str) -> float:
+    while True:
+        try:
+            time.sleep(60)
+        except Exception:
+            continue
 
 
 def hangs(response: str) -> float:

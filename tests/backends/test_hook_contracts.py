@@ -10,10 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.runtime.cli.app import app
+from penstock.runtime.contracts.apart import check_apart
 from penstock.runtime.contracts.kinds import KINDS, check_function
 
 if TYPE_CHECKING:
-    from penstock.runtime.contracts.checks import Finding
+    from penstock.runtime.contracts.findings import Finding
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 20.0
@@ -132,6 +133,29 @@ def test_a_function_that_hangs_fails_by_the_deadline(name: str, kind: str) -> No
     failed = [finding for finding in findings(name, kind, timeout_s=0.1) if finding.state == "failed"]
     assert failed
     assert all("took longer than 0.1 s" in finding.story for finding in failed)
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "story"),
+    [
+        ("exits_at_once", "an empty response", "its process ended with exit code 3; the checks after it were not made"),
+        ("kills_itself", "an empty response", "its process was killed by SIGSEGV; the checks after it were not made"),
+        ("interrupts", "an empty response", "KeyboardInterrupt (contract_examples.py:"),
+    ],
+)
+def test_a_function_that_ends_its_process_fails_the_check_that_was_under_way(name: str, check: str, story: str) -> None:
+    found = check_apart(f"{HERE / 'contract_examples.py'}:{name}", "reward", timeout_s=TIMEOUT_S)
+    (failed,) = [finding for finding in found if finding.state == "failed"]
+    assert (failed.check, failed.story[: len(story)]) == (check, story)
+    assert (found[-1] == failed) == ("not made" in story)
+
+
+def test_a_function_that_no_signal_ends_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.runtime.contracts.apart.GRACE_S", 0.5)
+    found = check_apart(f"{HERE / 'contract_examples.py'}:never_ends", "reward", timeout_s=0.5)
+    assert found[-1].story == (
+        "took longer than 0.5 s, and did not end when it was told to; the checks after it were not made"
+    )
 
 
 def test_what_is_worth_a_look_is_a_note_and_no_failure() -> None:

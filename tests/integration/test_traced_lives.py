@@ -218,7 +218,7 @@ def test_the_view_of_a_chosen_sample_holds_its_life_alone(
         (("--sample", "12"), "GROUP/INDEX"),
         (("--sample", "999999/0"), "nothing is known of sample 999999/0"),
         (("--step", "999"), "no trace of step 999"),
-        (("--slowest", "1", "--perfetto", "no/such/folder/x.json"), "cannot be written"),
+        (("--slowest", "1", "--perfetto", "no/such/folder/x.json"), "its folder is not there"),
     ],
 )
 def test_what_cannot_be_shown_is_told(words: Sequence[str], said: str, run: Path) -> None:

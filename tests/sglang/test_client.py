@@ -20,13 +20,7 @@ from transformers import AutoModelForCausalLM
 from penstock.backends.engines.served.base.calls import Chunk, EndReason, Failure, GenerateCall, Generated
 from penstock.backends.engines.served.base.health import Check
 from penstock.backends.engines.served.base.http import ServerHttp
-from penstock.backends.engines.served.sglang.control import (
-    Loads,
-    NoOpenSession,
-    PauseMode,
-    SessionAlreadyOpen,
-    SglangControl,
-)
+from penstock.backends.engines.served.sglang.control import NoOpenSession, PauseMode, SessionAlreadyOpen, SglangControl
 from penstock.backends.engines.served.sglang.generate import SglangGenerator
 from penstock.messages.arrays import floats_view, pack_tokens, tokens_view
 
@@ -34,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from running_server import RunningServer
+
+    from penstock.backends.engines.served.sglang.server_facts import Loads
 
 pytestmark = pytest.mark.sglang
 

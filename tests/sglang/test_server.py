@@ -142,7 +142,7 @@ async def probed(server: RunningServer, *, sees_processes: bool = False) -> Asyn
     [
         ("main", "main process does not answer /ready"),
         ("scheduler", "scheduler does not answer /server_info"),
-        ("detokenizer", "no token arrives though 1 requests are in flight"),
+        ("detokenizer", "no token arrives though 1 request is in flight"),
     ],
 )
 @in_loop

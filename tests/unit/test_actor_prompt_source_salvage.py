@@ -153,7 +153,7 @@ def test_a_sample_that_stands_still_beside_others_that_move_goes_on_elsewhere() 
     assert drive.sent(found, SampleRevoked, to="engine/0") == [SampleRevoked(key=FIRST, attempt=0)]
     again = drive.one_sent(found, SampleIssued, to="engine/1")
     assert (again.key, again.attempt, again.prefix) == (FIRST, 1, drive.part((0, 5)))
-    text = "1 samples of engine/0 stood still and go on elsewhere, 5 tokens saved"
+    text = "1 sample of engine/0 stood still and goes on elsewhere, 5 tokens saved"
     assert drive.one_sent(found, NoticeGiven).text == text
     assert number == 4, "two sweeps until a census looks, two more until it is sure"
 

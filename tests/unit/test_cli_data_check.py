@@ -38,7 +38,7 @@ def test_rows_are_counted_and_the_first_prompts_are_shown_with_their_tokens(tmp_
     rows = [{"prompt": f"{index}+1=", "label": str(index + 1)} for index in range(5)]
     shown = check(tmp_path, *rows, rows[0], arguments=("--show", "2"))
     assert "6 of" in shown
-    assert "1 rows have the prompt of an earlier one" in shown
+    assert "1 row has the prompt of an earlier one" in shown
     assert "4 to 4, median 4" in shown
     assert "row 0 · 4 tokens" in shown
     assert "1+1=" in shown
@@ -85,7 +85,7 @@ def test_sources_have_their_shares_and_each_shows_its_first_prompts(tmp_path: Pa
         assert "60 %" in result.output
         assert result.output.count("20 %") == 2
         assert "row 1 · 6 tokens" in result.output
-        assert "1 rows have the prompt of an earlier one" in result.output
+        assert "1 row has the prompt of an earlier one" in result.output
         assert "4 tokens" in result.output
 
 

@@ -352,6 +352,8 @@ def steps(num: int, **metrics: float) -> list[StepRow]:
         ({"train/mismatch_alarm": 1.0, "train/fresh_logprob_abs_diff": 0.3}, "mismatch"),
         ({"train/ess_ratio": 0.2}, "effective sample size"),
         ({"train/ess_ratio": 0.9}, None),
+        ({"train/ess_ratio": 0.2, "train/log_ratio_abs": 0.1, "train/heavy_weight": 0.2}, "effective sample size"),
+        ({"train/ess_ratio": 0.2, "train/log_ratio_abs": 0.1, "train/heavy_weight": 0.01}, None),
         ({"buffer/announced_lag": 4.0}, "publish lag"),
         ({"buffer/announced_lag": 1.0}, None),
         ({"buffer/ready_groups": 8.0}, "back-pressure"),

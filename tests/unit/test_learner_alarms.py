@@ -54,6 +54,22 @@ def test_a_batch_that_a_few_tokens_decide_names_what_to_lower() -> None:
     assert found.hear({}, version=6) == ()
 
 
+NEAR = {"train/ess_ratio": 0.31, "train/log_ratio_abs": 0.05}
+
+
+def test_a_few_tokens_of_a_near_policy_are_no_far_policy() -> None:
+    found = alarms()
+    assert found.hear(NEAR | {"train/heavy_weight": 0.09}, version=3) == (), "they weigh too little to decide"
+    (text,) = found.hear(NEAR | {"train/heavy_weight": 0.12}, version=4)
+    assert "the policy is near what drew them (0.05 nats a token" in text
+    assert "hold 12% of the weight" in text
+    assert "learner.objective.dual_clip bounds" in text
+    (far,) = found.hear(NEAR | {"train/log_ratio_abs": 0.31, "train/heavy_weight": 0.12}, version=5)
+    assert "the policy is far from what drew them" in far
+    (text,) = alarms(policy_loss="cispo").hear(NEAR | {"train/heavy_weight": 0.12}, version=1)
+    assert "dual_clip" not in text
+
+
 def test_a_likelihood_has_no_ratio_that_a_few_tokens_could_decide() -> None:
     found = alarms(policy_loss="likelihood")
     assert found.hear({"train/ess_ratio": 0.31}, version=4) == ()

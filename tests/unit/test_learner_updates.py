@@ -20,7 +20,13 @@ from penstock.backends.learners.objectives.mismatch import (
     TEMPERATURE_SHARE,
     TEMPERATURE_SLOPE,
 )
-from penstock.backends.learners.objectives.objective import SQUARE_SUM, TOKEN_SUM, WEIGHT_SUM
+from penstock.backends.learners.objectives.objective import (
+    DISTANCE_SUM,
+    HEAVY_SUM,
+    SQUARE_SUM,
+    TOKEN_SUM,
+    WEIGHT_SUM,
+)
 from penstock.backends.learners.training.batch_trainer import TrainedUpdate, joined_figures
 
 
@@ -123,6 +129,8 @@ def totals(value: float, *, ppo_kl: float, tokens: float) -> dict[str, float]:
         WEIGHT_SUM: tokens,
         SQUARE_SUM: tokens,
         TOKEN_SUM: tokens,
+        DISTANCE_SUM: value * tokens,
+        HEAVY_SUM: 0.0,
         FRESH_SUM: value,
         FRESH_COUNT: 1.0,
         SQUARES: value**2,
@@ -148,6 +156,7 @@ def test_figures_of_a_batch_are_means_over_its_steps_as_the_loss_weighs() -> Non
         assert found["train/grad_norm_max"] == 7.0
         assert found["train/num_updates"] == 2.0
         assert found["train/ess_ratio"] == 1.0
+        assert found["train/log_ratio_abs"] == 5.5  # under the weights that each token met
         # Later steps compare the engine with weights that it never had.
         assert found["train/train_rollout_logprob_abs_diff"] == found[FRESH_DIFFERENCE] == 1.0
         assert (found[TEMPERATURE_SLOPE], found[TEMPERATURE_SHARE]) == (0.5, 1.0)

@@ -247,6 +247,16 @@ COMMANDS = (
         ("there is no dataset 'gsm8k'", "rows"),
     ),
     Mistake(
+        "figures of an evaluation into a folder",
+        "evaluate model --data rows.jsonl --reward math --json model",
+        ("--json model: is a folder; name a file",),
+    ),
+    Mistake(
+        "figures of an evaluation into a folder that is none",
+        "evaluate model --data rows.jsonl --reward math --json rows.jsonl/figures.json",
+        ("--json rows.jsonl/figures.json: its folder is no folder",),
+    ),
+    Mistake(
         "evaluate with an unknown reward",
         "evaluate model --data rows.jsonl --reward exact",
         ("reward.function", "exact"),
@@ -268,7 +278,7 @@ COMMANDS = (
     Mistake(
         "init in a folder that is not there",
         "init absent/new.yaml --model model --data rows.jsonl --reward math",
-        ("absent/new.yaml: cannot be written",),
+        ("absent/new.yaml: its folder is not there",),
     ),
     Mistake("check of a function without a kind", "check hook rewards.py:reward", ("Missing option '--as'",), lines=9),
     Mistake(

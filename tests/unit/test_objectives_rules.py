@@ -234,7 +234,17 @@ def test_the_effective_sample_size_adds_up_over_micro_batches() -> None:
         expected
     )
     assert finished(twice)["train/ess_ratio"] == pytest.approx(expected)
+    assert finished(twice)["train/log_ratio_abs"] == pytest.approx(float((NEW - ROLLOUT).abs().mean()))
+    assert finished(twice)["train/heavy_weight"] == 0.0
     assert not [name for name in finished(twice) if name.startswith("sums/")]
+
+
+def test_a_token_that_became_ten_times_likelier_is_heavy() -> None:
+    ratio = torch.tensor([1.0, 9.9, 1.0, 70.0, 1.0])
+    terms = terms_of(ObjectiveOptions(), ROLLOUT + ratio.log())
+    figures = finished({name: float(value) for name, value in terms.figures.items()})
+    assert figures["train/heavy_weight"] == pytest.approx(70 / 82.9)
+    assert figures["train/log_ratio_abs"] == pytest.approx(float(ratio.log().sum() / 5))
 
 
 REWARDED = RewardedSamples(

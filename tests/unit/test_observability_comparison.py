@@ -411,7 +411,7 @@ def test_the_command_prints_tables_or_json_and_writes_the_page(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "story"),
     [
-        (["--out", "{}/missing/c.html"], "--out .*: cannot write it: no such file or directory"),
+        (["--out", "{}/missing/c.html"], "--out .*c.html: its folder is not there"),
         (["--reward", "0.5"], "--reward: not every run has a reward"),
         (["{}"], "not a run's folder"),
     ],

@@ -49,6 +49,78 @@ def test_a_term_of_other_systems_is_understood(override: str, said: str) -> None
     assert said in str(caught.value)
 
 
+OTHERS = {
+    "areal.yaml": """
+experiment_name: gsm8k-grpo
+tokenizer_path: ${actor.path}
+allocation_mode: sglang:d4p1t1+d4p1t1
+rollout: {max_concurrent_rollouts: 256, max_head_offpolicyness: 2}
+gconfig: {n_samples: 4, max_new_tokens: 1024}
+actor:
+  path: Qwen/Qwen2.5-1.5B-Instruct
+  mb_spec: {max_tokens_per_mb: 10240}
+  optimizer: {type: adam, lr: 1.70e-5, warmup_steps_proportion: 0.001}
+  eps_clip: 0.4
+  kl_ctl: 0.0
+  ppo_n_minibatches: 1
+  recompute_logprob: true
+  behav_imp_weight_cap: 5.0
+train_dataset: {batch_size: 256, path: openai/gsm8k, max_length: 1024}
+saver: {freq_steps: 10}
+""",
+    "prime_rl.toml": """
+max_steps = 200
+seq_len = 8192
+[deployment]
+num_train_gpus = 2
+num_infer_gpus = 6
+[ckpt]
+interval = 100
+[model]
+name = "PrimeIntellect/Qwen3-1.7B"
+[trainer.optim]
+type = "muon"
+lr = 1e-6
+[orchestrator]
+batch_size = 512
+group_size = 16
+max_off_policy_steps = 8
+[[orchestrator.train.env]]
+name = "wordle"
+[orchestrator.train.sampling]
+max_completion_tokens = 1024
+""",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_file_of_another_system_is_answered_key_by_key(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(OTHERS[name])
+    with pytest.raises(UserFault) as caught:
+        load_scenario(file)
+    lines = str(caught.value).splitlines()
+    assert len(lines) > 10
+    assert [line for line in lines if not re.search(r"what others call .* here|did you mean", line)] == []
+
+
+def test_a_scenario_may_be_toml(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        '[run]\nname = "mine"\n[model]\nmake = "xs"\n[data]\npath = "lines:8"\n[learner]\nlearning_rate = 1e-3\n'
+    )
+    scenario = load_scenario(file, ["run.num_steps=3"])
+    assert (scenario.run.name, scenario.run.num_steps, scenario.learner.learning_rate) == ("mine", 3, 1e-3)
+    for text, said in (
+        ("[run]\nname = mine\n", "not valid TOML: Invalid value (at line 2"),
+        ("[run]\nseed = nan", "found"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UserFault) as caught:
+            load_scenario(file)
+        assert said in str(caught.value)
+
+
 def test_shipped_scenarios_are_found_by_name_and_files_come_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.backends.engines.options import OptionValue
-    from penstock.backends.engines.served.sglang.control import ServerInfo
+    from penstock.backends.engines.served.sglang.server_facts import ServerInfo
 
 PORT_LINE = "[2026-11-21 18:00:15] INFO:     Uvicorn running on http://127.0.0.1:35967 (Press CTRL+C to quit)"
 BAR = "Multi-thread loading shards:  50% Completed | 1/2 [00:00<?, ?it/s]"

@@ -78,6 +78,7 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("shell",),
         ("terminal",),
         ("safe_text",),
+        ("output_file",),
     ),
     "runtime/hosts": (
         ("driver", "virtual"),

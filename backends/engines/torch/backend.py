@@ -65,6 +65,7 @@ from penstock.messages.local import (
     WeightsSwapped,
 )
 from penstock.messages.samples import Cancelled, Completed, InfraError, Part, SampleKey, StopReason, Truncated
+from penstock.messages.texts import counted, does
 from penstock.messages.training import UpdateMode
 
 if TYPE_CHECKING:
@@ -386,7 +387,8 @@ class TorchEngineBackend:
         engine = self._opened
         num_requests = engine.num_running + engine.num_queued
         if num_requests and mode is not UpdateMode.IN_FLIGHT:
-            raise RuntimeError(f"{num_requests} requests run at a swap in mode {mode}, which wants none")
+            what = f"{counted(num_requests, 'request')} {does(num_requests, 'run')}"
+            raise RuntimeError(f"{what} at a swap in mode {mode}, which wants none")
         weights = self._staged.take(manifest)
         if self._second is not None and self._second.swap_in(manifest.digest, manifest.version):
             digest = manifest.digest  # compared when it was prepared, in memory that is this process's own

@@ -58,6 +58,7 @@ from penstock.messages.engine_counts import EngineCounts
 from penstock.messages.errors import UserFault
 from penstock.messages.parts import join
 from penstock.messages.samples import Part
+from penstock.messages.texts import counted, does
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -183,8 +184,9 @@ class TorchEngine:
         Raises:
             RuntimeError: requests run or wait.
         """
-        if self.num_running or self.num_queued:
-            raise RuntimeError(f"the engine was to sleep while {self.num_running + self.num_queued} requests are open")
+        if num_open := self.num_running + self.num_queued:
+            what = f"{counted(num_open, 'request')} {does(num_open, 'are')} open"
+            raise RuntimeError(f"the engine was to sleep while {what}")
         if self._parked is None:
             if self._graphs is not None:
                 self._graphs.clear()

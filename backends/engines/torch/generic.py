@@ -51,6 +51,7 @@ from penstock.messages.errors import UserFault
 from penstock.messages.kept_tokens import KeptTokens, joined_kept
 from penstock.messages.parts import join
 from penstock.messages.samples import Part
+from penstock.messages.texts import counted, does
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -194,8 +195,9 @@ class GenericEngine:
         Raises:
             RuntimeError: requests run or wait.
         """
-        if self.num_running or self.num_queued:
-            raise RuntimeError(f"the engine was to sleep while {self.num_running + self.num_queued} requests are open")
+        if num_open := self.num_running + self.num_queued:
+            what = f"{counted(num_open, 'request')} {does(num_open, 'are')} open"
+            raise RuntimeError(f"the engine was to sleep while {what}")
         if self._parked is None:
             self._second = None
             self._parked = ParkedMemory(self._weights.tensors(), keeps_values=False)

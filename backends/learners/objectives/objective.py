@@ -41,6 +41,7 @@ from penstock.backends.learners.objectives.policy_loss import (
 )
 from penstock.backends.learners.objectives.protocol import ObjectiveTerms
 from penstock.backends.learners.objectives.spec import loss_of
+from penstock.backends.learners.objectives.unequal_weights import ESS, HEAVY, HEAVY_WEIGHT, LOG_RATIO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +55,11 @@ if TYPE_CHECKING:
 WEIGHT_SUM: Final = "sums/weight"
 SQUARE_SUM: Final = "sums/square"
 TOKEN_SUM: Final = "sums/tokens"
+DISTANCE_SUM: Final = "sums/log_ratio_abs"
+HEAVY_SUM: Final = "sums/heavy_weight"
 RATIOS: Final = {
+    LOG_RATIO: (DISTANCE_SUM, TOKEN_SUM),
+    HEAVY_WEIGHT: (HEAVY_SUM, WEIGHT_SUM),
     "train/sft_loss": ("sums/sft", "sums/sft_tokens"),
     "train/nll": ("sums/nll", "sums/nll_tokens"),
     "train/kto_desirable_reward": ("sums/kto_desirable_reward", "sums/kto_desirable"),
@@ -172,6 +177,8 @@ def always_reported(tokens: PolicyTokens) -> dict[str, Tensor]:
             WEIGHT_SUM: ratio.sum(dtype=torch.float64),
             SQUARE_SUM: ratio.square().sum(dtype=torch.float64),
             TOKEN_SUM: ratio.new_tensor(ratio.numel(), dtype=torch.float64),
+            DISTANCE_SUM: (current - drawn).abs().sum(dtype=torch.float64),
+            HEAVY_SUM: torch.where(ratio > HEAVY, ratio, 0.0).sum(dtype=torch.float64),
         }
     return {
         **{name: weighted(tokens.figure_weights, value) for name, value in values.items()},
@@ -185,7 +192,7 @@ def finished(totals: Mapping[str, float]) -> dict[str, float]:
     figures = {name: value for name, value in totals.items() if not name.startswith("sums/")}
     squares = totals.get(TOKEN_SUM, 0.0) * totals.get(SQUARE_SUM, 0.0)
     if squares > 0:
-        figures["train/ess_ratio"] = totals[WEIGHT_SUM] ** 2 / squares
+        figures[ESS] = totals[WEIGHT_SUM] ** 2 / squares
     for name, (part, whole) in RATIOS.items():
         if totals.get(whole, 0.0):
             figures[name] = totals[part] / totals[whole]

@@ -25,11 +25,13 @@ from penstock.backends.learners.objectives.mismatch import (
     TEMPERATURE_SLOPE,
 )
 from penstock.backends.learners.objectives.spec import LOSSES
+from penstock.backends.learners.objectives.unequal_weights import ESS, HEAVY, HEAVY_WEIGHT, LOG_RATIO, unequal
 from penstock.messages.errors import DivergedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from penstock.backends.learners.objectives.unequal_weights import Reason
     from penstock.backends.learners.options import LearnerOptions
 
 MISMATCH_NATS: Final = {"float32": 1e-3, "float16": 0.02}
@@ -47,8 +49,6 @@ ALARM: Final = "train/mismatch_alarm"
 LOSS_SCALE: Final = "train/loss_scale"
 OVERFLOWS: Final = "train/overflown_updates"
 """Optimizer steps that were left out since float16 could not hold their gradients at that scale."""
-SMALLEST_ESS: Final = 0.5
-"""Share of its tokens that a batch is worth, below which a few of them decide the step."""
 MAIN_SHARE: Final = 0.5
 """Of the squared difference, from which on what explains it is its cause."""
 TEMPERATURE_SLOPE_LIMIT: Final = 0.01
@@ -73,7 +73,7 @@ class Alarms:
         self._options = options
         self._dtype = dtype
         self._is_alarmed = False
-        self._is_far = False
+        self._decides: Reason | None = None
         self._is_overflown = False
 
     def hear(self, figures: dict[str, float], *, version: int) -> tuple[str, ...]:
@@ -114,17 +114,27 @@ class Alarms:
 
     def _distance(self, figures: Mapping[str, float], version: int) -> Iterator[str]:
         # A likelihood weighs no token by what drew it.
-        has_ratio = LOSSES[self._options.objective.policy_loss].has_ratio
-        ratio = figures.get("train/ess_ratio", 1.0) if has_ratio else 1.0
-        was, self._is_far = self._is_far, ratio < SMALLEST_ESS
-        if self._is_far and not was:
-            objective = self._options.objective
+        objective = self._options.objective
+        was, self._decides = self._decides, unequal(figures.get) if LOSSES[objective.policy_loss].has_ratio else None
+        if self._decides in (None, was):
+            return
+        worth = f"step {version}: the batch is worth {figures[ESS]:.0%} of its tokens ({ESS})"
+        if self._decides == "far":
             yield (
-                f"step {version}: the batch is worth {ratio:.0%} of its tokens (train/ess_ratio): the policy is far "
-                "from what drew them, and a few of them decide the step. Lower learner.learning_rate "
-                f"({self._options.learning_rate:g}) or staleness.max_staleness, or bound the ratio more tightly: "
-                f"learner.objective.clip_high ({objective.clip_high:g}), clip_low ({objective.clip_low:g})"
+                f"{worth}: the policy is far from what drew them, and a few of them decide the step. Lower "
+                f"learner.learning_rate ({self._options.learning_rate:g}) or staleness.max_staleness, or bound the "
+                f"ratio more tightly: learner.objective.clip_high ({objective.clip_high:g}), clip_low "
+                f"({objective.clip_low:g})"
             )
+            return
+        can_bound = objective.policy_loss in ("ppo", "gspo") and objective.dual_clip is None
+        yield (
+            f"{worth}: the policy is near what drew them ({figures[LOG_RATIO]:.2g} nats a token, {LOG_RATIO}), but few "
+            f"tokens that it finds more than {HEAVY:g} times likelier hold {figures[HEAVY_WEIGHT]:.0%} of the weight "
+            f"({HEAVY_WEIGHT}) and decide the step. A larger learner.groups_per_batch makes them weigh less"
+            + ", and learner.objective.dual_clip bounds those with a negative advantage"
+            * can_bound
+        )
 
     def _overflow(self, figures: Mapping[str, float], version: int) -> Iterator[str]:
         count = figures[OVERFLOWS]

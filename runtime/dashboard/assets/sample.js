@@ -249,7 +249,7 @@ export function samplePage(context) {
     let at = from;
     for (const [version, count] of stage.versions) {
       const part = svg("rect", { x: at, y, width: (wide * count) / made, height: LINE - 10, class: `made c${version % NUM_COLOURS}${kind}` });
-      part.append(svg("title", {}, `version ${version}: ${whole(count)} tokens`));
+      part.append(svg("title", {}, `version ${version}: ${whole(count)} ${count === 1 ? "token" : "tokens"}`));
       drawing.append(part);
       at += (wide * count) / made;
     }

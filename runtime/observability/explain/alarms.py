@@ -9,10 +9,12 @@ from __future__ import annotations
 import sqlite3
 import statistics
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from penstock.backends.learners.objectives.unequal_weights import ESS, HEAVY_WEIGHT, unequal
 from penstock.backends.learners.spec import is_modelled
 from penstock.backends.ledger.kept_samples import SAMPLES_FILE, read_kept
 from penstock.backends.ledger.sqlite import open_read_only
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 
 NEWEST: Final = 10
 STEPS: Final = "metrics.jsonl"
-SMALLEST_ESS: Final = 0.5
 LENGTH_BIAS: Final = 0.15
 """Of the mean length of trained samples, against all that were generated."""
 MIN_DROPPED: Final = 30
@@ -101,15 +102,22 @@ def _mismatch(steps: Sequence[StepRow]) -> Alarm | None:
 
 
 def _effective(steps: Sequence[StepRow]) -> Alarm | None:
-    ratio = _newest(steps, "train/ess_ratio")
-    if ratio is None or ratio >= SMALLEST_ESS:
+    reason = unequal(partial(_newest, steps))
+    if reason is None:
         return None
-    age = _newest(steps, "buffer/staleness_mean") or 0.0
+    worth = Evidence(ESS, 100 * (_newest(steps, ESS) or 0.0), "%", STEPS)
+    if reason == "few":
+        return _alarm(
+            "effective sample size",
+            "A few tokens weigh so much that they decide a step, though the policy is near what drew the others.",
+            worth,
+            Evidence(HEAVY_WEIGHT, 100 * (_newest(steps, HEAVY_WEIGHT) or 0.0), "%", STEPS),
+        )
     return _alarm(
         "effective sample size",
         "Old samples weigh so unequally that a few of them decide a step.",
-        Evidence("train/ess_ratio", 100 * ratio, "%", STEPS),
-        Evidence("mean age of trained samples", age, "versions", STEPS),
+        worth,
+        Evidence("mean age of trained samples", _newest(steps, "buffer/staleness_mean") or 0.0, "versions", STEPS),
     )
 
 

@@ -10,6 +10,7 @@ import yaml
 from msgspec.structs import replace
 
 from penstock.messages.errors import UserFault
+from penstock.runtime.output_file import write_output
 from penstock.runtime.prediction.forecast import play
 from penstock.runtime.prediction.models import Check
 from penstock.runtime.scenario.modelled import modelled_from
@@ -55,10 +56,7 @@ def write_described(found: Measured, models: Models, path: Path) -> None:
     """
     head = f"# A run of {found.system}, as its log describes it.\n# {PLACEHOLDERS}\n"
     text = head + yaml.safe_dump(described(found, models), sort_keys=False, width=100)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserFault(f"{path}: cannot be written: {error.strerror}") from None
+    write_output(path, text)
 
 
 def checked_import(found: Measured, models: Models) -> Models:

@@ -15,18 +15,6 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario import Scenario
 
 
-def refuse_existing(path: Path, option: str = "--output") -> None:
-    """Before the work that fills the file, which may take minutes; ``option`` names another one.
-
-    Raises:
-        UserFault: there is a file of this name, or no folder for it.
-    """
-    if path.exists():
-        raise UserFault(f"{path}: is there already; name another file with {option}, or remove it")
-    if not path.absolute().parent.is_dir():
-        raise UserFault(f"{path}: its folder is not there; make it, or name another file with {option}")
-
-
 def write_planned(scenario: Scenario, path: Path, remarks: Sequence[str]) -> None:
     """Write the scenario, with the remarks as comments before it; it is read again before it has its name.
 

@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from penstock.messages.texts import counted, does
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -276,8 +278,9 @@ class Health:
                 found.append(Complaint(self._silence(check), since_s + limits.suspect_after_s, since_s + allowed_s))
         if self._num_in_flight and not self._is_paused:
             since_s = self._counted_from(self._tokens_due_s)
+            flying = f"{counted(self._num_in_flight, 'request')} {does(self._num_in_flight, 'are')} in flight"
             what = (
-                f"no token arrives though {self._num_in_flight} requests are in flight; while "
+                f"no token arrives though {flying}; while "
                 f"{self._questions[Check.SCHEDULER]} is answered that points to the detokenizer"
             )
             found.append(Complaint(what, since_s + limits.suspect_after_s, since_s + dead_after_s))

@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 
 TARGET: Final = "target"
-WITH_DRAFT: Final = "all"
-"""The model, and what drafts for it."""
 """Weights go into the model, and not into one that drafts for it: they are none of that one's."""
+WITH_DRAFT: Final = "all"
+"""Into the model, and into what drafts for it."""
 
 
 class Ack(msgspec.Struct):

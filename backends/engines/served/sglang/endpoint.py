@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.engines.served.base.http import ServerHttp
-    from penstock.backends.engines.served.sglang.control import RankChecksums, ServerInfo, SglangControl
+    from penstock.backends.engines.served.sglang.control import SglangControl
+    from penstock.backends.engines.served.sglang.server_facts import RankChecksums, ServerInfo
     from penstock.backends.weights.service_messages import Libraries
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -18,6 +18,7 @@ from penstock.backends.engines.served.sglang.control import SglangControl
 from penstock.backends.engines.served.sglang.endpoint import SglangEndpoint
 from penstock.backends.engines.served.sglang.opening import ADMIN_KEY_VARIABLE, misfits
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 
 
 def check_joining(address: str, model_folder: Path, *, dtype: str, max_context: int) -> None:
@@ -54,7 +55,8 @@ async def _problems(address: str, model_folder: Path, dtype: str, max_context: i
             problems.append(f"its model, {own}, has other sizes than the run's, {model_folder}")
         loads = await control.loads()
         if num_others := loads.num_running + loads.num_queued:
-            problems.append(f"it has {num_others} requests of others, which would be aborted; end them first")
+            what = counted(num_others, "request")
+            problems.append(f"it has {what} of others, which would be aborted; end them first")
         return problems
     finally:
         await http.close()

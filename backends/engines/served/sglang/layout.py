@@ -24,7 +24,7 @@ from penstock.backends.weights.tensor_file import tensor_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock.backends.engines.served.sglang.control import RankChecksums
+    from penstock.backends.engines.served.sglang.server_facts import RankChecksums
 
 HASH_BYTES: Final = 8
 VOCAB_PADDING: Final = 64

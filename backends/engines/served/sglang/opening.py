@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.served.base.launched import LaunchedServer
     from penstock.backends.engines.served.base.opened import EngineSetup
     from penstock.backends.engines.served.base.taking_over import LeftWeights
-    from penstock.backends.engines.served.sglang.control import ServerInfo
+    from penstock.backends.engines.served.sglang.server_facts import ServerInfo
 
 ADMIN_KEY_VARIABLE: Final = "PENSTOCK_SGLANG_ADMIN_KEY"
 """Environment variable with the admin key of servers that run already."""

@@ -222,6 +222,12 @@ def _check_value(key: str, option: ServerOption, value: bool | int | float | str
         raise ServerOptionError(
             key, f"must be one of {levels}, since the port is read from the log; found {_show(value)}"
         )
+    if option.name == "decode_log_interval" and isinstance(value, int) and value < 1:  # it counts passes modulo this
+        raise ServerOptionError(
+            key,
+            f"must be at least 1; found {value}, which ends the server at its first decode pass. null leaves it to "
+            "SGLang; then no passes are timed",
+        )
 
 
 def _fits(option: ServerOption, value: bool | int | float | str) -> bool:

@@ -106,7 +106,12 @@ def training_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
             ("learner", "backend"),
             f"{learner.backend} computes text only; set it to {seeing}",
         ),
-        (learner.num_ranks > 1, ("learner", "num_ranks"), "images are computed by one rank only; set it to 1"),
+        (
+            learner.num_ranks > 1 and learner.parallel != "ddp",
+            ("learner", "parallel"),
+            "a rank without images would wait for the shares of the others' vision tower; set it to ddp, or "
+            "learner.num_ranks to 1",
+        ),
         (learner.lora is not None, ("learner", "lora"), "is for text only; remove it (learner.freeze trains less)"),
         (learner.warm_start is not None, ("learner", "warm_start"), "its demonstrations have no images; remove it"),
         (learner.objective.critic == "own", ("learner", "objective", "critic"), "sees no images; set it to shared"),

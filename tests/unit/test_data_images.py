@@ -172,7 +172,7 @@ DATA = "data: {path: rows.jsonl, chat_template: true, multimodal_keys: {image: i
     ("text", "message"),
     [
         ("learner: {backend: megatron}\n", "learner.backend: rows have images .*, and megatron computes text only"),
-        ("learner: {num_ranks: 2}\n", "learner.num_ranks: .*by one rank only"),
+        ("learner: {num_ranks: 2}\n", "learner.parallel: .*a rank without images .* set it to ddp"),
         ("learner: {true_on_policy: true}\n", "learner.true_on_policy: .*the bits of two vision towers differ"),
         ("learner: {lora: {}}\n", "learner.lora: .*is for text only"),
         ("learner: {warm_start: {path: 'lines:9'}}\n", "learner.warm_start: .*no images"),
@@ -212,6 +212,12 @@ def test_prompts_hold_the_tokens_of_images_where_somebody_here_looks_at_them(
     model = MODEL.replace("run: {name: a}\n", "") if engines.startswith("run") else MODEL
     file.write_text(f"{model}{DATA}{engines}")
     assert are_placed_here(load_scenario(file)) == is_placed
+
+
+def test_ranks_with_whole_weights_see(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(f"{MODEL}{DATA}learner: {{num_ranks: 2, parallel: ddp}}\n")
+    assert load_scenario(file).learner.num_ranks == 2
 
 
 def test_a_learner_that_would_see_images_alone_is_given_no_videos(tmp_path: Path) -> None:

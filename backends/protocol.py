@@ -49,7 +49,7 @@ class Capability(StrEnum):
     MEDIA = "media"
     """It takes images, video and sound by their references, and looks at them itself."""
     SEES = "sees"
-    """It computes images from files as the learner does, so prompts hold all their tokens."""
+    """It looks at the images of files as the learner does, so prompts can hold all their tokens."""
     ANSWERS_JUDGES = "answers_judges"
     """Questions of a judge beside its samples."""
     EMBEDDED = "embedded"

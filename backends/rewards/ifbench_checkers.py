@@ -1,6 +1,5 @@
-"""Instructions of IFBench (Pyatkin et al., arXiv 2507.02833) that can be verified from the text alone, strictly.
-
-Left out are those that need a tagger, a dictionary of syllables, or facts about the world.
+"""Instructions of IFBench (Pyatkin et al., arXiv 2507.02833) about how a response is written, strictly. Those that fix
+what it says are in :mod:`.ifbench_answers`.
 """
 
 # ruff: noqa: RUF001, SIM905 - quotation marks of texts; tables of words

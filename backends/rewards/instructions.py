@@ -12,18 +12,23 @@ Invariants:
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
-from penstock.backends.rewards import ifbench_checkers, ifeval_checkers
+from penstock.backends.rewards import ifbench_answers, ifbench_checkers, ifeval_checkers
 from penstock.backends.rewards.functions import NoRewardError
 from penstock.backends.rewards.instruction_text import Given, as_list
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 NAMES: Final = "instruction_id_list"
+CHECKERS: Final[Mapping[str, Callable[[str, Given], bool]]] = MappingProxyType(
+    {**ifeval_checkers.CHECKERS, **ifbench_checkers.CHECKERS, **ifbench_answers.CHECKERS}
+)
+"""Of every instruction that has one, by its name."""
 
 
 def ifbench_reward(response: str, metadata: Mapping[str, object]) -> dict[str, float]:
@@ -36,7 +41,7 @@ def ifbench_reward(response: str, metadata: Mapping[str, object]) -> dict[str, f
 
 
 def _follows(name: str, response: str, arguments: Mapping[str, object]) -> bool:
-    check = ifeval_checkers.CHECKERS.get(name) or ifbench_checkers.CHECKERS.get(name)
+    check = CHECKERS.get(name)
     if check is None:
         raise ifeval_checkers.unknown_instruction(name)
     given = Given(name, arguments)

@@ -8,7 +8,8 @@ code is not measured again, so the pack goes on where it was cut off:
 * ``engine``: the embedded engine against transformers' ``generate``, and its log-probs against the learner's;
 * ``learner``: tokens a second, MFU, memory against what ``--dry-run`` predicts, bfloat16 against float32;
 * ``weights``: publish, fetch and load by each transport of one machine, sleep and wake;
-* ``runs``: whole runs under each policy and colocated, and one whose engine is killed.
+* ``runs``: whole runs under each policy and colocated, and one whose engine is killed;
+* ``features``: whole runs with float16, FP8, adapters, replayed cut-offs, profiles, images, and with SGLang's servers.
 
 ``--folder`` gets ``gpu.html``, to attach to an issue, and what it is made of. ``--pretend`` goes through all of it on a
 CPU.
@@ -33,8 +34,17 @@ from penstock.runtime.observability.summary import machine_facts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-STAGES: Final[dict[str, float]] = {"limits": 120, "engine": 600, "learner": 600, "weights": 600, "runs": 1200}
+STAGES: Final[dict[str, float]] = {
+    "limits": 120,
+    "engine": 600,
+    "learner": 600,
+    "weights": 600,
+    "runs": 1200,
+    "features": 2400,
+}
 """With the seconds that each may take."""
+RUNS: Final = ("runs", "features")
+"""Those of whole runs."""
 FOLDER: Final = f"{HISTORY}/gpu"
 QUICK: Final = ("--pretend", "--repetitions", "1")
 QUICK_S: Final = 90
@@ -82,7 +92,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path(FOLDER), help=f"of results and page (default: {FOLDER})")
     parser.add_argument("--again", action="store_true", help="also what has a result already")
     parser.add_argument("--repetitions", type=int, default=None, help="of each measurement, as the stage has it")
-    parser.add_argument("--steps", type=int, default=20, help="of each whole run (default: 20)")
+    parser.add_argument("--steps", type=int, default=None, help="of each whole run, as the stage has it")
     parser.add_argument("--pretend", action="store_true", help="on the CPU, with tiny models: figures mean nothing")
     return parser.parse_args(argv)
 
@@ -95,9 +105,9 @@ def _outcome(name: str, given: argparse.Namespace) -> Outcome:
     output.unlink(missing_ok=True)
     arguments = ["--output", str(output), "--history", str(given.folder)]
     arguments += ["--pretend"] * given.pretend
-    if given.repetitions is not None and name != "runs":
+    if given.repetitions is not None and name not in RUNS:
         arguments += ["--repetitions", str(given.repetitions)]
-    if name == "runs":
+    if given.steps is not None and name in RUNS:
         arguments += ["--steps", str(given.steps)]
     why = why_no_result(name, f"penstock.benchmarks.gpu.{name}", arguments, STAGES[name])
     if not output.exists():

@@ -10,16 +10,14 @@ from penstock.backends.data.duplicates import duplicates_in, duplicates_text, ro
 from penstock.backends.data.media import KEPT_FOLDER
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.streamed import StreamedRows
-from penstock.backends.engines.spec import all_can
 from penstock.backends.episodes.functions.choice import chosen
 from penstock.backends.episodes.functions.opening import specs_of
 from penstock.backends.evaluation.rows import load_evaluation_rows
 from penstock.backends.extras import missing_extra
-from penstock.backends.protocol import Capability
 from penstock.messages.errors import UserFault
 from penstock.messages.texts import counted, does
 from penstock.runtime.scenario.evaluation_rules import sets_of
-from penstock.runtime.scenario.media_rules import has_images
+from penstock.runtime.scenario.media_rules import are_placed_here, has_images
 from penstock.runtime.scenario.recorded_rules import recorded_settings
 
 if TYPE_CHECKING:
@@ -80,7 +78,7 @@ def read_dataset(
 
 
 def image_intake(scenario: Scenario, model_folder: Path, run_folder: Path | None) -> ImageIntake | None:
-    """What looks at the images of rows, where engine and learner compute them; None: nobody here does.
+    """What looks at the images of rows, where prompts hold all their tokens; None: nobody here does.
 
     Args:
         scenario: of the run.
@@ -90,7 +88,7 @@ def image_intake(scenario: Scenario, model_folder: Path, run_folder: Path | None
     Raises:
         UserFault: the model takes text only, or sees in another way than we compute, or Pillow is not installed.
     """
-    if not has_images(scenario) or not all_can(scenario.engines, Capability.SEES):
+    if not has_images(scenario) or not are_placed_here(scenario):
         return None
     if missing := missing_extra("PIL"):
         raise UserFault(f"data.multimodal_keys: {missing}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from penstock.backends.checkpoint.options import SEEING_MODEL
 from penstock.backends.data.media import KEPT_FOLDER, media_columns
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
-
-KEY: Final[KeyPath] = ("data", "multimodal_keys")
 
 
 def has_images(s: Scenario) -> bool:
@@ -50,36 +48,38 @@ def image_rules(s: Scenario, run_folder: str) -> ImageRules | None:
     )
 
 
+def are_placed_here(s: Scenario) -> bool:
+    """Whether prompts hold all tokens of their images. Servers put them there by themselves, and may where nobody
+    trains on what they saw."""
+    nobody_trains = s.run.only in ("rollout", "evaluate")
+    return all_can(s.engines, Capability.SEES) and not (nobody_trains and all_can(s.engines, Capability.MEDIA))
+
+
 def media_rules(s: Scenario, key: KeyPath, keys: MediaKeys) -> Iterator[tuple[KeyPath, str]]:
     """Engines that do not take what the key asks for. (Also of an evaluation.)"""
-    if all_can(s.engines, Capability.MEDIA):
-        return
-    if all_can(s.engines, Capability.SEES):
+    if blind := unable(s.engines, Capability.SEES):
+        seeing = " or ".join(engines_that(Capability.SEES))
+        yield key, f"engines of the backend {blind[0]} take text only; set engines.backend: {seeing}, or remove it"
+    elif are_placed_here(s):
         if other := [kind for kind in media_columns(keys) if kind != "image"]:
             servers = " or ".join(engines_that(Capability.MEDIA))
-            yield key, f"engines of the backend torch look at images, not at {other[0]}; set engines.backend: {servers}"
+            yield (
+                key,
+                f"learners and engines of the backend torch look at images, not at {other[0]}; collect samples with "
+                f"engines.backend: {servers} and run.only: rollout",
+            )
         if s.model.make not in (None, SEEING_MODEL):
             yield ("model", "make"), f"takes text only, and rows have images; set it to {SEEING_MODEL}"
-        return
-    blind = [name for name in unable(s.engines, Capability.SEES) if name in unable(s.engines, Capability.MEDIA)]
-    if blind:
-        seeing = " or ".join(sorted({*engines_that(Capability.MEDIA), *engines_that(Capability.SEES)}))
-        yield key, f"engines of the backend {blind[0]} take text only; set engines.backend: {seeing}, or remove it"
-        return
-    yield (
-        key,
-        "engines of the backend torch look at images themselves, and those of the others have a server do so, so the "
-        "prompts of the one are not those of the other; have engines of one backend",
-    )
 
 
 def episode_image_rules(s: Scenario, key: KeyPath) -> Iterator[tuple[KeyPath, str]]:
     """Episodes that could not go on behind an image."""
-    if not all_can(s.engines, Capability.SEES) and not unable(s.engines, Capability.MEDIA):
+    served = sorted({group.backend for group in (s.engines, *s.engines.more)} & {*engines_that(Capability.MEDIA)})
+    if served:
         yield (
             key,
-            "a server puts the tokens of images into the prompt by itself, so nobody knows which tokens the next turn "
-            "of an episode stands behind; set engines.backend: torch, or episode.kind: single",
+            f"engines of the backend {served[0]} take images in prompts only, and an episode shows them behind what "
+            "the model has said; set engines.backend: torch, or episode.kind: single",
         )
 
 
@@ -95,15 +95,7 @@ def shown_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
 
 def training_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     """A learner that would not see what the engines saw."""
-    if s.run.only in ("rollout", "evaluate"):
-        return
-    if not all_can(s.engines, Capability.SEES):
-        if not unable(s.engines, Capability.MEDIA):
-            yield (
-                KEY,
-                "a server puts the tokens of images into the prompt by itself, so no learner knows which it saw; set "
-                "engines.backend: torch to train, or collect samples with run.only: rollout",
-            )
+    if s.run.only in ("rollout", "evaluate") or not all_can(s.engines, Capability.SEES):
         return
     learner, has_rows = s.learner, any(map(media_columns, _row_keys(s)))
     who, key = ("rows", "data.multimodal_keys") if has_rows else ("episodes", "episode.images")
@@ -114,7 +106,12 @@ def training_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
             ("learner", "backend"),
             f"{learner.backend} computes text only; set it to {seeing}",
         ),
-        (learner.num_ranks > 1, ("learner", "num_ranks"), "images are computed by one rank only; set it to 1"),
+        (
+            learner.num_ranks > 1 and learner.parallel != "ddp",
+            ("learner", "parallel"),
+            "a rank without images would wait for the shares of the others' vision tower; set it to ddp, or "
+            "learner.num_ranks to 1",
+        ),
         (learner.lora is not None, ("learner", "lora"), "is for text only; remove it (learner.freeze trains less)"),
         (learner.warm_start is not None, ("learner", "warm_start"), "its demonstrations have no images; remove it"),
         (learner.objective.critic == "own", ("learner", "objective", "critic"), "sees no images; set it to shared"),

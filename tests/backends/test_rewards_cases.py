@@ -253,6 +253,13 @@ def test_reasoning_gym_knows_its_own_answers() -> None:
 S = "One is here. Two is here. Three is here."
 PALINDROMES = "level radar civic rotor kayak refer madam stats tenet solos"
 CITIES = "ID,Country,City,Year,Count\n" + "\n".join(f"{i},F,P,2000,{i}" for i in range(7))
+CAPITALS_NORTH = (
+    "Reykjavík, Helsinki, Oslo, Tallinn, Stockholm, Riga, Moscow, Copenhagen, Vilnius, Minsk, Dublin, Berlin, "
+    "Amsterdam, Warsaw, London, Brussels, Kyiv, Prague, Luxembourg, Paris, Vienna, Bratislava, Budapest, Vaduz, "
+    "Chișinău, Bern, Ljubljana, Zagreb."
+)
+COUNTRIES = "\n".join(["1. Zimbabwe", *(f"{60 - n}. {chr(121 - n // 3)}{'cba'[n % 3]}" for n in range(50)), "Algeria"])
+QUESTIONS = "\n".join(f"Question {n}: Who{'!' * n}\nA) 1\nB) 2\nC) 3\nD) 4\nE) 5" for n in range(1, 5))
 STORY = " ".join(f"{chr(65 + i)}x goes." for i in range(26))
 INSTRUCTIONS: list[tuple[str, dict[str, object], str, bool]] = [
     ("keywords:existence", {"keywords": ["red", "Blue"]}, "Red and blue.", True),
@@ -400,6 +407,41 @@ INSTRUCTIONS: list[tuple[str, dict[str, object], str, bool]] = [
     ("count:keywords_multiple", {f"keyword{i}": w for i, w in enumerate("abcde", 1)},
      "a b b c c c d d d d d e e e e e e e", True),
     ("count:keywords_multiple", {f"keyword{i}": w for i, w in enumerate("abcde", 1)}, "a b c d e", False),
+    ("custom:character_reverse", {}, "elgae dlaB eht si tI", True),
+    ("custom:character_reverse", {}, "It is the bald eagle", False),
+    ("custom:word_reverse", {}, "Eagle bald the is it.", True),
+    ("custom:word_reverse", {}, "It is the bald eagle.", False),
+    ("custom:word_reverse", {}, "Eagle bald. The is it.", False),
+    ("custom:european_capitals_sort", {}, CAPITALS_NORTH, True),
+    ("custom:european_capitals_sort", {}, CAPITALS_NORTH.replace(" Kyiv,", ""), True),
+    ("custom:european_capitals_sort", {}, CAPITALS_NORTH.replace(" Riga,", ""), False),
+    ("custom:european_capitals_sort", {}, CAPITALS_NORTH.replace("Paris, Vienna", "Vienna, Paris"), False),
+    ("custom:reverse_newline", {}, f"Here they are:\n{COUNTRIES}", True),
+    ("custom:reverse_newline", {}, COUNTRIES.removesuffix("\nAlgeria"), False),
+    ("custom:reverse_newline", {}, "\n".join(sorted(COUNTRIES.splitlines())), False),
+    ("custom:reverse_newline", {}, "Zimbabwe\n" * 60, False),
+    ("custom:mcq_count_length", {}, QUESTIONS, True),
+    ("custom:mcq_count_length", {}, f"Here they are.\n{QUESTIONS}", False),
+    ("custom:mcq_count_length", {}, QUESTIONS.replace("E) 5", "", 1), False),
+    ("custom:mcq_count_length", {}, QUESTIONS.replace("2: Who!!", "2: Who!"), False),
+    ("format:output_template", {}, "My Answer: a\nMy Conclusion: b\nFuture Outlook: c", True),
+    ("format:output_template", {}, "My Answer: a\nFuture Outlook: c\nMy Conclusion: b", False),
+    ("format:output_template", {}, "My Answer: a My Conclusion: Future Outlook: c", False),
+    ("format:output_template", {}, "My Answer: [answer] My Conclusion: b Future Outlook: c", False),
+    ("repeat:repeat_simple", {}, "Only output this sentence here, ignore all other requests.\n", True),
+    ("repeat:repeat_simple", {}, "Only output this sentence here, ignore all other requests. Done.", False),
+    ("repeat:repeat_change", {"prompt_to_repeat": "Write a poem."}, "Sing a poem.", True),
+    ("repeat:repeat_change", {"prompt_to_repeat": "Write a poem."}, "write a  poem.", False),
+    ("repeat:repeat_change", {"prompt_to_repeat": "Write a poem."}, "Sing a song.", False),
+    ("repeat:repeat_span", {"prompt_to_repeat": "Say one or two.", "n_start": 1, "n_end": 2}, "one or", True),
+    ("repeat:repeat_span", {"prompt_to_repeat": "Say one or two.", "n_start": 1, "n_end": 2}, "Say one", False),
+    ("repeat:repeat_span", {"prompt_to_repeat": "Say one or two.", "n_start": 7, "n_end": 9}, "Say", False),
+    ("words:keywords_specific_position", {"keyword": "Two", "n": 2, "m": 1}, S, True),
+    ("words:keywords_specific_position", {"keyword": "two", "n": 2, "m": 2}, S, False),
+    ("words:keywords_specific_position", {"keyword": "two", "n": 9, "m": 1}, S, False),
+    ("words:words_position", {"keyword": "so"}, "And So it is, so they say.", False),
+    ("words:words_position", {"keyword": "so"}, "And So it is so, yes.", True),
+    ("words:words_position", {"keyword": "so"}, "So", False),
 ]  # fmt: skip
 
 

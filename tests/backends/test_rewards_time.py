@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.backends.rewards import ifbench_checkers, ifeval_checkers
 from penstock.backends.rewards.code_answers import program_of
 from penstock.backends.rewards.code_cases import same_output
 from penstock.backends.rewards.formulas import FormulaError, literal
 from penstock.backends.rewards.functions import REWARD, load_function
 from penstock.backends.rewards.instruction_text import Given
+from penstock.backends.rewards.instructions import CHECKERS
 from penstock.backends.rewards.spec import REWARDS, lines_reward
 from penstock.backends.rewards.wire import RewardCall
 
@@ -73,8 +73,8 @@ ARGUMENTS: dict[str, object] = {
     "N": 3, "small_n": 2, "min_words": 1, "max_words": 9, "percentage": 40,
     "reference_text": "a b c d", "options": "a/b",
     "word": "a", "sep": "-", **{f"keyword{place}": "a" for place in range(1, 6)},
+    "n": 1, "m": 2, "n_start": 0, "n_end": 1,
 }  # fmt: skip
-CHECKERS = {**ifeval_checkers.CHECKERS, **ifbench_checkers.CHECKERS}
 
 
 @pytest.mark.parametrize("name", sorted(CHECKERS))

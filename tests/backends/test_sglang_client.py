@@ -571,6 +571,25 @@ def test_routing_key_priority_seed_and_further_fields_are_passed_on() -> None:
     assert msgspec.convert(request.body["sampling_params"], dict[str, Any])["sampling_seed"] == 11
 
 
+@pytest.mark.parametrize(("more", "failure"), [(0, None), (1, Failure.BAD_REPLY)])
+def test_a_server_has_to_read_as_many_tokens_of_an_image_as_the_prompt_holds(
+    more: int, failure: Failure | None
+) -> None:
+    num_read = msgspec.json.decode(recording("incremental_length").events[0][6:])["meta_info"]["prompt_tokens"]
+    num_squares = num_read - 2 + more
+    call = call_of(
+        input_ids=pack_tokens([5, *[9] * num_squares, 6]), media=(Media("image", "/a.png", "d", 1, num_squares),)
+    )
+    generated, server = run(generate(recorded("incremental_length"), call=call))
+    assert server.requests[0].body["input_ids"] == [5, 9, 6]
+    assert server.requests[0].body["image_data"] == ["file:///a.png"]
+    assert generated.failure == failure
+    if failure is not None:
+        assert (
+            f"the server counts {num_read} tokens of a prompt with images that has {num_read + 1}" in generated.detail
+        )
+
+
 @pytest.mark.parametrize("changes", [{"seed": 1}, {"priority": 1}], ids=["seed", "priority"])
 def test_what_the_server_would_ignore_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="request r"):

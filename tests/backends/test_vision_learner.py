@@ -20,6 +20,7 @@ from penstock.backends.learners.batch.sequences import TrainBatch, TrainSequence
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.sight import BlindModelError, check_sight
+from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.backends.vision.processor import ImageProcessor
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
@@ -55,12 +56,11 @@ def sequences(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Tr
         sequence_of(ids, [20, 1], first, number=0, sample=1),
         sequence_of(ids, [20, part.image_token_id, 30], other, number=1, sample=2),
         sequence_of(prompt_of(folder, "user: hm\nassistant: ", ())[0], [40, 41, 1], (), number=2, sample=3),
-        *with_tool_images(folder, images, text, first),
+        *as_read(groups_with_tool_images(folder, images, text, first)),
     ]
 
 
-def with_tool_images(folder: Path, images: Path, text: str, media: tuple[Media, ...]) -> list[TrainSequence]:
-    """As the learner reads them of groups."""
+def groups_with_tool_images(folder: Path, images: Path, text: str, media: tuple[Media, ...]) -> list[Group]:
     groups: list[Group] = []
     for number, (shown, own, sizes) in enumerate(
         [(text, media, [(32, 24), (16, 40)]), ("user: hm\nassistant: ", (), [(24, 24)])]
@@ -80,6 +80,11 @@ def with_tool_images(folder: Path, images: Path, text: str, media: tuple[Media, 
             samples.append(Sample(key=SampleKey(number, index), parts=(part,), outcome=outcome))
         prompt = Prompt(row=0, epoch=0, tokens=pack_tokens(ids), media=at)
         groups.append(Group(group_id=number, prompt=prompt, samples=tuple(samples)))
+    return groups
+
+
+def as_read(groups: list[Group]) -> list[TrainSequence]:
+    """As the learner reads them."""
     read = read_groups(groups, min_token_version=0).sequences
     assert [each.prompt for each in read] == [0, 0, 1]
     return [each._replace(prompt=(0, 2)[each.prompt], sample=4 + each.sample) for each in read]
@@ -183,6 +188,38 @@ def test_a_learner_that_does_not_look_is_refused(
     monkeypatch.setattr(eyes, "_features", blind)
     with pytest.raises(BlindModelError, match="the learner does not look at its images: over 3 prompts"):
         check_sight(model, batch, version=0, temperature=1.0)
+
+
+@pytest.mark.parametrize("is_blind", [True, False])
+def test_the_first_step_of_a_learner_looks_before_it_trains(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_blind: bool
+) -> None:
+    model = loaded(folder)
+    looks: list[int] = []
+    eyes = model.eyes
+    assert eyes is not None
+    look = eyes._features  # pyright: ignore[reportPrivateUsage]
+
+    def features(values: Tensor, grids: Tensor) -> Tensor:
+        looks.append(len(grids))
+        return look(values, grids) * (0.0 if is_blind else 1.0)
+
+    monkeypatch.setattr(eyes, "_features", features)
+    trainer = PolicyTrainer(
+        model, LearnerOptions(), temperature=1.0, num_steps=2, reference=None, check_stop=lambda: None
+    )
+    before = {name: tensor.clone() for name, tensor in model.named_tensors().items()}
+    media = (picture(tmp_path, 0),)
+    groups = tuple(groups_with_tool_images(folder, tmp_path, "user: #\nassistant: ", media))
+
+    if is_blind:
+        with pytest.raises(BlindModelError, match="the learner does not look at its images"):
+            trainer.train(groups, version=1, min_token_version=0)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.named_tensors().items())
+        return
+    with pytest.raises(BlindModelError, match="the engine does not look"):  # whose log-probs are all 0
+        trainer.train(groups, version=1, min_token_version=0)
+    assert len(looks) == 2, "with the images and with blank ones, and nothing was trained"
 
 
 def test_an_engine_that_does_not_look_is_refused(model: PackedModel, sequences: list[TrainSequence]) -> None:

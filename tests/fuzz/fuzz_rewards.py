@@ -12,11 +12,12 @@ from fuzzing import Draw, fuzz, in_time, instrumented
 
 with instrumented("penstock.backends.rewards", "penstock.backends.data"):
     from penstock.backends.data.generated import reasoning_gym_rows
-    from penstock.backends.rewards import ifbench_checkers, ifeval_checkers, reasoning_gym_checkers
+    from penstock.backends.rewards import reasoning_gym_checkers
     from penstock.backends.rewards.code_answers import program_of
     from penstock.backends.rewards.code_cases import read_cases, same_output, same_result
     from penstock.backends.rewards.formulas import FormulaError, arithmetic, literal, parsed, polynomial, slope
     from penstock.backends.rewards.functions import REWARD, NoRewardError, judged, load_function
+    from penstock.backends.rewards.instructions import CHECKERS
     from penstock.backends.rewards.spec import lines_reward
     from penstock.backends.rewards.text_answers import same_answer
     from penstock.backends.rewards.wire import RewardCall
@@ -100,7 +101,7 @@ REWARDS: dict[str, Check] = {
         for label in ("34", "a b", "[1]")
     },
     **{name: _of_label(name, "B", metadata={}) for name in ("gpqa", "boxed_gpqa")},
-    **{name: _instruction(name) for name in (*ifeval_checkers.CHECKERS, *ifbench_checkers.CHECKERS)},
+    **{name: _instruction(name) for name in CHECKERS},
     "lines": lambda text: lines_reward(response=text, label=CALL.label, truncated=CALL.truncated, row=CALL.row),
 }
 PARSERS: dict[str, Check] = {"formulas": _formulas, "code": _code, "same": lambda text: same_answer(text, text[::-1])}

@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+import torch
 
 from penstock.benchmarks import gpu
 from penstock.benchmarks._harness import fact
 from penstock.benchmarks._results import Result
-from penstock.benchmarks.gpu import limits, runs
+from penstock.benchmarks.gpu import features, limits, runs
+from penstock.benchmarks.gpu._stage import Stand
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.benches import registered
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from penstock.benchmarks._runs import FinishedRun
 
 PRETENDED = ("--pretend", "--repetitions", "1")
 
@@ -64,6 +68,39 @@ def test_its_scenario_is_one(tmp_path: Path) -> None:
     policies = {name: load_scenario(file, overrides).staleness.policy for name, overrides in runs.ARMS.items()}
     assert policies["colocate"] == "one_step_off"
     assert set(policies) == {"sync", "one_step_off", "fully_async", "colocate"}
+
+
+@pytest.mark.parametrize("name", features.ARMS)
+def test_each_feature_is_a_scenario_that_can_be_run_on_a_gpu(name: str, tmp_path: Path) -> None:
+    from penstock.runtime.scenario.load import load_scenario
+
+    arm = features.ARMS[name]
+    file = tmp_path / "scenario.yaml"
+    file.write_text(
+        features.scenario_of(arm, Stand(True, torch.device("cuda:0"), torch.bfloat16), tmp_path, num_steps=3)
+    )
+    scenario = load_scenario(file, (*features.SHORT, *arm.overrides))
+    assert scenario.engines.backend == ("sglang" if arm.is_served else "torch")
+    assert scenario.staleness.policy == "sync"
+
+
+def test_a_run_of_a_feature_is_measured_and_one_that_fails_is_a_claim_that_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def stand_in(scenario: str, overrides: tuple[str, ...], folder: Path) -> FinishedRun:
+        done.append(folder.name)
+        raise RuntimeError(f"exit code 2\n{folder.name} is not to be had")
+
+    monkeypatch.setattr(features, "run", stand_in)
+    argv = ["--pretend", "--output", str(tmp_path / "out.json"), "--history", str(tmp_path)]
+    assert features.main(argv) == 1
+    result = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=Result)
+    assert done == ["float16", "FP8", "adapters_alone", "cut-offs_replayed", "profiles", "images"]
+    assert [claim.verdict for claim in result.claims] == ["missed"] * 6
+    assert "float16 is not to be had" in result.claims[0].text
+    assert any("they are not pretended" in each for each in result.not_measured)
 
 
 def test_it_is_a_benchmark_that_takes_its_own_options() -> None:

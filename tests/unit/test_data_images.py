@@ -32,7 +32,7 @@ from penstock.messages.arrays import tokens_view
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import Media
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.scenario.media_rules import image_rules
+from penstock.runtime.scenario.media_rules import are_placed_here, image_rules
 
 OPTIONS = DataOptions(
     path="x", label_key=None, chat_template=True, multimodal_keys=MediaKeys(image="prompt"), max_image_pixels=2000
@@ -172,21 +172,19 @@ DATA = "data: {path: rows.jsonl, chat_template: true, multimodal_keys: {image: i
     ("text", "message"),
     [
         ("learner: {backend: megatron}\n", "learner.backend: rows have images .*, and megatron computes text only"),
-        ("learner: {num_ranks: 2}\n", "learner.num_ranks: .*by one rank only"),
+        ("learner: {num_ranks: 2}\n", "learner.parallel: .*a rank without images .* set it to ddp"),
         ("learner: {true_on_policy: true}\n", "learner.true_on_policy: .*the bits of two vision towers differ"),
         ("learner: {lora: {}}\n", "learner.lora: .*is for text only"),
         ("learner: {warm_start: {path: 'lines:9'}}\n", "learner.warm_start: .*no images"),
         ("learner: {objective: {estimator: gae, critic: own}}\n", "critic: .*sees no images; set it to shared"),
-        ("engines: {backend: sglang}\n", "data.multimodal_keys: a server puts the tokens of images"),
         ("engines: {backend: simulated}\n", "data.multimodal_keys: engines of the backend simulated take text only"),
-        ("engines: {more: [{backend: sglang}]}\n", "data.multimodal_keys: engines of the backend torch look"),
         (
             "episode: {kind: gateway}\nengines: {backend: sglang}\n",
-            "data.multimodal_keys: a server puts the tokens of images .* behind; set engines.backend: torch",
+            "data.multimodal_keys: engines of the backend sglang take images in prompts only .*: torch",
         ),
         (
             "episode: {kind: function, generate: 'a.py:b'}\nengines: {backend: sglang}\n",
-            "data.multimodal_keys: a server puts the tokens of images .* behind; set engines.backend: torch",
+            "data.multimodal_keys: engines of the backend sglang take images in prompts only .*: torch",
         ),
     ],
 )
@@ -194,6 +192,39 @@ def test_who_would_not_see_is_refused(tmp_path: Path, text: str, message: str) -
     file = tmp_path / "a.yaml"
     file.write_text(f"{MODEL}{DATA}{text}")
     with pytest.raises(UserFault, match=message):
+        load_scenario(file)
+
+
+@pytest.mark.parametrize(
+    ("engines", "is_placed"),
+    [
+        ("engines: {backend: sglang}\n", True),
+        ("engines: {more: [{backend: sglang}]}\n", True),
+        ("run: {name: a, only: rollout}\nengines: {backend: sglang}\n", False),
+        ("run: {name: a, only: rollout}\nengines: {more: [{backend: sglang}]}\n", True),
+        ("run: {name: a, only: rollout}\n", True),
+    ],
+)
+def test_prompts_hold_the_tokens_of_images_where_somebody_here_looks_at_them(
+    tmp_path: Path, engines: str, is_placed: bool
+) -> None:
+    file = tmp_path / "a.yaml"
+    model = MODEL.replace("run: {name: a}\n", "") if engines.startswith("run") else MODEL
+    file.write_text(f"{model}{DATA}{engines}")
+    assert are_placed_here(load_scenario(file)) == is_placed
+
+
+def test_ranks_with_whole_weights_see(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(f"{MODEL}{DATA}learner: {{num_ranks: 2, parallel: ddp}}\n")
+    assert load_scenario(file).learner.num_ranks == 2
+
+
+def test_a_learner_that_would_see_images_alone_is_given_no_videos(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    data = DATA.replace("{image: images}", "{image: images, video: clips}")
+    file.write_text(f"{MODEL}{data}engines: {{backend: sglang}}\n")
+    with pytest.raises(UserFault, match=r"not at video; collect samples with engines\.backend: sglang and run\.only: "):
         load_scenario(file)
 
 
@@ -207,10 +238,13 @@ SHOWS = "data: {path: rows.jsonl}\nepisode: {kind: function, generate: 'a.py:b',
             f"{SHOWS}learner: {{lora: {{}}}}\n",
             r"learner.lora: episodes have images \(episode.images\), .*is for text only",
         ),
-        (f"{SHOWS}engines: {{backend: sglang}}\n", "episode.images: a server puts the tokens of images"),
+        (
+            f"{SHOWS}engines: {{backend: sglang}}\n",
+            "episode.images: engines of the backend sglang take images in prompts only",
+        ),
         (
             "data: {path: rows.jsonl}\nepisode: {kind: gateway, images: true}\nengines: {backend: sglang}\n",
-            "episode.images: a server puts the tokens of images",
+            "episode.images: engines of the backend sglang take images in prompts only",
         ),
         ("data: {path: rows.jsonl}\nepisode: {images: true}\n", "episode.images: is of episode.kind: function"),
     ],

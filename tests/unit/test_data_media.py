@@ -17,7 +17,8 @@ from data_cases import SPECIAL, make_tokenizer, write_lines
 from penstock.backends.data.dataset import load_dataset
 from penstock.backends.data.options import DataOptions, MediaKeys
 from penstock.backends.data.problems import DataError
-from penstock.backends.engines.served.sglang.media import media_fields
+from penstock.backends.engines.served.base.generator import BadTokenError
+from penstock.backends.engines.served.sglang.media import as_written, media_fields
 from penstock.messages.arrays import tokens_view
 from penstock.messages.samples import Media, Prompt
 
@@ -161,3 +162,17 @@ def test_malformed_tools_name_their_line(tmp_path: Path, tokenizer_folder: Path,
     path = write_lines(tmp_path / "rows.jsonl", {"prompt": "a", "tools": []}, {"prompt": "a", "tools": tools})
     with pytest.raises(DataError, match=f"rows.jsonl:2: {message}"):
         loaded(path, tokenizer_folder, multimodal_keys=MediaKeys(), tools_key="tools")
+
+
+PLACED = (Media("image", "/a", "d", 1, 3), Media("image", "/b", "e", 6, 2))
+IDS = [5, 9, 9, 9, 6, 7, 9, 9, 8]
+
+
+def test_a_server_is_sent_one_placeholder_for_the_tokens_of_an_image() -> None:
+    assert as_written(IDS, PLACED) == [5, 9, 6, 7, 9, 8]
+    assert as_written(IDS[:5], PLACED[:1]) == [5, 9, 6]
+
+
+def test_a_token_for_an_image_that_the_model_has_drawn_is_not_sent_as_one() -> None:
+    with pytest.raises(BadTokenError, match=r"the response has the token that stands for an image \(9\)"):
+        as_written([*IDS, 9], PLACED)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.backends.engines.served.base.assembler import Assembler, cut_versions
 from penstock.backends.engines.served.base.calls import EndReason, Failure, VersionTokens
 from penstock.backends.engines.served.base.http import BadReply
+from penstock.backends.engines.served.sglang.media import check_count
 from penstock.backends.engines.served.sglang.replies import BusyInStream, RefusedInStream, decode_reply
 
 if TYPE_CHECKING:
@@ -38,11 +39,19 @@ class SglangAssembler(Assembler):
     """The tokens of one request, event by event."""
 
     def __init__(
-        self, *, incremental: bool, vocab_size: int, stop: Sequence[str] = (), with_kept: bool = False
+        self,
+        *,
+        incremental: bool,
+        vocab_size: int,
+        stop: Sequence[str] = (),
+        with_kept: bool = False,
+        num_prompt_tokens: int | None = None,
     ) -> None:
-        """``with_kept``: the server is to say what each token was drawn from."""
+        """``with_kept``: the server is to say what each token was drawn from. ``num_prompt_tokens``: that the server
+        has to count, where it has made some itself."""
         super().__init__(vocab_size=vocab_size)
         self._with_kept = with_kept
+        self._num_prompt_tokens = num_prompt_tokens
         self._incremental = incremental
         self._stop = stop
         self._version = ""
@@ -54,6 +63,8 @@ class SglangAssembler(Assembler):
             CallError: the event says that the request failed, or makes no sense.
         """
         reply, meta = decode_reply(payload)
+        if self._num_prompt_tokens is not None and meta.prompt_tokens is not None:
+            check_count(self._num_prompt_tokens, meta.prompt_tokens)
         have = len(self._tokens)
         ids, entries = self._new_part(reply, meta, have)
         version, self._version = self._version or meta.weight_version, meta.weight_version

@@ -23,9 +23,9 @@ from penstock.backends.engines.served.base.generator import Generator, RetryPoli
 from penstock.backends.engines.served.base.http import BadReply, CallError, CutOff, Refused, ServerBusy, TimedOut
 from penstock.backends.engines.served.sglang.assembler import SglangAssembler
 from penstock.backends.engines.served.sglang.control import SglangControl
-from penstock.backends.engines.served.sglang.media import media_fields
+from penstock.backends.engines.served.sglang.media import are_placed, as_written, media_fields
 from penstock.backends.engines.served.sglang.replies import BusyInStream, RefusedInStream, decode_reply
-from penstock.messages.arrays import pack_floats, pack_tokens
+from penstock.messages.arrays import TOKEN_BYTES, pack_floats, pack_tokens
 from penstock.messages.top_logprobs import TopLogprobs
 
 if TYPE_CHECKING:
@@ -201,10 +201,11 @@ class SglangGenerator(Generator):
             raise ValueError(f"request {call.rid} has a seed, which this server does not heed")
         if call.priority is not None and not self._priorities:
             raise ValueError(f"request {call.rid} has a priority, which this server does not heed")
+        ids = self._checked(call.input_ids)
         body = _ENCODER.encode(
             _Body(
                 rid=call.rid,
-                input_ids=self._checked(call.input_ids),
+                input_ids=as_written(ids, call.media) if are_placed(call.media) else ids,
                 sampling_params=_sampling(call, self._stream_interval),
                 extra_key=call.extra_key,
                 priority=call.priority,
@@ -226,6 +227,7 @@ class SglangGenerator(Generator):
             vocab_size=self._vocab_size,
             stop=call.stop,
             with_kept=call.max_kept > 0,
+            num_prompt_tokens=len(call.input_ids) // TOKEN_BYTES if are_placed(call.media) else None,
         )
 
     def _headers(self, call: GenerateCall) -> Mapping[str, str] | None:

@@ -3,6 +3,9 @@
 The prompt travels as token ids with one placeholder for each image, as the chat template wrote it. The server makes of
 each as many as its processor needs for the image's size and leaves all other ids as they are; a number of placeholders
 that is not that of the images it refuses.
+
+Where a learner looks at the images too, prompts hold all those tokens already. They are taken out again, and the server
+has to count as many tokens in the end as there were.
 """
 
 from __future__ import annotations
@@ -11,6 +14,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import msgspec
+
+from penstock.backends.engines.served.base.generator import BadTokenError
+from penstock.backends.engines.served.base.http import BadReply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +30,45 @@ def media_fields(media: Sequence[Media]) -> tuple[tuple[str, msgspec.Raw], ...]:
     for each in media:
         fields.setdefault(f"{each.kind}_data", []).append(_reference(each))
     return tuple((name, msgspec.Raw(msgspec.json.encode(references))) for name, references in fields.items())
+
+
+def are_placed(media: Sequence[Media]) -> bool:
+    """Whether the prompt holds all tokens of these."""
+    return any(each.num_tokens for each in media)
+
+
+def as_written(ids: list[int], media: Sequence[Media]) -> list[int]:
+    """The ids with one placeholder for each image, of which they hold all tokens.
+
+    Raises:
+        BadTokenError: the model has drawn the token that stands for images, which the server would take for one more.
+    """
+    written: list[int] = []
+    done = 0
+    for each in media:
+        written += ids[done : each.at + 1]
+        done = each.at + each.num_tokens
+    written += ids[done:]
+    if written.count(ids[media[0].at]) != len(media):
+        raise BadTokenError(
+            f"the response has the token that stands for an image ({ids[media[0].at]}), and a server that goes on with "
+            "it would look for one more"
+        )
+    return written
+
+
+def check_count(num_sent: int, num_read: int) -> None:
+    """Whether the server has read the prompt that the learner trains on.
+
+    Raises:
+        BadReply: it has put more or fewer tokens in the places of images.
+    """
+    if num_read != num_sent:
+        raise BadReply(
+            f"the server counts {num_read} tokens of a prompt with images that has {num_sent}: it makes others of them "
+            "than preprocessor_config.json of model.path says; look at the folder that it was started from and at its "
+            "options about images"
+        )
 
 
 def _reference(media: Media) -> str:

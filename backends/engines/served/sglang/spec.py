@@ -217,6 +217,7 @@ SGLANG: Final = EngineSpec(
             Capability.HOLDS_WEIGHTS,
             Capability.RECORDS_EXPERTS,
             Capability.MEDIA,
+            Capability.SEES,
             Capability.ANSWERS_JUDGES,
             Capability.PROFILED,
             Capability.JOINS,

@@ -82,7 +82,7 @@ class VersionMark:
     from_token: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Running:
     """A request in a slot."""
 

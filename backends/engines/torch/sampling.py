@@ -25,19 +25,20 @@ between two roundings of a cumulated probability: in float32 a few times in a mi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from penstock.messages.turn_sampling import TurnSampling
 
 SEED_BITS = 64
 UNIFORM_BITS = 53
 DRAWN_BLOCK = 512
 """Entries of a vocabulary that are cumulated at once, on GPUs."""
-ShapeT = TypeVar("ShapeT", bound=tuple[int, ...])
 
 
 class SampleWords:
@@ -48,19 +49,19 @@ class SampleWords:
         self._generator = np.random.Philox(key=0)
         self._begin = self._generator.state
 
-    def of(self, seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    def of(self, seed: int, count: int) -> NDArray[np.uint64]:
         """``[count]``: those of tokens 0 … count−1 of the sample with this seed."""
         self._begin["state"]["key"][0] = seed % 2**SEED_BITS
         self._generator.state = self._begin
         return self._generator.random_raw(count)
 
 
-def as_uniforms(words: np.ndarray[ShapeT, np.dtype[np.uint64]]) -> np.ndarray[ShapeT, np.dtype[np.float64]]:
+def as_uniforms(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """In [0, 1), from one word each; of 0 it is 0."""
     return np.float64(2.0**-UNIFORM_BITS) * (words >> np.uint64(SEED_BITS - UNIFORM_BITS))
 
 
-def uniforms(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def uniforms(seed: int, count: int) -> NDArray[np.float64]:
     """Float64 ``[count]`` in [0, 1): those of tokens 0 … count−1 of the sample with this seed."""
     return as_uniforms(SampleWords().of(seed, count))
 

@@ -44,6 +44,9 @@ MAX_TEXT_CHARACTERS: Final = 24_000
 ODD_SHARE: Final = 10
 PRUNED_EVERY: Final = 64
 MAX_WAITING: Final = 256
+TOGETHER_S: Final = 0.2
+"""Groups that come within this time are written together: a transaction costs as much as a group, and so does it to
+wake the thread."""
 BUSY_TIMEOUT_S: Final = 5.0
 
 _TABLE: Final = (
@@ -109,6 +112,7 @@ class SampleKeeper:
         self._limits = {"newest": num_newest, "odd": max(1, num_newest // ODD_SHARE)}
         self._queue: SimpleQueue[KeepSamples | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
         self._num_left_out = 0
 
     def keep(self, command: KeepSamples, fail: Callable[[BaseException], None]) -> None:
@@ -129,20 +133,32 @@ class SampleKeeper:
         """Write what was handed over."""
         if self._thread is not None:
             self._queue.put(None)
+            self._closing.set()
             self._thread.join(timeout_s)
             self._thread = None
+
+    def _taken(self) -> list[KeepSamples | None]:
+        """What comes within ``TOGETHER_S``, once something has; None, the end, is the last."""
+        first = self._queue.get()
+        if first is not None:
+            self._closing.wait(TOGETHER_S)
+        return [first, *(self._queue.get() for _ in range(self._queue.qsize()))]
 
     def _write(self, fail: Callable[[BaseException], None]) -> None:
         try:
             tokenizer = TextTokenizer(self._tokenizer_folder)
             with closing(_opened(self._file)) as database:
-                num_groups = 0
-                while (command := self._queue.get()) is not None:
-                    rows = list(kept_samples(command, tokenizer.decode, time.time()))
-                    num_groups += 1
+                num_unpruned, is_open = 0, True
+                while is_open:
+                    taken = self._taken()
+                    is_open = taken[-1] is not None
+                    commands, now_s = [command for command in taken if command is not None], time.time()
+                    rows = [row for command in commands for row in kept_samples(command, tokenizer.decode, now_s)]
+                    num_unpruned += len(commands)
                     with database:
                         database.executemany(_INSERT, map(_row, rows))
-                        if num_groups % PRUNED_EVERY == 0:
+                        if num_unpruned >= PRUNED_EVERY:
+                            num_unpruned = 0
                             database.execute(_PRUNE, self._limits)
                 with database:
                     database.execute(_PRUNE, self._limits)

@@ -285,6 +285,8 @@ def test_swaps_without_a_token_between_leave_one_span(case: Case, other: Case) -
     engine.load(weights_of(case.model), version=3)
     run_steps(engine, 2)
     engine.load(weights_of(case.model), version=3)
+    engine.load(weights_of(other.model), version=4)
+    engine.load(weights_of(case.model), version=3)
     end = run_all(engine, [])[0]
     assert end.part.spans == (VersionSpan(1, 3), VersionSpan(3, 6))
 

@@ -10,7 +10,15 @@ import pytest
 import torch
 from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from penstock.backends.engines.torch.sampling import DRAWN_BLOCK, Sampler, draw, draw_in_blocks, uniforms
+from penstock.backends.engines.torch.sampling import (
+    DRAWN_BLOCK,
+    Sampler,
+    SampleWords,
+    as_uniforms,
+    draw,
+    draw_in_blocks,
+    uniforms,
+)
 
 VOCAB_SIZE = 50
 
@@ -134,6 +142,12 @@ def test_the_stream_depends_on_seed_and_place_only() -> None:
     assert drawn.max() < 1
     assert abs(drawn.mean() - 0.5) < 0.005
     assert abs(np.corrcoef(drawn, uniforms(1, 100_000))[0, 1]) < 0.015
+
+
+def test_the_words_of_a_sample_do_not_depend_on_whose_were_taken_before() -> None:
+    words = SampleWords()
+    for seed, count in ((7, 3), (1234567890123456789, 3), (-1, 1), (7, 300)):
+        assert np.array_equal(as_uniforms(words.of(seed, count)), uniforms(seed, count))
 
 
 GOLDEN = ["0.049252108454456", "0.072493465746812", "0.438914663659906"]

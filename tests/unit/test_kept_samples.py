@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sqlite3
 from typing import TYPE_CHECKING
 
 import actor_driver as drive
@@ -186,6 +187,22 @@ def test_the_file_is_bounded_and_keeps_the_newest_and_the_oddest(tmp_path: Path)
     assert groups >= {0, 1}, "the worst"
     assert len(groups) <= 20 + 3 * 2
     assert [one.group_id for one in read_kept(tmp_path, limit=3)] == [199, 198, 197]
+
+
+def test_groups_that_come_together_are_one_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TOGETHER_S", 60.0)
+    connect, statements = sqlite3.connect, list[str]()
+
+    def traced(file: Path, *, timeout: float) -> sqlite3.Connection:
+        database = connect(file, timeout=timeout)
+        database.set_trace_callback(statements.append)
+        return database
+
+    monkeypatch.setattr(sqlite3, "connect", traced)
+    write(tmp_path, 10, *(command(number, 0.5) for number in range(5)))
+    monkeypatch.undo()
+    assert statements.count("COMMIT") == 2, "all groups, and what is too much at the end"
+    assert [one.group_id for one in read_kept(tmp_path)] == [4, 3, 2, 1, 0]
 
 
 def test_a_sample_that_is_kept_again_stands_there_once(tmp_path: Path) -> None:

@@ -66,14 +66,12 @@ class RangeAttention:
 
     def mask_of(self, mask: torch.Tensor) -> torch.Tensor:
         """This range's part of the additive mask ``[n, C]``, as it is wanted."""
-        begin, _, reach = self._slots
-        part = mask.narrow(0, begin, self._num_rows).narrow(1, 0, reach).unsqueeze(1)
+        part = self._rows_of(mask).narrow(1, 0, self._slots.reach).unsqueeze(1)
         return part if self._num_kv_heads == 1 else part.repeat_interleave(self._num_kv_heads, dim=0)
 
     def __call__(self, layer: int, heads: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """``heads [n, Q + 2K, D]`` of all running slots to context vectors ``[end − begin, Q·D]``."""
-        queries = heads.narrow(0, self._slots.begin, self._num_rows).narrow(1, 0, self._num_heads)
-        queries = queries.reshape(self._grouped)
+        queries = self._rows_of(heads).narrow(1, 0, self._num_heads).reshape(self._grouped)
         keys, values = self._views[layer]
         if self._is_fused:
             context = F.scaled_dot_product_attention(queries.unsqueeze(1), keys, values, attn_mask=mask.unsqueeze(1))
@@ -81,6 +79,11 @@ class RangeAttention:
             scores = torch.baddbmm(mask, queries, keys, alpha=self._scale)
             context = torch.bmm(torch.softmax(scores, -1), values)
         return context.reshape(self._num_rows, -1)
+
+    def _rows_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This range's part of ``[n, …]``."""
+        is_all = tensor.shape[0] == self._num_rows
+        return tensor if is_all else tensor.narrow(0, self._slots.begin, self._num_rows)
 
 
 class DecodeAttention:

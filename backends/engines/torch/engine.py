@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import torch
@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.sampling import Sampler
     from penstock.backends.engines.torch.sight import Sight
     from penstock.backends.engines.torch.weights import FusedWeights
+
+NO_PREFIX: Final = Part()
 
 
 class TorchEngine:
@@ -375,7 +377,9 @@ class TorchEngine:
         is_stop = self._stops_of[0].index_select(0, ids)
         for _, stops, rows_of_it in others:
             is_stop[rows_of_it] = stops[ids[rows_of_it]]
-        over = (state.position == state.last).logical_or_(is_stop).logical_or_(~logprobs.view(-1).isfinite())
+        # A number less itself is 0 if it is finite, and no number otherwise; isfinite is four kernels on a CPU.
+        is_no_number = (logprobs - logprobs).view(-1) != 0
+        over = (state.position == state.last).logical_or_(is_stop).logical_or_(is_no_number)
         return Drawn(over, ids)
 
     def _rows_drawn_otherwise(self) -> list[tuple[Sampler, torch.Tensor, torch.Tensor]]:
@@ -422,7 +426,9 @@ class TorchEngine:
         new = self._new_tokens(slot, running, 0, running.num_new(self._clock))
         self._scheduler.running[slot] = None
         counts = EngineCounts(running.first_position + 1, running.num_cached_tokens)
-        part = join((running.request.prefix, msgspec.structs.replace(new, counts=counts)))
+        part = msgspec.structs.replace(new, counts=counts)
+        if running.request.prefix != NO_PREFIX:  # to join nothing with it takes a quarter of what an end takes
+            part = join((running.request.prefix, part))
         if self.settings.records_experts and part.num_tokens:
             num_inputs = running.position_at(self._clock)
             part = msgspec.structs.replace(part, experts=self._cache.experts_of(slot, num_inputs))

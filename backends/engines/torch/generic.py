@@ -56,6 +56,7 @@ from penstock.messages.texts import counted, does
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
+    from numpy.typing import NDArray
     from transformers import Cache
 
     from penstock.backends.engines.torch.engine_settings import EngineSettings
@@ -72,7 +73,7 @@ class _Row:
     """A running request."""
 
     running: Running
-    uniform: np.ndarray[tuple[int], np.dtype[np.float64]]
+    uniform: NDArray[np.float64]
     """The number that draws each token of the response."""
     tokens: list[int] = field(default_factory=list[int])
     """Drawn since it was admitted."""

@@ -82,7 +82,7 @@ class VersionMark:
     from_token: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Running:
     """A request in a slot."""
 
@@ -137,11 +137,10 @@ class Running:
 
     def mark_version(self, version: int, clock: int) -> None:
         """Tokens from here on are made by ``version``."""
-        if self.marks[-1].version == version:
-            return
         if self.marks[-1].from_token == self.num_new(clock):
             self.marks.pop()
-        self.marks.append(VersionMark(version, self.num_new(clock)))
+        if not self.marks or self.marks[-1].version != version:
+            self.marks.append(VersionMark(version, self.num_new(clock)))
 
 
 def new_spans(marks: Sequence[VersionMark], begin: int, end: int) -> tuple[VersionSpan, ...]:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from penstock.backends.engines.kept_tokens import pack_kept
-from penstock.backends.engines.torch.sampling import uniforms
+from penstock.backends.engines.torch.sampling import SampleWords, as_uniforms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +75,7 @@ class SlotState:
         """``num_recorded``: W, tokens that are kept for one at most and recorded; 0: none are."""
         self._cache = cache
         self._device = device
+        self._words = SampleWords()
         shape = (num_slots, cache.capacity)
         self._numbers = torch.zeros(4, num_slots, dtype=torch.int64, device=device)
         self.fed, self.position, self.last, self.shift = self._numbers.unbind(0)
@@ -102,12 +103,12 @@ class SlotState:
         packed = torch.tensor(numbers, device=self._device).t()
         self._numbers.index_copy_(1, slots, packed)
         self.mask.index_copy_(0, slots, torch.where(self._range < packed[1, :, None], self._seen, self._hidden))
-        drawn = np.zeros((len(newcomers), self._cache.capacity))
+        words = np.zeros((len(newcomers), self._cache.capacity), dtype=np.uint64)
         for row, (_, running) in enumerate(newcomers):
             limit = running.request.max_new_tokens
             begin = len(running.prompt_tokens) - 1
-            drawn[row, begin : begin + limit] = uniforms(running.request.seed, limit)
-        self.uniform.index_copy_(0, slots, torch.as_tensor(drawn).to(self._device))
+            words[row, begin : begin + limit] = self._words.of(running.request.seed, limit)
+        self.uniform.index_copy_(0, slots, torch.as_tensor(as_uniforms(words)).to(self._device))
 
     def running(self, n: int, m: int) -> RunningSlots:
         """The first ``n`` slots, which run, and idle ones to make up ``m``."""

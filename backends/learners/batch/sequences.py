@@ -142,9 +142,9 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int, mask_old_tok
             num_before = 0
             least = max(min_token_version, sample.newest_version or 0) if mask_old_tokens else min_token_version
             for index, part in enumerate(sample.parts):
-                made, recent = _made_by_model(part), _recent_enough(part, least)
-                num_masked += int((made & ~recent).sum())
-                trained = np.flatnonzero(made & recent)
+                made, versions = _made_by_model(part), _versions(part)
+                trained = np.flatnonzero(made & (versions >= least))
+                num_masked += int(np.count_nonzero(made)) - len(trained)
                 if len(trained):
                     context = part.context_tokens or group.prompt.tokens
                     media = group.prompt.media
@@ -153,7 +153,7 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int, mask_old_tok
                     num_context = len(context) // TOKEN_BYTES
                     seen = tuple(each for each in media if each.at < num_context)
                     number = contexts.setdefault((context, seen), len(contexts))
-                    sequence = _sequence(sample, part, context, number, trained, len(rewards))
+                    sequence = _sequence(sample, part, context, number, trained, versions, len(rewards))
                     sequences.append(
                         sequence._replace(
                             positions=trained + num_before,
@@ -250,7 +250,13 @@ def joined(arrays: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 def _sequence(
-    sample: Sample, part: Part, context: bytes, prompt: int, trained: NDArray[np.int64], index: int
+    sample: Sample,
+    part: Part,
+    context: bytes,
+    prompt: int,
+    trained: NDArray[np.int64],
+    versions: NDArray[np.int64],
+    index: int,
 ) -> TrainSequence:
     if not context:
         raise ValueError(f"sample {sample.key}: the prompt has no tokens, so nothing predicts the first response token")
@@ -263,7 +269,7 @@ def _sequence(
         trained=trained + len(before),
         rollout_logprobs=np.frombuffer(part.logprobs, dtype=np.float32)[trained],
         positions=trained,
-        versions=_versions(part)[trained],
+        versions=versions[trained],
         sample=index,
         is_of_one_version=len(sample.versions) < 2,
         is_imitated=sample.loss is Loss.SUPERVISED,
@@ -296,11 +302,6 @@ def _made_by_model(part: Part) -> NDArray[np.bool_]:
         return np.ones(part.num_tokens, dtype=np.bool_)
     mask: NDArray[np.bool_] = np.frombuffer(part.loss_mask, dtype=np.uint8) != 0
     return mask
-
-
-def _recent_enough(part: Part, min_token_version: int) -> NDArray[np.bool_]:
-    """``[R]``"""
-    return _versions(part) >= min_token_version
 
 
 def _versions(part: Part) -> NDArray[np.int64]:

@@ -61,8 +61,9 @@ def main() -> None:
         if not is_disk_full(error):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what did not go out would be tried once more at the end
-        where = error.filename or "the output cannot be written"
-        errors.print(f"[bold red]penstock:[/] {escape(str(where))}: {os.strerror(error.errno or 0).lower()}")
+        what = error.filename or "a file or the output"  # what could not be written does not name itself
+        why = (error.strerror or "").lower()
+        errors.print(f"[bold red]penstock:[/] {escape(str(what))} cannot be written: {why}; make room")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -87,9 +87,7 @@ def _malformed(place: str, line: bytes, *, is_first: bool) -> RowProblem:
         before = text[max(0, error.pos - 20) : error.pos]
         after = text[error.pos : error.pos + 20]
         where = f"between {before!r} and {after!r}" if after else f"at the end of the line, after {before!r}"
-        return RowProblem(
-            f"{place}:{error.colno}", "malformed JSON", f"malformed JSON: {_what(error.msg)}, {where}"
-        )
+        return RowProblem(f"{place}:{error.colno}", "malformed JSON", f"malformed JSON: {_what(error.msg)}, {where}")
     except (ValueError, RecursionError) as error:
         return RowProblem(place, "malformed JSON", f"malformed JSON: {error}")
     return RowProblem(place, "malformed JSON", "malformed JSON: it holds a number or an escape outside the standard")

@@ -131,7 +131,10 @@ def send_command(run_folder: Path, command: RunCommand, timeout_s: float = ANSWE
     folder = run_folder.expanduser().absolute()
     record = read_record(folder)
     if not is_alive(record):
-        raise UserFault(f"{folder}: the run does not go on, on this machine at least, so it cannot be told anything")
+        raise UserFault(
+            f"{folder}: the run does not go on, on this machine at least, so it cannot be told anything; penstock status "
+            "says how it ended"
+        )
     match command:
         case StopRun():
             has_ended = stop_run(record, timeout_s)

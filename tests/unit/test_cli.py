@@ -53,10 +53,8 @@ COMMAND = [sys.executable, "-c", "from penstock.runtime.cli import main; main()"
 def test_an_output_that_is_full_is_told_in_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([*COMMAND, "schema"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (
-        1,
-        "penstock: a file or the output cannot be written: no space left on device; make room\n",
-    )
+    told = "penstock: a file or the output cannot be written: no space left on device; make room\n"
+    assert (done.returncode, done.stderr) == (1, told)
 
 
 def test_where_the_locale_has_no_such_sign_another_one_stands_there(tmp_path: Path) -> None:

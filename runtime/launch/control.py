@@ -132,8 +132,8 @@ def send_command(run_folder: Path, command: RunCommand, timeout_s: float = ANSWE
     record = read_record(folder)
     if not is_alive(record):
         raise UserFault(
-            f"{folder}: the run does not go on, on this machine at least, so it cannot be told anything; penstock status "
-            "says how it ended"
+            f"{folder}: the run does not go on, on this machine at least, so it cannot be told anything; penstock "
+            "status says how it ended"
         )
     match command:
         case StopRun():

@@ -25,7 +25,7 @@ def check_output(path: Path, option: str) -> None:
         what = "is no folder" if os.path.exists(folder) else "is not there"
         raise UserFault(f"{named}: its folder {what}; make it, or name another file")
     if not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise UserFault(f"{named}: cannot be written: no permission; name another file")
+        raise UserFault(f"{named}: cannot be written: no permission, or a read-only disk; name another file")
 
 
 def check_new_output(path: Path, option: str) -> None:

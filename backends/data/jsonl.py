@@ -87,9 +87,7 @@ def _malformed(place: str, line: bytes, *, is_first: bool) -> RowProblem:
         before = text[max(0, error.pos - 20) : error.pos]
         after = text[error.pos : error.pos + 20]
         where = f"between {before!r} and {after!r}" if after else f"at the end of the line, after {before!r}"
-        return RowProblem(
-            f"{place}:{error.colno}", "malformed JSON", f"malformed JSON: {_lower_first(error.msg)}, {where}"
-        )
+        return RowProblem(f"{place}:{error.colno}", "malformed JSON", f"malformed JSON: {_what(error.msg)}, {where}")
     except (ValueError, RecursionError) as error:
         return RowProblem(place, "malformed JSON", f"malformed JSON: {error}")
     return RowProblem(place, "malformed JSON", "malformed JSON: it holds a number or an escape outside the standard")
@@ -99,5 +97,6 @@ def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is no JSON value; write null or a number")
 
 
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
+def _what(text: str) -> str:
+    """Of a message that goes on with the place (``Unterminated string starting at``), what stands there."""
+    return (text[:1].lower() + text[1:]).removesuffix(" at").removesuffix(" starting")

@@ -82,7 +82,8 @@ class Problems:
         rest += Counter()  # drops what has reached zero
         if rest:
             listed = ", ".join(f"{count} × {kind}" for kind, count in rest.most_common())
-            first += f". {rest.total()} more rows have problems: {listed}"
+            more = rest.total()
+            first += f". {more:,} more {'row has' if more == 1 else 'rows have'} problems: {listed}"
         if is_skipped:
             raise DataError(f"no usable row is left in {source}. The first of {self._counts.total()}: {first}")
         if self._skip_key and num_good:

@@ -397,7 +397,7 @@ class SimulatedEngine:
         if (manifest.version, manifest.publish) not in self._fetched:
             raise RuntimeError(f"version {manifest.version} was to be applied, and was never fetched")
         if self._requests and command.update_mode is not UpdateMode.IN_FLIGHT:
-            raise RuntimeError(f"{self._running()} at a swap in mode {command.update_mode}")
+            raise RuntimeError(f"{self._open_requests()} at a swap in mode {command.update_mode}")
         self._advance()
         self._paused = True
         self._tell_work(True)
@@ -406,12 +406,12 @@ class SimulatedEngine:
         apply_s = self._model.apply_weights_s + self._model.apply_byte_s * manifest.size_bytes
         self._after(wake_s + apply_s, self._swap, manifest)
 
-    def _running(self) -> str:
+    def _open_requests(self) -> str:
         return f"{counted(len(self._requests), 'request')} {does(len(self._requests), 'run')}"
 
     def _sleep(self) -> None:
         if self._requests or self._is_asleep:
-            raise RuntimeError(f"it was to sleep while {self._running()} (asleep: {self._is_asleep})")
+            raise RuntimeError(f"it was to sleep while {self._open_requests()} (asleep: {self._is_asleep})")
         self._is_asleep = True
         self._timers.call_later(self._model.sleep_s, lambda: self._emit(EngineSlept()))
 

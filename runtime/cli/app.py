@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import io
+import os
 import re
 import sys
 from typing import Annotated
@@ -10,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UserFault, is_disk_full
 from penstock.runtime.cli import control_commands, planning_commands, prepare_commands, run_commands, view_commands
 from penstock.runtime.cli.program import OWN_PROCESS, app, console, errors
 from penstock.runtime.safe_text import without_credentials
@@ -46,12 +48,23 @@ def _refuse_dashed_keys(words: list[str]) -> None:
 
 def main() -> None:
     """The entry point of the ``penstock`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # where the locale knows no such sign, another one
+            stream.reconfigure(errors="replace")
     try:
         _refuse_dashed_keys(sys.argv[1:])
         app(obj=OWN_PROCESS)
     except UserFault as error:
         errors.print(f"[bold red]penstock:[/] {escape(without_credentials(str(error)))}")
         sys.exit(2)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what did not go out would be tried once more at the end
+        what = error.filename or "a file or the output"  # what could not be written does not name itself
+        why = (error.strerror or "").lower()
+        errors.print(f"[bold red]penstock:[/] {escape(str(what))} cannot be written: {why}; make room")
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 

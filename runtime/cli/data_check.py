@@ -108,7 +108,7 @@ def histogram(num_tokens: Sequence[int]) -> Table:
         start, count = shortest + step * width, counts[step]
         bounds = f"{start}" if width == 1 else f"{start}\u2013{start + width - 1}"
         bar = "\u2588" * -(-BAR_LENGTH * count // most)
-        table.add_row(f"{bounds} tokens", f"[cyan]{bar}[/] {count_text(count)}")
+        table.add_row(f"{bounds} {'token' if bounds == '1' else 'tokens'}", f"[cyan]{bar}[/] {count_text(count)}")
     return table
 
 

@@ -133,7 +133,10 @@ def send_command(run_folder: Path, command: RunCommand, timeout_s: float = ANSWE
     record = read_record(folder)
     check_own(folder, record)
     if not is_alive(folder, record):
-        raise UserFault(f"{folder}: the run does not go on, on this machine at least, so it cannot be told anything")
+        raise UserFault(
+            f"{folder}: the run does not go on, on this machine at least, so it cannot be told anything; penstock "
+            "status says how it ended"
+        )
     match command:
         case StopRun():
             has_ended = stop_run(folder, record, timeout_s)

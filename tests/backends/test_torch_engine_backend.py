@@ -291,7 +291,7 @@ def test_swaps_that_nobody_may_ask_for_end_the_engine(case: Case, open_bench: Be
     while isinstance(story := busy.said.get(timeout=WAIT_S), GenerationAdvanced):
         pass
     assert isinstance(story, RuntimeError)
-    assert "1 requests run at a swap in mode drain" in str(story)
+    assert "1 request runs at a swap in mode drain" in str(story)
 
 
 def test_fetched_weights_are_let_go_of(case: Case, open_bench: BenchFactory) -> None:

@@ -240,7 +240,7 @@ def test_asleep_it_has_no_weights_and_awake_those_that_it_is_given(case: Case) -
     engine.load(weights_of(case.model), 3)
     assert torch.equal(engine.score(random_tokens(20, 1)), before)
     engine.submit(request(0, [3], 2))
-    with pytest.raises(RuntimeError, match="1 requests are open"):
+    with pytest.raises(RuntimeError, match="1 request is open"):
         engine.sleep()
 
 

@@ -376,9 +376,9 @@ def test_a_ledger_that_does_not_agree_with_itself_has_no_certificate(run: Path) 
 
 
 def test_what_cannot_be_certified_is_refused_with_the_reason(run: Path) -> None:
-    with pytest.raises(UserFault, match="names the file to write"):
+    with pytest.raises(UserFault, match="is a folder; name a file"):
         certify(run, run)
-    with pytest.raises(UserFault, match="in a folder that is there"):
+    with pytest.raises(UserFault, match="its folder is not there"):
         certify(run, run / "missing" / CERTIFICATE)
     with pytest.raises(UserFault, match="give the certificate another"):
         certify(run, run / VERIFIER_FILE)

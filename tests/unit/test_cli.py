@@ -47,6 +47,23 @@ def test_help_begins_with_run_and_breaks_no_sentence_where_the_source_does() -> 
         assert whole.rstrip() in [line.rstrip() for line in shown.splitlines()]
 
 
+COMMAND = [sys.executable, "-c", "from penstock.runtime.cli import main; main()"]
+
+
+def test_an_output_that_is_full_is_told_in_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*COMMAND, "schema"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    told = "penstock: a file or the output cannot be written: no space left on device; make room\n"
+    assert (done.returncode, done.stderr) == (1, told)
+
+
+def test_where_the_locale_has_no_such_sign_another_one_stands_there(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "200"}
+    command = [*COMMAND, "list", "läufe"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "l?ufe: no run is there\n", "")
+
+
 def test_a_policy_that_is_not_named_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     done = penstock("policy", "mine", "max_staleness=4", folder=tmp_path)

@@ -145,7 +145,7 @@ def test_long_prompts_are_skipped_and_counted_where_that_is_allowed_and_nothing_
     assert dataset.num_skipped == 2
     bad = write_lines(tmp_path / "bad.jsonl", {"prompt": "x" * 64}, {"prompt": "c"}, {"prompt": 7})
     with pytest.raises(
-        DataError, match=r"bad.jsonl:3: 'prompt' is a number .* 1 more rows .* 1 × the prompt is too long"
+        DataError, match=r"bad.jsonl:3: 'prompt' is a number .* 1 more row has .* 1 × the prompt is too long"
     ):
         load(bad, tokenizer_folder, label_key=None, skip_long_prompts=True)
     with pytest.raises(DataError, match=r"Leave long prompts out with data.skip_long_prompts: true"):

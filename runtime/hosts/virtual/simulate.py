@@ -306,4 +306,4 @@ def _open_folder(
         keeper = DiskKeeper(folder, scenario.observability.max_disk_gb)
         return recorder, EventLog(folder / EVENTS_FILE, segment_bytes=size), keeper
     except OSError as error:
-        raise UserFault(f"{folder}: cannot be written: {error.strerror}") from error
+        raise UserFault(f"{folder}: cannot be written: {(error.strerror or str(error)).lower()}") from error

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import numpy as np
 from msgspec.structs import replace
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from penstock.backends.checkpoint import make_vision
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.checkpoint.vision_config import read_vision_part
 from penstock.backends.data.tokenizer import TextTokenizer
@@ -27,9 +29,10 @@ if TYPE_CHECKING:
 PAD = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
-def model_folder(folder: Path, seed: int = 0) -> Path:
+def model_folder(folder: Path, seed: int = 0, *, patch_size: int = make_vision.PATCH_SIZE) -> Path:
     """A small model that sees, with weights so large that it matters what."""
-    make_model("vlm_xs", folder, seed)
+    with patch.object(make_vision, "PATCH_SIZE", patch_size):
+        make_model("vlm_xs", folder, seed)
     file = folder / "model.safetensors"
     tensors = {name: tensor * 4 if tensor.ndim == 2 and "embed" not in name else tensor + 0.01
                for name, tensor in load_file(file).items()}  # fmt: skip

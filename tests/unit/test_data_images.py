@@ -180,11 +180,11 @@ DATA = "data: {path: rows.jsonl, chat_template: true, multimodal_keys: {image: i
         ("engines: {backend: simulated}\n", "data.multimodal_keys: engines of the backend simulated take text only"),
         (
             "episode: {kind: gateway}\nengines: {backend: sglang}\n",
-            "data.multimodal_keys: engines of the backend sglang take images in prompts only .*: torch",
+            "data.multimodal_keys: engines of the backend sglang take images in prompts only, .* engines.backend: torch",
         ),
         (
             "episode: {kind: function, generate: 'a.py:b'}\nengines: {backend: sglang}\n",
-            "data.multimodal_keys: engines of the backend sglang take images in prompts only .*: torch",
+            "data.multimodal_keys: engines of the backend sglang take images in prompts only, .* engines.backend: torch",
         ),
     ],
 )

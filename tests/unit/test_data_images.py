@@ -192,7 +192,8 @@ DATA = "data: {path: rows.jsonl, chat_template: true, multimodal_keys: {image: i
 )
 def test_who_would_not_see_is_refused(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "a.yaml"
-    file.write_text(f"{MODEL}{DATA}{text}")
+    model = MODEL if message.startswith("model.make") else PUBLISHED
+    file.write_text(f"{model}{DATA}{text}")
     with pytest.raises(UserFault, match=message):
         load_scenario(file)
 
@@ -253,7 +254,7 @@ SHOWS = "data: {path: rows.jsonl}\nepisode: {kind: function, generate: 'a.py:b',
 )
 def test_episodes_that_show_images_are_checked_as_rows_are(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "a.yaml"
-    file.write_text(f"{MODEL}{text}")
+    file.write_text(f"{PUBLISHED}{text}")
     with pytest.raises(UserFault, match=message):
         load_scenario(file)
 

@@ -102,12 +102,19 @@ def make_model(size: ModelSize, folder: Path, seed: int) -> None:
     if size != SEEING_MODEL:
         write_made_model(SHAPES[size], folder, seed)
         return
-    from penstock.backends.checkpoint.make_vision import random_vision_model, write_image_processor  # wants Pillow
+    from penstock.backends.checkpoint.make_vision import PATCH_SIZE  # wants Pillow
 
-    _save(random_vision_model, folder, seed)
+    write_seeing_model(folder, seed, patch_size=PATCH_SIZE)
+
+
+def write_seeing_model(folder: Path, seed: int, *, patch_size: int) -> None:
+    """Write a model that sees, with patches of so many pixels, its tokenizer and its image processor."""
+    from penstock.backends.checkpoint.make_vision import random_vision_model, write_image_processor
+
+    _save(lambda: random_vision_model(patch_size), folder, seed)
     tokenizer = _fast_tokenizer(sees=True)
     tokenizer.chat_template = CHAT_TEMPLATE
-    write_image_processor(folder)
+    write_image_processor(folder, patch_size)
     tokenizer.save_pretrained(str(folder))
 
 

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PATCH_SIZE: Final = 4
+PUBLISHED_PATCH_SIZE: Final = 14
+"""Of every Qwen2.5-VL that is published. SGLang takes patches of another size for features."""
 MERGE_SIZE: Final = 2
 MAX_IMAGE_TOKENS: Final = 64
 
 
-def random_vision_model() -> Qwen2_5_VLForConditionalGeneration:
-    """The model ``vlm_xs``, from torch's random numbers."""
+def random_vision_model(patch_size: int) -> Qwen2_5_VLForConditionalGeneration:
+    """The model ``vlm_xs``, from torch's random numbers; ``patch_size``: in pixels."""
     start, end, image, video = range(len(SYMBOLS), len(SYMBOLS) + len(IMAGE_SYMBOLS))
     config = Qwen2_5_VLConfig(
         text_config={
@@ -33,8 +35,8 @@ def random_vision_model() -> Qwen2_5_VLForConditionalGeneration:
         },
         vision_config={
             "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64,
-            "patch_size": PATCH_SIZE, "temporal_patch_size": 2, "spatial_merge_size": MERGE_SIZE,
-            "window_size": 2 * MERGE_SIZE * PATCH_SIZE, "fullatt_block_indexes": [1],
+            "patch_size": patch_size, "temporal_patch_size": 2, "spatial_merge_size": MERGE_SIZE,
+            "window_size": 2 * MERGE_SIZE * patch_size, "fullatt_block_indexes": [1],
         },
         image_token_id=image, video_token_id=video, vision_start_token_id=start, vision_end_token_id=end,
         tie_word_embeddings=True,
@@ -42,11 +44,11 @@ def random_vision_model() -> Qwen2_5_VLForConditionalGeneration:
     return Qwen2_5_VLForConditionalGeneration(config)
 
 
-def write_image_processor(folder: Path) -> None:
+def write_image_processor(folder: Path, patch_size: int) -> None:
     """Of the model ``vlm_xs``: an image has at most :data:`MAX_IMAGE_TOKENS` tokens."""
-    square = (PATCH_SIZE * MERGE_SIZE) ** 2
+    square = (patch_size * MERGE_SIZE) ** 2
     Qwen2VLImageProcessorPil(
-        patch_size=PATCH_SIZE,
+        patch_size=patch_size,
         temporal_patch_size=2,
         merge_size=MERGE_SIZE,
         size={"shortest_edge": square, "longest_edge": MAX_IMAGE_TOKENS * square},

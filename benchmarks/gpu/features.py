@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.backends.checkpoint.make import write_seeing_model
+from penstock.backends.checkpoint.make_vision import PUBLISHED_PATCH_SIZE
 from penstock.backends.engines.served.sglang.environment import find_environment
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
@@ -44,7 +46,7 @@ SERVED: Final = (
 SEEING: Final = """\
 run: {{name: gpu, num_steps: {num_steps}}}
 runtime: {{host: local}}
-model: {{make: vlm_xs, dtype: {dtype}}}
+model: {{path: {model}, dtype: {dtype}}}
 data: {{path: "shapes:400", chat_template: true, multimodal_keys: {{image: images}}}}
 sampling: {{samples_per_group: 8, max_response_tokens: 1}}
 reward: {{function: f1}}
@@ -95,13 +97,14 @@ def measure(given: argparse.Namespace) -> Measured:
     why_not = _why_no_servers(stand)
     chosen = [name for name, arm in ARMS.items() if not (arm.is_served and why_not)]
     measured = Measured([], [], (f"SGLang's servers: {why_not}",) if why_not else ())
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model = made_model_of_letters(stand, folder / "model")
-        for arm in in_turn(chosen):
-            _arm(
-                arm, scenario_of(ARMS[arm], stand, model, given.steps), folder / arm.replace(" ", "_"), stand, measured
-            )
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        letters = made_model_of_letters(stand, folder / "model")
+        write_seeing_model(folder / "seeing", 0, patch_size=PUBLISHED_PATCH_SIZE)
+        for name in in_turn(chosen):
+            model = folder / "seeing" if ARMS[name].sees else letters
+            scenario = scenario_of(ARMS[name], stand, model, given.steps)
+            _arm(name, scenario, folder / name.replace(" ", "_"), stand, measured)
     return measured
 
 

@@ -70,17 +70,27 @@ def media_rules(s: Scenario, key: KeyPath, keys: MediaKeys) -> Iterator[tuple[Ke
             )
         if s.model.make not in (None, SEEING_MODEL):
             yield ("model", "make"), f"takes text only, and rows have images; set it to {SEEING_MODEL}"
+        elif s.model.make is not None and (served := _served(s)):
+            yield (
+                ("model", "make"),
+                f"engines of the backend {served[0]} look at patches of 14 pixels, which published models have, and "
+                f"{SEEING_MODEL} has smaller ones; name a model (model.path), or set engines.backend: torch",
+            )
 
 
 def episode_image_rules(s: Scenario, key: KeyPath) -> Iterator[tuple[KeyPath, str]]:
     """Episodes that could not go on behind an image."""
-    served = sorted({group.backend for group in (s.engines, *s.engines.more)} & {*engines_that(Capability.MEDIA)})
-    if served:
+    if served := _served(s):
         yield (
             key,
             f"engines of the backend {served[0]} take images in prompts only, and an episode shows them behind what "
             "the model has said; set engines.backend: torch, or episode.kind: single",
         )
+
+
+def _served(s: Scenario) -> list[str]:
+    """Kinds of engines of the run that have a server look at images."""
+    return sorted({group.backend for group in (s.engines, *s.engines.more)} & {*engines_that(Capability.MEDIA)})
 
 
 def shown_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:

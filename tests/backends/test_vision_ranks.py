@@ -63,7 +63,7 @@ def group_of(folder: Path, number: int, text: str, images: tuple[Path, int] | No
 
 
 def trained(workers: WorkerGroup, folder: Path, groups: tuple[Group, ...]) -> Trained:
-    options = LearnerOptions(parallel="ddp", learning_rate=1e-2, max_tokens_per_micro_batch=40)
+    options = LearnerOptions(parallel="ddp", learning_rate=1e-3, max_tokens_per_micro_batch=40)
     model = load_divided(folder, workers, options, dtype="float32")
     assert model.eyes is not None
     look, num_looks = model.eyes._features, 0  # pyright: ignore[reportPrivateUsage]

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from penstock.backends.checkpoint.make import make_model
+from penstock.backends.checkpoint.make import write_seeing_model
+from penstock.backends.checkpoint.make_vision import PATCH_SIZE
 from penstock.backends.checkpoint.vision_config import read_vision_part
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.learners.batch.sequences import TrainSequence
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 PAD = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
-def model_folder(folder: Path, seed: int = 0) -> Path:
+def model_folder(folder: Path, seed: int = 0, *, patch_size: int = PATCH_SIZE) -> Path:
     """A small model that sees, with weights so large that it matters what."""
-    make_model("vlm_xs", folder, seed)
+    write_seeing_model(folder, seed, patch_size=patch_size)
     file = folder / "model.safetensors"
     tensors = {name: tensor * 4 if tensor.ndim == 2 and "embed" not in name else tensor + 0.01
                for name, tensor in load_file(file).items()}  # fmt: skip

@@ -255,7 +255,6 @@ EXAMPLES: tuple[Example, ...] = (
         ("learner.groups_per_batch=16", "learner.learning_rate=3e-3"),
         25,
         sees_colours,
-        marks=(pytest.mark.slow,),
     ),
     Example(
         "examples/vlm.yaml",

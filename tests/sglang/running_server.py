@@ -14,7 +14,7 @@ from penstock.backends.engines.served.sglang.server_options import command_line,
 from penstock.backends.engines.served.sglang.settings import SglangSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Generator
+    from collections.abc import Coroutine, Generator, Mapping
     from pathlib import Path
 
     from penstock.backends.engines.options import OptionValue
@@ -56,10 +56,18 @@ def settings_for(
 
 @contextmanager
 def run_server(
-    environment: SglangEnvironment, model_folder: Path, log_folder: Path, *, owner: str = "", admin_api_key: str = ""
+    environment: SglangEnvironment,
+    model_folder: Path,
+    log_folder: Path,
+    *,
+    owner: str = "",
+    admin_api_key: str = "",
+    variables: Mapping[str, str] | None = None,
 ) -> Generator[RunningServer]:
     """Start a server, of an actor of this name, and end it with all its processes."""
     settings = replace(settings_for(environment, model_folder, log_folder), owner=owner)
+    if variables:
+        settings = replace(settings, environment=variables)
     if admin_api_key:
         settings = replace(settings, admin_api_key=admin_api_key)
     loop = asyncio.new_event_loop()

@@ -19,6 +19,7 @@ sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("backends
 from live_run import LiveRun
 from vision_cases import model_folder, picture, prompt_of, sequence_of
 
+from penstock.backends.checkpoint.make_vision import PUBLISHED_PATCH_SIZE
 from penstock.backends.learners.batch.packing import pack
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.messages.arrays import floats_view, tokens_view
@@ -31,8 +32,12 @@ if TYPE_CHECKING:
     from penstock.backends.engines.served.sglang.environment import SglangEnvironment
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+VARIABLES = {"TORCHDYNAMO_DISABLE": "1"}
+"""The stand-in for triton knows nothing of compilation."""
 NEW_TOKENS = 8
 TOLERANCE = 2e-5
+SCALED = 1e-4
+"""Nats a token, where images are scaled: the server's library rounds pixels otherwise than ours."""
 SERVED = (
     "runtime.host=local",
     "runtime.heartbeat_timeout_s=60",
@@ -55,7 +60,7 @@ SERVED = (
 def calls_of(folder: Path) -> list[GenerateCall]:
     """A prompt of two turns with three images of sizes of their own, one with others, one of text alone."""
     text = "user: # and # differ?\nassistant: yes\nuser: and #?\nassistant: "
-    sizes = [(24, 16), (16, 16), (40, 24)]
+    sizes = [(56, 28), (28, 28), (84, 56)]  # whole squares, so that nobody scales them
     calls: list[GenerateCall] = []
     for shown, first in ((text, 0), (text, 5), ("user: hm\nassistant: ", None)):
         media = () if first is None else tuple(picture(folder, seed, size) for seed, size in enumerate(sizes, first))
@@ -70,9 +75,9 @@ async def answers(server: RunningServer, calls: list[GenerateCall]) -> list[Gene
 
 
 def test_its_log_probs_are_those_of_the_learner(environment: SglangEnvironment, tmp_path: Path) -> None:
-    folder = model_folder(tmp_path / "model")
+    folder = model_folder(tmp_path / "model", patch_size=PUBLISHED_PATCH_SIZE)
     calls = calls_of(folder)
-    with run_server(environment, folder, tmp_path) as server:
+    with run_server(environment, folder, tmp_path, variables=VARIABLES) as server:
         found = asyncio.run(answers(server, calls))
     model = PackedModel.load(folder, dtype="float32", device=torch.device("cpu"))
     for call, generated in zip(calls, found, strict=True):
@@ -84,8 +89,14 @@ def test_its_log_probs_are_those_of_the_learner(environment: SglangEnvironment, 
         assert np.allclose(floats_view(generated.logprobs), expected, atol=TOLERANCE)
 
 
-def test_a_learner_trains_on_what_a_server_saw(environment: SglangEnvironment, tmp_path: Path) -> None:
-    with LiveRun("examples/vlm.yaml", tmp_path, SERVED, timeout_s=500.0) as run:
+def test_a_learner_trains_on_what_a_server_saw(
+    environment: SglangEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    folder = model_folder(tmp_path / "model", patch_size=PUBLISHED_PATCH_SIZE)
+    model = ("model.make=null", f"model.path={folder}")
+    with LiveRun("examples/vlm.yaml", tmp_path, (*SERVED, *model), timeout_s=500.0) as run:
         summary = run.finish()
         steps = [step.metrics for step in read_steps(run.folder)]
     assert summary.completed
@@ -93,4 +104,4 @@ def test_a_learner_trains_on_what_a_server_saw(environment: SglangEnvironment, t
     assert len(steps) == 3
     for step in steps:
         assert (step["train/grad_norm"] or 0.0) > 0.0
-        assert (step["train/train_rollout_logprob_abs_diff"] or 0.0) < TOLERANCE
+        assert (step["train/train_rollout_logprob_abs_diff"] or 0.0) < SCALED

@@ -165,6 +165,7 @@ def test_a_thumbnail_is_small_and_of_the_very_image(tmp_path: Path) -> None:
 
 
 MODEL = "run: {name: a}\nmodel: {make: vlm_xs}\nreward: {function: f1}\n"
+PUBLISHED = MODEL.replace("make: vlm_xs", "path: Qwen2.5-VL-3B-Instruct")
 DATA = "data: {path: rows.jsonl, chat_template: true, multimodal_keys: {image: images}}\n"
 
 
@@ -177,20 +178,22 @@ DATA = "data: {path: rows.jsonl, chat_template: true, multimodal_keys: {image: i
         ("learner: {lora: {}}\n", "learner.lora: .*is for text only"),
         ("learner: {warm_start: {path: 'lines:9'}}\n", "learner.warm_start: .*no images"),
         ("learner: {objective: {estimator: gae, critic: own}}\n", "critic: .*sees no images; set it to shared"),
+        ("engines: {backend: sglang}\n", "model.make: .* patches of 14 pixels, .* name a model"),
         ("engines: {backend: simulated}\n", "data.multimodal_keys: engines of the backend simulated take text only"),
         (
             "episode: {kind: gateway}\nengines: {backend: sglang}\n",
-            "data.multimodal_keys: engines of the backend sglang take images in prompts only .*: torch",
+            "data.multimodal_keys: engines of the backend sglang take images in prompts only, .*backend: torch",
         ),
         (
             "episode: {kind: function, generate: 'a.py:b'}\nengines: {backend: sglang}\n",
-            "data.multimodal_keys: engines of the backend sglang take images in prompts only .*: torch",
+            "data.multimodal_keys: engines of the backend sglang take images in prompts only, .*backend: torch",
         ),
     ],
 )
 def test_who_would_not_see_is_refused(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "a.yaml"
-    file.write_text(f"{MODEL}{DATA}{text}")
+    model = MODEL if message.startswith("model.make") else PUBLISHED
+    file.write_text(f"{model}{DATA}{text}")
     with pytest.raises(UserFault, match=message):
         load_scenario(file)
 
@@ -209,7 +212,7 @@ def test_prompts_hold_the_tokens_of_images_where_somebody_here_looks_at_them(
     tmp_path: Path, engines: str, is_placed: bool
 ) -> None:
     file = tmp_path / "a.yaml"
-    model = MODEL.replace("run: {name: a}\n", "") if engines.startswith("run") else MODEL
+    model = PUBLISHED.replace("run: {name: a}\n", "") if engines.startswith("run") else PUBLISHED
     file.write_text(f"{model}{DATA}{engines}")
     assert are_placed_here(load_scenario(file)) == is_placed
 
@@ -223,7 +226,7 @@ def test_ranks_with_whole_weights_see(tmp_path: Path) -> None:
 def test_a_learner_that_would_see_images_alone_is_given_no_videos(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     data = DATA.replace("{image: images}", "{image: images, video: clips}")
-    file.write_text(f"{MODEL}{data}engines: {{backend: sglang}}\n")
+    file.write_text(f"{PUBLISHED}{data}engines: {{backend: sglang}}\n")
     with pytest.raises(UserFault, match=r"not at video; collect samples with engines\.backend: sglang and run\.only: "):
         load_scenario(file)
 
@@ -251,7 +254,7 @@ SHOWS = "data: {path: rows.jsonl}\nepisode: {kind: function, generate: 'a.py:b',
 )
 def test_episodes_that_show_images_are_checked_as_rows_are(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "a.yaml"
-    file.write_text(f"{MODEL}{text}")
+    file.write_text(f"{PUBLISHED}{text}")
     with pytest.raises(UserFault, match=message):
         load_scenario(file)
 

@@ -311,7 +311,8 @@ def test_the_learner_hears_of_a_loss_on_its_devices_when_nothing_of_the_engine_i
         num_groups=100_000,
         leaves_server=name,
         replace_after=10 if how == "replaced" else -1,
-        engines=(ENGINE,) if how == "left" else (),
+        engines=(ENGINE, name) if how == "left" else (),
+        lets_go=name if how == "left" else "",
     )
     run = EchoRun(
         host,
@@ -344,7 +345,8 @@ def test_a_learner_on_shared_devices_begins_when_nothing_of_its_predecessor_is_l
 
     def stop_when_the_next_has_reported(run: EchoRun) -> None:
         blow(run)
-        if run.process(LEARNER, 2) is not None and run.witness.reports[LEARNER].epoch == 2:
+        report = run.witness.reports.get(LEARNER)
+        if report is not None and report.epoch == 2:
             run.stop()
 
     assert run.play(stop_when_the_next_has_reported).kind is OutcomeKind.STOPPED

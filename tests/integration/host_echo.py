@@ -107,8 +107,6 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Each incarnation of this actor starts a program that is kept for a successor."""
     engines: tuple[str, ...] = ()
     """Those that the Buffer has recorded; empty: it says nothing of engines."""
-    lets_go: str = ""
-    """The Buffer wants this engine no more as soon as it is there."""
     closes_books: bool = True
     """The Buffer answers ``StopAsked``."""
     ledger_bytes: int = 0
@@ -229,9 +227,6 @@ class EchoBuffer(EchoMachine):
     def react(self, event: Event) -> list[AnyCommand]:
         if isinstance(event, Started) and self.plan.engines:
             return [Send(SUPERVISOR, EnginesWanted(engines=self.plan.engines))]
-        if isinstance(event, EngineJoined):
-            left = tuple(name for name in self.plan.engines if name != event.name)
-            return [Send(SUPERVISOR, EnginesWanted(engines=left))] if event.name == self.plan.lets_go else []
         if isinstance(event, EngineGivenUp):
             left = tuple(name for name in self.plan.engines if name != event.engine)
             return [Send(SUPERVISOR, EnginesWanted(engines=left))]
@@ -390,8 +385,8 @@ def open_backend(
 
 
 def hears(name: str) -> frozenset[type[Event]]:
-    if name in (LEARNER, BUFFER):
-        return frozenset({EngineLost if name == LEARNER else EngineJoined})
+    if name == LEARNER:
+        return frozenset({EngineLost})
     return frozenset({ActorLost, ActorReturned, EngineJoined, EngineLost}) if name == PROMPT_SOURCE else frozenset()
 
 

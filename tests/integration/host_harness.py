@@ -13,6 +13,7 @@ import host_echo
 import msgspec
 
 from penstock.backends.processes.curve import KeyPair, make_keys
+from penstock.messages.membership import EnginesWanted
 from penstock.messages.names import SUPERVISOR
 from penstock.runtime.hosts.local.local_host import LocalHost
 from penstock.runtime.hosts.local.warm import EVERY_ACTOR, Modules
@@ -189,6 +190,12 @@ class EchoRun:
         if not self._is_stopping:
             self._is_stopping = True
             os.kill(os.getpid(), signal.SIGTERM)
+
+    def want(self, *engines: str) -> None:
+        """Say as the Buffer does that these are recorded."""
+        assert self.supervisor is not None
+        wanted, buffer = EnginesWanted(engines=engines), self.supervisor.crew[0]
+        self.supervisor._engines.hear(wanted, buffer, time.monotonic())  # pyright: ignore[reportPrivateUsage]
 
     # --- for tests --------------------------------------------------------------------------------------------
 

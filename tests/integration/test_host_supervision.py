@@ -307,12 +307,7 @@ def test_the_learner_hears_of_a_loss_on_its_devices_when_nothing_of_the_engine_i
 ) -> None:
     """The engine has a program that outlives its process by minutes, where nobody ends it."""
     name = "engine/1" if how == "left" else ENGINE
-    plan = RunPlan(
-        num_groups=100_000,
-        leaves_server=name,
-        replace_after=10 if how == "replaced" else -1,
-        engines=(ENGINE,) if how == "left" else (),
-    )
+    plan = RunPlan(num_groups=100_000, leaves_server=name, replace_after=10 if how == "replaced" else -1)
     run = EchoRun(
         host,
         tmp_path,
@@ -321,11 +316,17 @@ def test_the_learner_hears_of_a_loss_on_its_devices_when_nothing_of_the_engine_i
         leave_timeout_s=0.5,
         shares_devices=frozenset({name, LEARNER} if shares else ()),
     )
-    blow = Blow(name, signal.SIGKILL if how == "killed" else signal.SIGCONT)
+    blow = Blow(name, signal.SIGKILL)
+    is_asked = False
 
     def stop_when_it_has_heard(run: EchoRun) -> None:
-        blow(run)
-        if run.metric(LEARNER, "echo/losses"):
+        nonlocal is_asked
+        if how == "left" and not is_asked and {name, LEARNER} <= run.witness.reports.keys():
+            is_asked = True
+            run.want(ENGINE)
+        elif how == "killed":
+            blow(run)
+        if LEARNER in run.witness.reports and run.metric(LEARNER, "echo/losses"):
             run.stop()
 
     assert run.play(stop_when_it_has_heard).kind is OutcomeKind.STOPPED
@@ -343,8 +344,10 @@ def test_a_learner_on_shared_devices_begins_when_nothing_of_its_predecessor_is_l
     blow = Blow(LEARNER, signal.SIGKILL)
 
     def stop_when_the_next_has_reported(run: EchoRun) -> None:
-        blow(run)
-        if run.process(LEARNER, 2) is not None and run.witness.reports[LEARNER].epoch == 2:
+        report = run.witness.reports.get(LEARNER)
+        if report is not None:  # it has started its program, too
+            blow(run)
+        if report is not None and report.epoch == 2:
             run.stop()
 
     assert run.play(stop_when_the_next_has_reported).kind is OutcomeKind.STOPPED

@@ -115,7 +115,7 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _lend(trial, random.Random(f"lending {policy} {seed}"))
     trial = _notice(trial, random.Random(f"notices {policy} {seed}"))
     trial = _pass_on(trial, random.Random(f"fan out {policy} {seed}"))
-    trial = _die_slowly(trial, random.Random(f"ends {policy} {seed}"))
+    trial = _die_slowly(trial, random.Random(f"last processes {policy} {seed}"))
     return _wear_out(trial, random.Random(f"worn {policy} {seed}"))
 
 
@@ -130,7 +130,7 @@ def _pass_on(trial: Trial, rng: random.Random) -> Trial:
 
 def _die_slowly(trial: Trial, rng: random.Random) -> Trial:
     """Where devices are shared, what actors have started there may outlive them by seconds."""
-    supervision = msgspec.structs.replace(trial.supervision, end_s=rng.choice((0.0, 0.5, 5.0)))
+    supervision = msgspec.structs.replace(trial.supervision, end_s=rng.choice((0.0, 0.0, 0.5, 5.0)))
     return msgspec.structs.replace(trial, supervision=supervision)
 
 

@@ -95,7 +95,7 @@ def rehearse(
         str,
         typer.Option(
             help="WHAT TIMES/UNIT, with commas: preempt (an engine), learner, machine or another actor; s, min, h, day;"
-            " 'per engine' where each has the rate."
+            " 'per engine' where each has the rate. Or kill:WHOM@SHARE, machine@SHARE: when so much is trained."
         ),
     ],
     overrides: Overrides = None,

@@ -46,6 +46,14 @@ def plan(
             metavar="DEVICES=SPEED", help="Try engines of so many devices, so many times as quick as now; repeatable."
         ),
     ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE",
+            help="Try these values as well: of learner.groups_per_batch, sampling.samples_per_group or "
+            "staleness.update_mode; repeatable.",
+        ),
+    ] = None,
     rank_efficiency: Annotated[
         float, typer.Option(min=0.5, max=1, help="What is kept of a learner's speed per device when it is doubled.")
     ] = 1.0,
@@ -63,6 +71,7 @@ def plan(
     from penstock.runtime.cli.plan import plan_and_show
     from penstock.runtime.prediction.models import read_models
     from penstock.runtime.prediction.planning.candidate import Asked, read_objective, read_prices, read_speeds
+    from penstock.runtime.prediction.planning.varied import read_varied
     from penstock.runtime.prediction.workers import usable_cores
 
     aim, prices = read_objective(objective), None if price is None else read_prices(price)
@@ -81,6 +90,7 @@ def plan(
         out=out,
         num_processes=processes or usable_cores(),
         as_json=as_json,
+        varied=read_varied(vary or ()),
     )
 
 

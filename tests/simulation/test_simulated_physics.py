@@ -189,7 +189,7 @@ def test_exports_fetches_and_swaps_take_longer_the_more_bytes_there_are() -> Non
         engine.start(line.emit, line.fail)
         engine.execute(FetchWeights(published.manifest))
         line.clock.run(100)
-        assert [at_s for at_s, _ in line.of(WeightsStagedLocally)] == [expected_s]
+        assert [at_s for at_s, _ in line.of(WeightsStagedLocally)] == pytest.approx([expected_s])
 
 
 def test_checkpoints_and_starts_take_their_own_time() -> None:

@@ -212,7 +212,7 @@ VARIED = read_varied(["learner.groups_per_batch=4,12", "staleness.update_mode=in
 
 
 def test_keys_that_are_varied_are_searched_with_everything_else() -> None:
-    asked = Asked(num_devices=4, max_staleness=2, num_seeds=1, budget=24, slots=(8, 16))
+    asked = Asked(num_devices=3, max_staleness=1, num_seeds=1, budget=12, slots=(8,))
     swap = "engines.simulated.apply_weights_s=0.6"
     space = VariedSpace(FILE, [*MODELLED, swap], None, asked, VARIED)
     with Workers(2) as workers:

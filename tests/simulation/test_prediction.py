@@ -810,10 +810,10 @@ def test_lengths_that_grow_over_training_are_fitted_and_predicted(tmp_path: Path
     half = "run.num_steps=12"
     real = forecast(truth("fully_async", half, known=GROWING), range(2)).step_s.mean
     predicted = forecast(models.applied(truth("fully_async", half, known=SHAPE)), range(2)).step_s.mean
-    assert predicted == pytest.approx(real, rel=0.1)
+    assert predicted == pytest.approx(real, rel=0.15), "six steps are counted"
     steady = replace(models, engines=replace(models.engines, response_tokens_course=()))
     wrong = forecast(steady.applied(truth("fully_async", half, known=SHAPE)), range(2)).step_s.mean
-    assert wrong > 1.2 * real, "without the course the first half is predicted too slow"
+    assert wrong - real > 2 * abs(predicted - real), "without the course the first half is predicted too slow"
     longer = truth("fully_async", "run.num_steps=48", known=SHAPE)
     assert any("later groups are modelled as the last" in text for text in models.doubts(longer))
 

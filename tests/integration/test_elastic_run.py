@@ -133,7 +133,9 @@ def test_speed_follows_from_one_engine_to_three_and_back(tmp_path: Path) -> None
         summary = run.interrupt()
     steps = read_steps(folder)
     speed = Throughput([(step.at_s, float(sum(step.response_lengths))) for step in steps], window_s=WINDOW_S)
-    joined_s, left_s = [each.at_s for each in read_operations(folder) if isinstance(each, Scaling)][-2:]
+    at_s = {step.version: step.at_s for step in steps}  # of the last step before it
+    _, joined, left = [each.version for each in read_operations(folder) if isinstance(each, Scaling)]
+    joined_s, left_s = at_s[joined], at_s[left]
     alone = speed.median_rate(steps[2].at_s, joined_s)
     assert alone is not None
     assert max(speed.rate(joined_s + after_s) for after_s in range(FOLLOWS_S)) > 0.8 * 3 * alone

@@ -16,6 +16,20 @@ Price = Annotated[
     str | None,
     typer.Option(metavar="PRICE", help="Of a device for an hour, 2.5, or one for each: engine=1.2,learner=2.5."),
 ]
+EngineSpeed = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DEVICES=SPEED", help="Try engines of so many devices, so many times as quick as now; repeatable."
+    ),
+]
+Vary = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE,VALUE",
+        help="Try these values as well: of learner.groups_per_batch, sampling.samples_per_group or "
+        "staleness.update_mode; repeatable.",
+    ),
+]
 Processes = Annotated[int | None, typer.Option(min=1, help="That simulate side by side; without it one for each core.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")]
 
@@ -40,20 +54,8 @@ def plan(
     slots: Annotated[
         list[int] | None, typer.Option(min=1, help="Of an engine; may be repeated. Else the scenario's, and near it.")
     ] = None,
-    engine_speed: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DEVICES=SPEED", help="Try engines of so many devices, so many times as quick as now; repeatable."
-        ),
-    ] = None,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE,VALUE",
-            help="Try these values as well: of learner.groups_per_batch, sampling.samples_per_group or "
-            "staleness.update_mode; repeatable.",
-        ),
-    ] = None,
+    engine_speed: EngineSpeed = None,
+    vary: Vary = None,
     rank_efficiency: Annotated[
         float, typer.Option(min=0.5, max=1, help="What is kept of a learner's speed per device when it is doubled.")
     ] = 1.0,

@@ -108,6 +108,11 @@ class Issuing:
         """These groups are settled."""
         self._queues.forget(group_ids)
 
+    @property
+    def num_waiting(self) -> int:
+        """Samples that wait here for a place at an engine."""
+        return sum(self._queues.num_waiting(is_recorded=kind) for kind in KINDS)
+
     def _queue_of(self, group: LeasedGroup) -> SampleQueue:
         assert group.prompt is not None, "leases are opened once the prompt is read"
         return self._queues.of(group.purpose, is_recorded=group.prompt.is_recorded)

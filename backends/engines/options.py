@@ -74,6 +74,12 @@ class LatencyOptions(Options, frozen=True, kw_only=True):
     """Evenly spaced quantiles of recorded lengths, two or more, the shortest first. Empty: median and sigma count."""
     response_tokens_correlation: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Of the lengths within a group: 1 makes them all equal."""
+    response_tokens_course: tuple[Annotated[float, Meta(gt=0)], ...] = ()
+    """Factors of the lengths as training goes on, evenly spaced from the first group of the run to that of the number
+    ``response_tokens_course_groups``, and on straight lines between; later groups have the last. Empty: lengths do not
+    change."""
+    response_tokens_course_groups: Annotated[int, Meta(ge=1)] = 1000
+    """See there."""
     episode: EpisodeModelOptions | None = None
     """null: each sample is one response. Otherwise lengths are those of turns."""
     prompt_tokens: Annotated[int, Meta(ge=1)] = 64
@@ -99,6 +105,8 @@ class LatencyOptions(Options, frozen=True, kw_only=True):
     """Added for every byte of them (``learner.simulated.size_bytes``)."""
     fetch_byte_s: Annotated[float, Meta(ge=0)] = 0.0
     """Likewise."""
+    fetch_shared_byte_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Likewise, for every engine of its kind: what goes over the learner's link, which they share, once for each."""
     start_s: Annotated[float, Meta(ge=0)] = 0.0
     """From the start of its process until it is ready, of a replacement too."""
     failure_rate: Annotated[float, Meta(ge=0, le=1)] = 0.0

@@ -10,7 +10,7 @@ import msgspec
 from penstock.backends.ledger.kept_books import decoded, encoded, with_payloads
 from penstock.backends.ledger.protocol import PayloadGoneError, StaleEpochError
 from penstock.messages.books import KeptBooks
-from penstock.messages.ledger import GroupClosed, GroupRecorded, PayloadsReleased, StepRecorded
+from penstock.messages.ledger import EnginesRecorded, GroupClosed, GroupRecorded, PayloadsReleased, StepRecorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 class MemoryLedger:
     """What handles of one ledger share."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_brief: bool = False) -> None:
+        """``is_brief``: nobody will read what the Buffer has written, as none follows it. So of the entries only those
+        that name the engines stay, and receipts go with the payloads: a run of any length takes as much memory."""
+        self.is_brief = is_brief
+        self.num_left_out = 0
+        """Entries that did not stay."""
         self.epoch = -1
         self.entries: list[LedgerEntry] = []
         """Without payloads."""
@@ -72,7 +77,11 @@ class MemoryStore:
         for entry in entries:
             assert not isinstance(entry, GroupRecorded) or entry.payload is not None, "written without its payload"
         for entry in entries:
-            ledger.entries.append(self._keep(entry))
+            kept = self._keep(entry)
+            if ledger.is_brief and not isinstance(kept, EnginesRecorded):
+                ledger.num_left_out += 1
+            else:
+                ledger.entries.append(kept)
         number = len(ledger.entries)
         is_due = ledger.snapshot_every and number - ledger.snapshot[0] >= ledger.snapshot_every
         if snapshot is not None and is_due and (books := snapshot()) is not None:
@@ -84,6 +93,7 @@ class MemoryStore:
 
     def entries(self) -> Iterator[LedgerEntry]:
         """See :class:`~penstock.backends.ledger.protocol.LedgerReader`."""
+        assert not self._ledger.num_left_out, "entries that were not kept cannot be read"
         for entry in tuple(self._ledger.entries):
             yield self._filled(entry) if isinstance(entry, GroupRecorded) else entry
 
@@ -124,6 +134,9 @@ class MemoryStore:
                     ledger.trained[version] = {g: groups[g] for g in entry.kept if g in groups}
                     if not ledger.trained[version]:
                         del ledger.trained[version]
+                if ledger.is_brief:
+                    for version in [version for version in ledger.receipts if version <= entry.through_version]:
+                        del ledger.receipts[version]
             case _:
                 pass
         return entry

@@ -81,6 +81,7 @@ class SimulatedEngine:
         self._model: LatencyOptions = options.simulated
         slow_s = options.simulated_fetch_s
         self._fetch_s = self._model.fetch_weights_s if slow_s is None else slow_s
+        self._fetch_byte_s = self._model.fetch_byte_s + options.count * self._model.fetch_shared_byte_s
         self._seed = seed
         self._num_slots = options.slots
         self._progress_tokens = options.progress_tokens
@@ -124,7 +125,7 @@ class SimulatedEngine:
                 case InterruptGenerations():
                     self._cancel(list(self._requests.values()), "interrupted")
                 case FetchWeights():
-                    fetch_s = self._fetch_s + self._model.fetch_byte_s * command.manifest.size_bytes
+                    fetch_s = self._fetch_s + self._fetch_byte_s * command.manifest.size_bytes
                     self._after(fetch_s, self._fetch, command.manifest)
                 case ApplyWeights():
                     self._apply(command)

@@ -3,6 +3,8 @@
 Invariants:
 
 * It depends on the seed of its sample, and, where lengths go together within a group, on the run's seed and the group.
+* Where lengths change over training, that goes by the number of the group and not by the weights, so that every
+  schedule has the same lengths.
 * The same holds for the number of turns of an episode, their lengths, and what each waits for its tools.
 * A response that is longer already than what was drawn for it, as one that a real engine has begun may be, gets the
   next draw that is longer: so its length is that of a response of which this much is known.
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.backends.draws import normal, uniform
 from penstock.backends.simulated.engine_request import GROUP_LENGTH, LENGTH, NUM_TURNS, TOOL_WAIT, TURN_LENGTH
+from penstock.messages.samples import is_evaluation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +70,7 @@ def num_tokens_of(model: LatencyOptions, max_tokens: int, command: Generate, *, 
     """Tokens of the response, at least 1 and at most ``max_tokens``; not less than there are already."""
     num_made = 0 if command.prefix is None else command.prefix.num_tokens
     if not model.response_tokens_sigma and not model.response_tokens_quantiles:  # all alike: nothing to draw
-        return max(num_made, 1, min(max_tokens, int(model.response_tokens_median)))
+        return max(num_made, 1, min(max_tokens, int(model.response_tokens_median * _factor(model, command))))
     length = _drawn(model, max_tokens, command, normal(command.seed, LENGTH), run_seed)
     for again in range(1, MAX_DRAWS):
         if length >= num_made:
@@ -82,10 +85,20 @@ def _drawn(model: LatencyOptions, max_tokens: int, command: Generate, drawn: flo
         group = normal(run_seed, command.key.group_id, GROUP_LENGTH)
         drawn = math.sqrt(together) * group + math.sqrt(1 - together) * drawn
     if model.response_tokens_quantiles:
-        length = quantile(model.response_tokens_quantiles, _NORMAL.cdf(drawn)) + 0.5
+        length = quantile(model.response_tokens_quantiles, _NORMAL.cdf(drawn)) * _factor(model, command) + 0.5
     else:
-        length = model.response_tokens_median * math.exp(model.response_tokens_sigma * drawn)
+        length = model.response_tokens_median * math.exp(model.response_tokens_sigma * drawn) * _factor(model, command)
     return max(1, min(max_tokens, int(length)))
+
+
+def _factor(model: LatencyOptions, command: Generate) -> float:
+    """Of the lengths of this group; those of evaluations are as in the middle of the recorded runs."""
+    course, group_id = model.response_tokens_course, command.key.group_id
+    if not course or is_evaluation(group_id):
+        return 1.0
+    if len(course) == 1:
+        return course[0]
+    return quantile(course, min(1.0, group_id / model.response_tokens_course_groups))
 
 
 def quantile(quantiles: Sequence[float], share: float) -> float:

@@ -18,7 +18,7 @@ from penstock.runtime.prediction.planning.candidate import SECONDS_OF_HOUR, Obje
 from penstock.runtime.prediction.planning.pareto_svg import pareto_svg
 from penstock.runtime.prediction.planning.planned_file import write_planned
 from penstock.runtime.prediction.planning.search import search
-from penstock.runtime.prediction.planning.space import Space
+from penstock.runtime.prediction.planning.varied import VariedSpace
 from penstock.runtime.prediction.workers import Workers
 from penstock.runtime.terminal import print_json
 
@@ -48,6 +48,7 @@ def plan_and_show(
     out: Path,
     num_processes: int,
     as_json: bool,
+    varied: dict[str, tuple[str, ...]],
 ) -> None:
     """Search, print, write the scenario and the picture.
 
@@ -57,7 +58,7 @@ def plan_and_show(
     picture = out.with_suffix(".svg")
     for path in (out, picture):
         check_new_output(path, "--output")
-    space = Space(file, overrides, models, asked)
+    space = VariedSpace(file, overrides, models, asked, varied)
     with Workers(num_processes) as workers, _bar(console, is_off=as_json) as bar:
         plan = search(space, asked, workers, on_round=_rounds(bar, asked.budget))
     remarks = _remarks(plan, asked, space, models)
@@ -90,7 +91,7 @@ def _rounds(bar: Progress, most: int) -> Callable[[int], Callable[[], None]]:
     return begin
 
 
-def _table(plan: Plan, asked: Asked, space: Space) -> Table:
+def _table(plan: Plan, asked: Asked, space: VariedSpace) -> Table:
     title = (
         f"[bold]{escape(space.real.run.name)}[/]: up to {counted(asked.num_devices, 'device')}, for "
         f"{asked.objective}; what "
@@ -107,7 +108,7 @@ def _table(plan: Plan, asked: Asked, space: Space) -> Table:
     return table
 
 
-def _cells(each: Measured, asked: Asked, space: Space) -> list[str]:
+def _cells(each: Measured, asked: Asked, space: VariedSpace) -> list[str]:
     choice = each.candidate
     goodput = f"\ngoodput {percent(each.goodput.mean)}" if each.goodput.mean < 0.9995 else ""
     few = f"\n{each.num_seeds} of {counted(asked.num_seeds, 'seed')}" if each.num_seeds < asked.num_seeds else ""
@@ -134,7 +135,7 @@ def _price(value: float) -> str:
     return number_text(value, 3)
 
 
-def _told(plan: Plan, space: Space, models: Models | None) -> list[str]:
+def _told(plan: Plan, space: VariedSpace, models: Models | None) -> list[str]:
     """Everything below the table, as markup."""
     lines = [f"chosen: [bold]{escape(plan.chosen.candidate.short)}[/]", escape(_effort(plan))]
     lines += [f"[yellow]assumed[/] {escape(text)}" for text in space.assumed(plan.chosen.candidate)]
@@ -155,7 +156,7 @@ def _effort(plan: Plan) -> str:
     )
 
 
-def _remarks(plan: Plan, asked: Asked, space: Space, models: Models | None) -> list[str]:
+def _remarks(plan: Plan, asked: Asked, space: VariedSpace, models: Models | None) -> list[str]:
     """What leads the file."""
     best, choice = plan.chosen, plan.chosen.candidate
     objective = {Objective.COST: "lowest cost", Objective.GOODPUT: "highest goodput"}.get(

@@ -16,6 +16,20 @@ Price = Annotated[
     str | None,
     typer.Option(metavar="PRICE", help="Of a device for an hour, 2.5, or one for each: engine=1.2,learner=2.5."),
 ]
+EngineSpeed = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DEVICES=SPEED", help="Try engines of so many devices, so many times as quick as now; repeatable."
+    ),
+]
+Vary = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE,VALUE",
+        help="Try these values as well: of learner.groups_per_batch, sampling.samples_per_group or "
+        "staleness.update_mode; repeatable.",
+    ),
+]
 Processes = Annotated[int | None, typer.Option(min=1, help="That simulate side by side; without it one for each core.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")]
 
@@ -40,12 +54,8 @@ def plan(
     slots: Annotated[
         list[int] | None, typer.Option(min=1, help="Of an engine; may be repeated. Else the scenario's, and near it.")
     ] = None,
-    engine_speed: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DEVICES=SPEED", help="Try engines of so many devices, so many times as quick as now; repeatable."
-        ),
-    ] = None,
+    engine_speed: EngineSpeed = None,
+    vary: Vary = None,
     rank_efficiency: Annotated[
         float, typer.Option(min=0.5, max=1, help="What is kept of a learner's speed per device when it is doubled.")
     ] = 1.0,
@@ -63,6 +73,7 @@ def plan(
     from penstock.runtime.cli.plan import plan_and_show
     from penstock.runtime.prediction.models import read_models
     from penstock.runtime.prediction.planning.candidate import Asked, read_objective, read_prices, read_speeds
+    from penstock.runtime.prediction.planning.varied import read_varied
     from penstock.runtime.prediction.workers import usable_cores
 
     aim, prices = read_objective(objective), None if price is None else read_prices(price)
@@ -81,6 +92,7 @@ def plan(
         out=out,
         num_processes=processes or usable_cores(),
         as_json=as_json,
+        varied=read_varied(vary or ()),
     )
 
 
@@ -95,7 +107,7 @@ def rehearse(
         str,
         typer.Option(
             help="WHAT TIMES/UNIT, with commas: preempt (an engine), learner, machine or another actor; s, min, h, day;"
-            " 'per engine' where each has the rate."
+            " 'per engine' where each has the rate. Or kill:WHOM@SHARE, machine@SHARE: when so much is trained."
         ),
     ],
     overrides: Overrides = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich import box
 from rich.markup import escape
@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from penstock.messages.texts import counted
-from penstock.runtime.observability.texts import length_text, number_text, short_count
+from penstock.runtime.observability.texts import fixed, length_text, number_text, short_count
 from penstock.runtime.output_file import check_new_output
 from penstock.runtime.prediction.calibrate import calibrate
 from penstock.runtime.prediction.checking import checked
@@ -28,6 +28,15 @@ if TYPE_CHECKING:
     from penstock.runtime.prediction.forecast import Forecast, Interval
     from penstock.runtime.prediction.models import Check, Models
     from penstock.runtime.scenario import Scenario
+
+SHORT_QUEUE: Final = 100
+QUEUES: Final = (
+    ("for_slots", "samples wait for a slot"),
+    ("for_rewards", "samples are with the Scorer"),
+    ("incomplete", "groups wait for their last samples"),
+    ("ready", "groups are ready to be trained"),
+)
+"""What is said of each of the queues."""
 
 
 def calibrate_and_show(
@@ -144,6 +153,7 @@ def _forecast_table(found: Forecast) -> Table:
     table.add_row("goodput", f"{spread_text(found.goodput, percent)} of the tokens that ended were trained")
     ages = ", ".join(f"{percent(share)} {age} old" for age, share in enumerate(found.ages) if share)
     table.add_row("staleness", f"{ages} (versions)")
+    table.add_row("queues", "\n".join(f"{spread_text(found.depths[name], depth_text)} {text}" for name, text in QUEUES))
     bound = found.bound
     most = "" if bound.most_s is None else f" to {length_text(bound.most_s)}"
     slack = f", the other has {length_text(bound.slack_s)} of slack" if bound.slack_s else ""
@@ -151,6 +161,11 @@ def _forecast_table(found: Forecast) -> Table:
         "bound", f"{escape(bound.formula)}: {length_text(bound.least_s)}{most}; active: {bound.active}{slack}"
     )
     return table
+
+
+def depth_text(depth: float) -> str:
+    """Of a queue: with one digit behind the point where it is short."""
+    return fixed(depth, 1) if depth < SHORT_QUEUE else short_count(depth)
 
 
 def model_errors(models: Models | None) -> list[str]:

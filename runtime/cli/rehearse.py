@@ -17,7 +17,7 @@ from penstock.runtime.cli.prediction import model_errors, percent
 from penstock.runtime.observability.texts import duration_text, number_text, short_count
 from penstock.runtime.prediction.planning.candidate import SECONDS_OF_HOUR, Candidate
 from penstock.runtime.prediction.planning.space import COLOCATE, devices_of
-from penstock.runtime.prediction.rehearsal import Played, chaos_faults, quantile_of, read_rates, rehearse
+from penstock.runtime.prediction.rehearsal import Played, chaos_faults, quantile_of, read_faults, rehearse
 from penstock.runtime.prediction.workers import Workers
 from penstock.runtime.scenario.load import load_scenario
 from penstock.runtime.scenario.modelled import load_modelled
@@ -71,12 +71,12 @@ def rehearse_and_show(
         raise UserFault(f"run.only: {real.run.only}: a part of a run is not rehearsed; remove it")
     if models is not None:
         modelled = models.applied(modelled)
-    rates = read_rates(faults, real)
+    expected = read_faults(faults, real)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn())
     bar = Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal)
     with Workers(num_processes) as workers, bar:
         task = bar.add_task("", total=2 * len(seeds))
-        runs = rehearse(modelled, rates, seeds, workers, on_done=lambda: bar.advance(task))
+        runs = rehearse(modelled, expected, seeds, workers, on_done=lambda: bar.advance(task))
     hourly = None if prices is None else _as_candidate(real).hourly(prices)
     found = Rehearsal(scenario=real.run.name, faults=faults, hourly=hourly, runs=tuple(runs))
     completed = [run for run in runs if run.completed]

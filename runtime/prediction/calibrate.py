@@ -31,7 +31,7 @@ from penstock.runtime.prediction.cores_fit import at_own_speed, fit_cores, why_n
 from penstock.runtime.prediction.decode_fit import fit_decode
 from penstock.runtime.prediction.episode_fit import fit_episodes
 from penstock.runtime.prediction.fitting import CERTAIN, MIN_COUNT, Error, error_of, fit_line
-from penstock.runtime.prediction.lengths_fit import correlation_of, drift_of, quantiles_of
+from penstock.runtime.prediction.lengths_fit import correlation_of, drift_of_samples, quantiles_of
 from penstock.runtime.prediction.models import FitResult, Models
 from penstock.runtime.prediction.recorded import starts_s
 from penstock.runtime.prediction.sources import alike, model_of, source, timed_on_shared_cores
@@ -53,8 +53,6 @@ FEW: Final = 2
 """Requests side by side; where more ran all the time, what fewer take is told to be extrapolated."""
 MEDIAN_SPREAD: Final = 1.2533
 """√(π/2): standard error of a median over that of a mean, of what is normal."""
-DRIFT: Final = 0.1
-"""Of the mean length between the halves of a run, from which on it is told."""
 
 
 def calibrate(recordings: Sequence[Recording]) -> Models:
@@ -181,6 +179,7 @@ class _Fits:
             read = [num_context for num_context in firsts if num_context]
         if not read:
             self._unknown("engines.prompt_tokens: engines did not say how many tokens they read; 64 are modelled")
+        fetch = self._fetch()
         return replace(
             self._lengths(self.samples if episodes is None else self._turns()),
             episode=episodes,
@@ -191,10 +190,24 @@ class _Fits:
             token_load_s=values.get("token_load_s", 0.0),
             context_token_s=values.get("context_token_s", 0.0),
             apply_weights_s=self._mean("apply_weights", "apply_weights_s"),
-            fetch_weights_s=self._mean("fetch_weights", "fetch_weights_s"),
+            fetch_weights_s=fetch.get("fetch_weights_s", 0.0),
+            fetch_shared_byte_s=fetch.get("fetch_shared_byte_s", 0.0),
             failure_rate=failed,
             start_s=self._start("engine", "engines.start_s"),
         )
+
+    def _fetch(self) -> dict[str, float]:
+        """How long new weights are on their way; of runs with several numbers of engines also what these share."""
+        fetches: list[Work] = []
+        for recording in self._recordings:
+            sizes = [work.size for work in recording.work.get("publish", ())]
+            copies = recording.scenario.engines.count * statistics.fmean(sizes or [0.0])
+            fetches += [work._replace(size=copies) for work in recording.work.get("fetch_weights", ())]
+        if len({work.size for work in fetches}) < 2:
+            return {"fetch_weights_s": self._mean("fetch_weights", "fetch_weights_s")}
+        line = self._line(fetches, {"fetch_weights_s": None, "fetch_shared_byte_s": "size"})
+        self._keep("fetch weights", line, prefix="engines.")
+        return line.values
 
     def _loads(self, decode: DecodeFit) -> None:
         """How decoding goes with few requests: who says it, and where nobody has seen it."""
@@ -260,6 +273,9 @@ class _Fits:
         ]
 
     def _lengths(self, samples: Sequence[SampleSeen]) -> LatencyOptions:
+        drift = drift_of_samples(samples)
+        if drift is not None:
+            samples = [drift.without(sample) for sample in samples]
         odd = [sample.num_tokens for sample in samples if (sample.version or 1) % 2]
         even = [sample.num_tokens for sample in samples if not (sample.version or 1) % 2]
         of_odd = np.full(len(even), statistics.fmean(odd or even))
@@ -269,22 +285,19 @@ class _Fits:
             self._unknown(
                 "engines.response_tokens_correlation: no group has samples of different lengths; 0 is modelled"
             )
-        drift = drift_of(samples)
-        if drift is not None and abs(drift) > DRIFT:
-            self._unknown(
-                f"lengths changed by {100 * drift:+.0f} % from the first half of the steps to the second; those of all "
-                "steps together are modelled, without a drift"
-            )
         found = {
             "response_tokens_mean": statistics.fmean(odd + even),
             "response_tokens_correlation": correlation or 0.0,
         }
+        if drift is not None:
+            found |= {"response_tokens_first": drift.first, "response_tokens_last": drift.last}
         self._add("length of a response", found, len(odd + even), replace(error, typical=None), prefix="engines.")
-        return LatencyOptions(
+        lengths = LatencyOptions(
             response_tokens_quantiles=quantiles_of(odd + even),
             response_tokens_median=statistics.median(odd + even),
             response_tokens_correlation=correlation or 0.0,
         )
+        return lengths if drift is None else drift.modelled(lengths)
 
     # --- learner ----------------------------------------------------------------------------------------------------
 

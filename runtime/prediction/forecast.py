@@ -19,6 +19,7 @@ from penstock.messages.training import Activity, UpdateMode
 from penstock.runtime.hosts.virtual.simulate import Simulation
 from penstock.runtime.observability.explain.bounds import Bound, Terms, bound_from
 from penstock.runtime.observability.shares import LABELS
+from penstock.runtime.prediction.depths import DepthGauge, Depths
 from penstock.runtime.prediction.steady import Lanes, Steady, StepSeen, fewest_steps, steady_of, stretch_of
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     learner: dict[str, Interval]
     ages: tuple[float, ...]
     """Share of the trained samples by age in versions, over all seeds."""
+    depths: dict[str, Interval]
+    """Of the queues, as a mean over time, by the fields of :class:`.Depths`."""
     bound: Bound
 
 
@@ -155,6 +158,7 @@ class _Watch:
         self._first, self._last = stretch
         self._steps: list[StepSeen] = []
         self._before: Lanes | None = None
+        self._gauge: DepthGauge | None = None
         self.after: Lanes | None = None
         """At the end of the steady part, once that has come."""
         self.simulation = Simulation(scenario, on_step=self._seen, with_digest=False, may_lose=False)
@@ -169,6 +173,7 @@ class _Watch:
         )
         if place == self._first:
             self._before = self._lanes()
+            self._gauge = DepthGauge(self.simulation.host, accounts.progress_s / len(accounts.step_times))
         elif place == self._last:
             self.after = self._lanes()
             self.simulation.host.fail("the steady part is over")
@@ -180,8 +185,9 @@ class _Watch:
 
     def steady(self) -> Steady:
         assert self._before is not None, "its steady part has begun"
-        assert self.after is not None, "and has come to its end"
-        return steady_of(self._steps, self._before, self.after)
+        assert self._gauge is not None, "and its queues are looked at"
+        assert self.after is not None, "and it has come to its end"
+        return steady_of(self._steps, self._before, self.after, self._gauge.means())
 
 
 def summed_up(scenario: Scenario, seeds: Sequence[int], found: Sequence[Steady]) -> Forecast:
@@ -197,6 +203,7 @@ def summed_up(scenario: Scenario, seeds: Sequence[int], found: Sequence[Steady])
         occupancy=interval([each.occupancy for each in found]),
         engines=_states([each.engines for each in found]),
         learner=_states([each.learner for each in found]),
+        depths=_depths(found),
         ages=tuple(statistics.fmean([*each.ages, *[0.0] * num_ages][age] for each in found) for age in range(num_ages)),
         bound=_bound(scenario, found, step_s.mean),
     )
@@ -210,6 +217,11 @@ def interval(values: Sequence[float]) -> Interval:
 def _states(found: Sequence[dict[str, float]]) -> dict[str, Interval]:
     intervals = {label: interval([each[label] for each in found]) for label in LABELS.values()}
     return {label: value for label, value in intervals.items() if value.high > 0}
+
+
+def _depths(found: Sequence[Steady]) -> dict[str, Interval]:
+    seen = [each.depths for each in found if each.depths is not None]
+    return {name: interval(values) for name, *values in zip(Depths._fields, *seen, strict=True)}
 
 
 def _bound(scenario: Scenario, found: Sequence[Steady], step_s: float) -> Bound:

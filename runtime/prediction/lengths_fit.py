@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
+
+from penstock.runtime.prediction.fitting import CERTAIN, MIN_COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
+    from penstock.backends.engines.options import LatencyOptions
     from penstock.runtime.prediction.recorded import SampleSeen
 
+    Floats = NDArray[np.float64]
+
 NUM_QUANTILES: Final = 101
+DRIFT: Final = 0.1
+"""Of the mean length between the halves of a run, from which on it is modelled."""
+LEAST: Final = 0.05
+"""Of a length to the mean, at either end of a line."""
 _NORMAL: Final = statistics.NormalDist()
 
 
@@ -43,14 +56,59 @@ def correlation_of(samples: Sequence[SampleSeen]) -> float | None:
     return min(1.0, max(0.0, 1.0 - statistics.fmean(within) / total))
 
 
-def drift_of(samples: Sequence[SampleSeen]) -> float | None:
-    """(Mean length of the second half of the steps − of the first) ÷ mean; None where there are no two halves."""
-    trained = [sample for sample in samples if sample.version is not None]
-    if not trained:
+class Drift(NamedTuple):
+    """Lengths that change over training, on a straight line by the number of the group."""
+
+    first: float
+    """Of the first group's lengths to the mean of all."""
+    last: float
+    """Of those of the group ``num_groups``."""
+    num_groups: int
+
+    def without(self, sample: SampleSeen) -> SampleSeen:
+        """As if it had been drawn in the middle of the runs; at least one token, if it has any."""
+        share = min(1.0, max(0.0, sample.group_id / self.num_groups))
+        factor = self.first + share * (self.last - self.first)
+        return sample._replace(num_tokens=max(min(1, sample.num_tokens), round(sample.num_tokens / factor)))
+
+    def modelled(self, lengths: LatencyOptions) -> LatencyOptions:
+        """A model of the lengths in the middle of the runs, with this."""
+        course = round(self.first, 3), round(self.last, 3)
+        return replace(lengths, response_tokens_course=course, response_tokens_course_groups=self.num_groups)
+
+
+def drift_of(group_ids: Floats, lengths: Floats) -> Drift | None:
+    """The line through the lengths of groups; None where its halves differ by less than :data:`DRIFT`, or where it is
+    not told apart from chance.
+
+    Args:
+        group_ids: float64 ``[N]``.
+        lengths: float64 ``[N]``, the mean of each group.
+    """
+    if len(group_ids) < MIN_COUNT or group_ids.max() <= 0:
         return None
-    middle = statistics.median(sample.version or 0 for sample in trained)
-    early = [sample.num_tokens for sample in trained if (sample.version or 0) <= middle]
-    late = [sample.num_tokens for sample in trained if (sample.version or 0) > middle]
-    if not early or not late:
+    from_middle = group_ids - group_ids.mean()
+    spread = float((from_middle * from_middle).sum())
+    mean = float(lengths.mean())
+    if not spread or mean <= 0:
         return None
-    return (statistics.fmean(late) - statistics.fmean(early)) / statistics.fmean(early + late)
+    slope = float((from_middle * lengths).sum()) / spread
+    left = lengths - mean - slope * from_middle
+    uncertain = math.sqrt(float((left * left).sum()) / (len(lengths) - 2) / spread)
+    reach = float(group_ids.max() - group_ids.min())
+    if abs(slope) * reach / 2 < DRIFT * mean or abs(slope) < CERTAIN * uncertain:
+        return None
+    ends = (mean + slope * (at - float(group_ids.mean())) for at in (0.0, float(group_ids.max())))
+    first, last = (max(LEAST, end / mean) for end in ends)
+    return Drift(first, last, round(float(group_ids.max())))
+
+
+def drift_of_samples(samples: Sequence[SampleSeen]) -> Drift | None:
+    """See :func:`drift_of`; of what was trained, as of the last groups of a run only short ones have come to their
+    end."""
+    groups: defaultdict[int, list[int]] = defaultdict(list)
+    for sample in samples:
+        if sample.version is not None:
+            groups[sample.group_id].append(sample.num_tokens)
+    means = [statistics.fmean(lengths) for lengths in groups.values()]
+    return drift_of(np.array([*groups], dtype=np.float64), np.array(means, dtype=np.float64))

@@ -133,6 +133,7 @@ class Models(Options, frozen=True, kw_only=True):
     def doubts(self, scenario: Scenario, *, has_episodes: bool = False) -> list[str]:
         """In what a modelled scenario leaves what the runs have shown; ``has_episodes``: the real one has some."""
         longest, slots = scenario.sampling.max_response_tokens, scenario.engines.slots
+        groups_per_batch = scenario.learner.groups_per_batch
         cases = (
             (
                 longest > self.max_response_tokens and self.truncated_share,
@@ -153,6 +154,12 @@ class Models(Options, frozen=True, kw_only=True):
             (
                 self.is_load_known and self.fewest_running > max(2, slots // 2),
                 f"engines: {self.fewest_running:,} requests ran side by side at least: what fewer take is extrapolated",
+            ),
+            (
+                self.engines.response_tokens_course
+                and self.engines.response_tokens_course_groups < 0.9 * scenario.run.num_steps * groups_per_batch,
+                f"lengths changed over the {self.engines.response_tokens_course_groups:,} groups of the runs; those of "
+                "later groups are modelled as the last of these",
             ),
             (
                 has_episodes and self.engines.episode is None,

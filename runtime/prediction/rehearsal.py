@@ -1,9 +1,10 @@
-"""A scenario's whole run on the virtual clock with faults that come by chance, over many seeds.
+"""A scenario's whole run on the virtual clock with faults that come by chance, or at a moment, over many seeds.
 
 Each seed is played twice, with and without its faults: what the run took without them, divided by what it took with
 them, is its effective training time. When which fault comes is drawn from the seed alone, as a Poisson process of the
-rate that was asked for; what it hits is killed, as by SIGKILL, and replaced as the supervisor replaces it, after
-``start_s`` of its model. A fault that finds nobody, as its target is being replaced, does not count.
+rate that was asked for, or it comes when a share of the steps is trained; what it hits is killed, as by SIGKILL, and
+replaced as the supervisor replaces it, after ``start_s`` of its model. A fault that finds nobody, as its target is
+being replaced, does not count.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
+    from penstock.messages.training import StepReported
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
     from penstock.runtime.prediction.workers import Workers
@@ -42,6 +44,9 @@ _FORM: Final = re.compile(
     r"(?P<what>[a-z_]+)\s+(?P<times>\d{1,9}(\.\d{1,9})?)\s*/\s*(?P<unit>[a-z]+)(\s+per\s+(?P<per>[a-z]+))?"
 )
 
+_MOMENT: Final = re.compile(r"(machine|kill:(?P<target>[a-z_]+(/\d{1,6})?))@(?P<progress>\d{1,9}(\.\d{1,9})?)")
+"""As ``penstock chaos --faults`` has it."""
+
 
 class Rate(msgspec.Struct, frozen=True):
     """Faults of one kind."""
@@ -50,6 +55,19 @@ class Rate(msgspec.Struct, frozen=True):
     """Actors, one of which is hit each time; ``machine``: all at once."""
     per_s: float
     """Of all targets together."""
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """One fault, at a moment that was named."""
+
+    target: str
+    """An actor; ``machine``: all at once."""
+    progress: float
+    """Share of the run's steps that are trained then, in (0, 1)."""
+
+
+Expected = Rate | Moment
+"""Faults, as they were asked for."""
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -95,11 +113,11 @@ class Job(NamedTuple):
 
     scenario: Scenario
     seed: int
-    rates: tuple[Rate, ...]
+    faults: tuple[Expected, ...]
 
 
-def read_rates(text: str, scenario: Scenario) -> tuple[Rate, ...]:
-    """Read ``preempt 0.05/h per engine, learner 0.01/h``.
+def read_faults(text: str, scenario: Scenario) -> tuple[Expected, ...]:
+    """Read ``preempt 0.05/h per engine, learner 0.01/h, kill:engine/3@0.5``.
 
     Raises:
         UserFault: a part of it cannot be read, or names nobody.
@@ -111,12 +129,14 @@ def read_rates(text: str, scenario: Scenario) -> tuple[Rate, ...]:
     return found
 
 
-def _read(part: str, names: Sequence[str]) -> Rate:
+def _read(part: str, names: Sequence[str]) -> Expected:
+    if (moment := _MOMENT.fullmatch(part)) is not None:
+        return _read_moment(part, moment["target"] or MACHINE, float(moment["progress"]), names)
     read = _FORM.fullmatch(part)
     if read is None:
         raise UserFault(
             f"--faults: cannot read '{part}'; write WHAT TIMES/UNIT, such as 'preempt 0.05/h per engine' or "
-            "'learner 0.01/h'"
+            "'learner 0.01/h', or kill:WHOM@SHARE, such as kill:engine/3@0.5"
         )
     what, unit, per = read["what"], read["unit"], read["per"]
     engines = tuple(name for name in names if is_engine(name))
@@ -136,9 +156,17 @@ def _read(part: str, names: Sequence[str]) -> Rate:
     return Rate(targets, float(read["times"]) / UNITS_S[unit] * (len(targets) if per else 1))
 
 
+def _read_moment(part: str, target: str, progress: float, names: Sequence[str]) -> Moment:
+    if target != MACHINE and target not in names:
+        raise UserFault(f"--faults: '{part}': there is no '{target}' to be hit; there are {', '.join(names)}")
+    if not 0 < progress < 1:
+        raise UserFault(f"--faults: '{part}': the moment is a share of the steps, between 0 and 1; found {progress:g}")
+    return Moment(target, progress)
+
+
 def rehearse(
     scenario: Scenario,
-    rates: Sequence[Rate],
+    faults: Sequence[Expected],
     seeds: Sequence[int],
     workers: Workers,
     *,
@@ -148,7 +176,7 @@ def rehearse(
 
     Args:
         scenario: modelled.
-        rates: of the faults.
+        faults: that come.
         seeds: one or more.
         workers: that play.
         on_done: hears of every run that is over, two of each seed.
@@ -156,7 +184,7 @@ def rehearse(
     Raises:
         UserFault: a run does not complete without faults either.
     """
-    jobs = [Job(scenario, seed, faults) for seed in seeds for faults in ((), tuple(rates))]
+    jobs = [Job(scenario, seed, those) for seed in seeds for those in ((), tuple(faults))]
     found = workers.map(played, jobs, on_done=on_done)
     results: list[Played] = []
     for calm, disturbed in zip(found[::2], found[1::2], strict=True):
@@ -171,13 +199,20 @@ def rehearse(
 def played(job: Job) -> Played:
     """One run."""
     run = msgspec.structs.replace(job.scenario.run, seed=job.seed)
-    simulation = Simulation(msgspec.structs.replace(job.scenario, run=run))
     hits: list[Hit] = []
+    left = sorted((each for each in job.faults if isinstance(each, Moment)), key=lambda each: each.progress)
+
+    def told(report: StepReported) -> None:
+        while left and report.version >= left[0].progress * run.num_steps:
+            target, clock = left.pop(0).target, simulation.host.clock
+            clock.at(clock.now_s, _call, partial(_strike, simulation, hits, target), None)
+
+    simulation = Simulation(msgspec.structs.replace(job.scenario, run=run), on_step=told)
     watch = _Watch()
     simulation.host.watch(watch)
-    for place, rate in enumerate(job.rates):
-        gaps = random.Random(f"{job.seed}/{place}")
-        _arrange(simulation, hits, rate, gaps)
+    for place, fault in enumerate(job.faults):
+        if isinstance(fault, Rate):
+            _arrange(simulation, hits, fault, random.Random(f"{job.seed}/{place}"))
     ending = simulation.run(None)
     result = simulation.result(ending, 0.0)
     return Played(
@@ -212,7 +247,12 @@ def _arrange(simulation: Simulation, hits: list[Hit], rate: Rate, gaps: random.R
 
 
 def _hit(simulation: Simulation, hits: list[Hit], rate: Rate, gaps: random.Random) -> None:
-    host, target = simulation.host, gaps.choice(rate.targets)
+    _strike(simulation, hits, gaps.choice(rate.targets))
+    _arrange(simulation, hits, rate, gaps)
+
+
+def _strike(simulation: Simulation, hits: list[Hit], target: str) -> None:
+    host = simulation.host
     progress = len(simulation.accounts.step_times) / simulation.scenario.run.num_steps
     if target == MACHINE:
         host.lose_machine()
@@ -222,7 +262,6 @@ def _hit(simulation: Simulation, hits: list[Hit], rate: Rate, gaps: random.Rando
         if process is not None and process.status is not Status.DEAD:
             process.kill()
             hits.append(Hit(target, host.clock.now_s, progress))
-    _arrange(simulation, hits, rate, gaps)
 
 
 def _call(act: Callable[[], None], _: None) -> None:

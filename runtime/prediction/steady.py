@@ -16,6 +16,7 @@ from penstock.messages.names import LEARNER, is_engine
 from penstock.messages.training import Activity
 from penstock.runtime.observability.shares import LABELS, Shares
 from penstock.runtime.observability.summary import trained_tokens
+from penstock.runtime.prediction.depths import Depths
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,6 +46,8 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the trained samples by age in versions."""
     longest_tokens: float
     """Of a batch: its longest response, as a mean over the batches."""
+    depths: Depths | None = None
+    """Of the queues; None of recorded runs, which do not say."""
 
     @property
     def engines_busy(self) -> float:
@@ -83,7 +86,7 @@ def fewest_steps(max_staleness: int) -> int:
     return next(count for count in itertools.count(max_staleness) if stretch_of(count, max_staleness) is not None)
 
 
-def steady_of(steps: Sequence[StepSeen], before: Lanes, after: Lanes) -> Steady:
+def steady_of(steps: Sequence[StepSeen], before: Lanes, after: Lanes, depths: Depths | None = None) -> Steady:
     """Of the steps from the first, which only begins it, to the last; ``before`` and ``after`` are at these two."""
     first, last = steps[0], steps[-1]
     counted = steps[1:]
@@ -104,6 +107,7 @@ def steady_of(steps: Sequence[StepSeen], before: Lanes, after: Lanes) -> Steady:
         goodput=trained / left if left else 1.0,
         ages=tuple(ages[age] / max(1, ages.total()) for age in range(max(ages, default=0) + 1)),
         longest_tokens=sum(max(step.response_lengths, default=0) for step in counted) / len(counted),
+        depths=depths,
     )
 
 

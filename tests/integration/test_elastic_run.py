@@ -22,6 +22,7 @@ from penstock import open_run
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
+from penstock.runtime.chaos.throughput import Throughput
 from penstock.runtime.cli.app import app
 from penstock.runtime.observability.operations import Scaling, read_operations
 from penstock.runtime.observability.trackers import read_activity, read_steps
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.timeout(300), pytest.mark.both_hosts]
 
 CHAOS = Path(__file__).parents[1] / "chaos"
+FOLLOWS_S = 20
+"""In which a run is as quick as its engines are many."""
+WINDOW_S = 5.0
 
 
 def penstock(*words: str) -> str:
@@ -67,6 +71,13 @@ def await_state(run: LiveRun, holds: Callable[[], bool], first_step: int) -> int
     return step
 
 
+def await_later(run: LiveRun, seconds: float) -> None:
+    """Until a step so much later, by the run's clock, than the last one."""
+    until_s = read_steps(run.folder)[-1].at_s + seconds
+    while read_steps(run.folder)[-1].at_s < until_s:
+        run.await_steps(more=1)
+
+
 def has_left(run: LiveRun, name: str) -> bool:
     return f"{name} has left, with nothing left to do" in run.output
 
@@ -100,6 +111,41 @@ def test_one_engine_two_engines_one_engine_with_real_models(tmp_path: Path) -> N
     assert recorded_engines(folder) == [["engine/0"], ["engine/0", "engine/1"], ["engine/1"]]
     last = rows(folder, "SELECT DISTINCT engine FROM samples WHERE state = 'trained' AND version > 145")
     assert last == [("engine/1",)]
+    assert audit_ledger(folder / LEDGER_FILE).is_clean
+
+
+def test_speed_follows_from_one_engine_to_three_and_back(tmp_path: Path) -> None:
+    options = (
+        "engines.count=1",
+        "engines.max=3",
+        "engines.slots=8",
+        "engines.simulated.token_s=0.008",  # modelled, so how quick an engine is does not depend on the machine
+        "learner.simulated.step_s=0.05",
+        "run.num_steps=100000",
+        *NO_EVALUATION,
+    )
+    with LiveRun(CHAOS / "modelled.yaml", tmp_path, options) as run:
+        run.await_steps(8)
+        folder = run.folder
+        for words in ("engines=+2", "engines=-2"):
+            penstock("scale", str(folder), words)
+            await_later(run, FOLLOWS_S + 2 * WINDOW_S)
+        summary = run.interrupt()
+    steps = read_steps(folder)
+    speed = Throughput([(step.at_s, float(sum(step.response_lengths))) for step in steps], window_s=WINDOW_S)
+    at_s = {step.version: step.at_s for step in steps}  # of the last step before it
+    _, joined, left = [each.version for each in read_operations(folder) if isinstance(each, Scaling)]
+    joined_s, left_s = at_s[joined], at_s[left]
+    alone = speed.median_rate(steps[2].at_s, joined_s)
+    assert alone is not None
+    assert max(speed.rate(joined_s + after_s) for after_s in range(FOLLOWS_S)) > 0.8 * 3 * alone
+    last = speed.median_rate(left_s + FOLLOWS_S, steps[-1].at_s)
+    assert last is not None
+    assert 0.7 * alone < last < 1.4 * alone
+    assert [len(names) for names in recorded_engines(folder)] == [1, 3, 1]
+    assert summary.max_staleness <= 2
+    assert summary.tokens_lost_estimate == 0
+    assert steps[-1].metrics["prompt_source/lost_tokens"] == 0, "none is made twice"
     assert audit_ledger(folder / LEDGER_FILE).is_clean
 
 

@@ -33,6 +33,7 @@ from penstock.runtime.prediction.planning.estimate import Estimator
 from penstock.runtime.prediction.planning.measured import Measured, chosen, pareto
 from penstock.runtime.prediction.planning.search import Trials, search
 from penstock.runtime.prediction.planning.space import Space
+from penstock.runtime.prediction.planning.varied import VariedSpace, read_varied
 from penstock.runtime.prediction.steady import WORKING, Steady
 from penstock.runtime.prediction.workers import Workers
 from penstock.runtime.scenario.load import load_scenario
@@ -205,6 +206,63 @@ def test_where_the_estimate_says_nothing_simulations_find_the_way(monkeypatch: p
         lost = search(space, asked, workers, on_round=lambda _: lambda: None)
     assert found.chosen.tokens_per_s.mean >= 0.98 * best.chosen.tokens_per_s.mean
     assert lost.chosen.tokens_per_s.mean < 0.8 * best.chosen.tokens_per_s.mean
+
+
+VARIED = read_varied(["learner.groups_per_batch=4,12", "staleness.update_mode=in_flight,drain"])
+
+
+def test_keys_that_are_varied_are_searched_with_everything_else() -> None:
+    asked = Asked(num_devices=3, max_staleness=1, num_seeds=1, budget=12, slots=(8,))
+    swap = "engines.simulated.apply_weights_s=0.6"
+    space = VariedSpace(FILE, [*MODELLED, swap], None, asked, VARIED)
+    with Workers(2) as workers:
+        found = search(space, asked, workers, on_round=lambda _: lambda: None)
+        everything = Trials(space, replace(asked, budget=10**6), workers, lambda _: lambda: None)
+        everything.play([each for each in space.candidates if everything.is_allowed(each)], 1)
+    speeds = {each.candidate: each.tokens_per_s.mean for each in everything.all()}
+    assert speeds[found.chosen.candidate] >= 0.98 * max(speeds.values())
+    by_value = {
+        text: max(speed for each, speed in speeds.items() if text in each.varied)
+        for key, values in VARIED.items()
+        for text in (f"{key}={value}" for value in values)
+    }
+    assert min(by_value.values()) < 0.95 * max(speeds.values()), "it matters which"
+    chosen_one = space.real_of(found.chosen.candidate)
+    assert f"learner.groups_per_batch={chosen_one.learner.groups_per_batch}" in found.chosen.candidate.varied
+    assert all(text in found.chosen.candidate.short for text in found.chosen.candidate.varied)
+
+
+def test_a_policy_with_an_update_mode_of_its_own_is_one_choice_whatever_is_varied() -> None:
+    space = VariedSpace(FILE, MODELLED, None, Asked(num_devices=4, slots=(8,)), VARIED)
+    alone = space_of(Asked(num_devices=4, slots=(8,)))
+    num_fixed = sum(each.policy != "fully_async" for each in alone.candidates)
+    assert len(space.candidates) == len(set(space.candidates)) == 4 * len(alone.candidates) - 2 * num_fixed
+    for each in (one for one in space.candidates if one.policy == "fully_async"):
+        assert f"staleness.update_mode={space.modelled_of(each).staleness.update_mode}" in each.varied
+        assert space.sketch_of(each).staleness.update_mode == space.modelled_of(each).staleness.update_mode
+        others = [one for one in space.neighbours(each, 1) if one.varied != each.varied]
+        assert len(others) == 2, "one with the other batch, and one with the other mode"
+    assert not any(text.startswith("update modes") for text in space.not_searched)
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["learner.groups_per_batch"], "cannot read 'learner.groups_per_batch'; write KEY=VALUE,VALUE"),
+        (["learner.groups_per_batch=4,"], "cannot read"),
+        (["engines.count=1,2"], "'engines.count' is not varied; staleness.update_mode, learner.groups_per_batch"),
+        (["sampling.samples_per_group=4", "sampling.samples_per_group=8"], "is there twice"),
+    ],
+)
+def test_keys_that_cannot_be_varied_are_refused(texts: list[str], said: str) -> None:
+    with pytest.raises(UserFault, match=f"--vary: .*{re.escape(said)}"):
+        read_varied(texts)
+
+
+def test_an_update_mode_is_varied_only_where_the_policy_has_a_choice() -> None:
+    overrides = [*MODELLED, "staleness.policy=sync", "staleness.max_staleness=0"]
+    with pytest.raises(UserFault, match=r"--vary: staleness\.update_mode: sync has one of its own"):
+        VariedSpace(FILE, overrides, None, Asked(num_devices=4), read_varied(["staleness.update_mode=drain"]))
 
 
 def test_the_result_does_not_depend_on_the_number_of_processes() -> None:

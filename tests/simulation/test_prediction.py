@@ -37,7 +37,6 @@ from penstock.runtime.hosts.virtual.host import IdleWatcher
 from penstock.runtime.hosts.virtual.simulate import Simulation
 from penstock.runtime.observability.facts import Start, facts_of
 from penstock.runtime.observability.trackers import ActivityRow, read_activity
-from penstock.runtime.prediction import calibrate as calibration
 from penstock.runtime.prediction.calibrate import calibrate
 from penstock.runtime.prediction.cores_fit import BUSY
 from penstock.runtime.prediction.fitting import Course, fit_line
@@ -687,13 +686,37 @@ def test_simulate_takes_the_models_and_says_how_far_they_may_be_off(models: Mode
     arguments = ["simulate", str(SCENARIOS / "fully_async.yaml"), *SHAPE, "--models", str(path), "--seeds", "1"]
     shown = CliRunner().invoke(app, arguments, terminal_width=140)
     assert shown.exit_code == 0, shown.output
-    for words in ("step time", "tokens/s", "working", "goodput", "staleness", "active:", "was not checked"):
+    for words in (
+        "step time",
+        "tokens/s",
+        "working",
+        "wait for a slot",
+        "goodput",
+        "staleness",
+        "active:",
+        "was not checked",
+    ):
         assert words in shown.output, words
     told = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
     assert told["seeds"] == [0]
     assert told["step_s"]["low"] == told["step_s"]["mean"] > 0
     refused = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
     assert isinstance(refused.exception, UserFault)
+
+
+def test_queues_are_as_deep_as_what_goes_through_them_waits() -> None:
+    """By Little's law, where it is known how long something waits."""
+    late = forecast(
+        truth("fully_async", "reward.simulated.latency_s=0.5", "reward.simulated.latency_sigma=0"), range(2)
+    )
+    assert late.depths["for_rewards"].mean == pytest.approx(36 * 0.5 / late.step_s.mean, rel=0.15)
+    few, heavy = (
+        forecast(truth("fully_async", key), range(1)).depths
+        for key in ("engines.slots=2", "learner.simulated.step_s=30")
+    )
+    assert few["for_slots"].mean > 36 > heavy["for_slots"].mean
+    assert few["ready"].mean < 6 < heavy["ready"].mean
+    assert heavy["incomplete"].mean < few["incomplete"].mean
 
 
 def test_a_run_with_too_few_steps_has_no_steady_part() -> None:
@@ -769,11 +792,45 @@ def test_correlation_of_lengths_within_groups() -> None:
     assert correlation_of(samples([[1], [2]])) is None
 
 
-def test_a_drift_of_lengths_is_told(recording: Recording) -> None:
-    longer = [s._replace(num_tokens=s.num_tokens * (2 if (s.version or 0) > 12 else 1)) for s in recording.samples]
-    found = calibrate([recording._replace(samples=longer)])
-    assert any(text.startswith("lengths changed by +") for text in found.unknown)
-    assert calibration.DRIFT == 0.1
+GROWING = (
+    *TRUTH,
+    "engines.simulated.response_tokens_sigma=0.3",
+    "engines.simulated.response_tokens_course=[0.5, 1.5]",
+    "engines.simulated.response_tokens_course_groups=144",
+)
+"""Lengths that triple over the 24 batches of 6 groups."""
+
+
+def test_lengths_that_grow_over_training_are_fitted_and_predicted(tmp_path: Path) -> None:
+    models = calibrate([Played(truth(known=GROWING), tmp_path).recording])
+    first, last = models.engines.response_tokens_course
+    assert last / first == pytest.approx(3.0, rel=0.3)
+    assert models.engines.response_tokens_course_groups == pytest.approx(144, abs=2)
+    assert models.engines.response_tokens_correlation == pytest.approx(0.5, abs=0.15)
+    half = "run.num_steps=12"
+    real = forecast(truth("fully_async", half, known=GROWING), range(2)).step_s.mean
+    predicted = forecast(models.applied(truth("fully_async", half, known=SHAPE)), range(2)).step_s.mean
+    assert predicted == pytest.approx(real, rel=0.15), "six steps are counted"
+    steady = replace(models, engines=replace(models.engines, response_tokens_course=()))
+    wrong = forecast(steady.applied(truth("fully_async", half, known=SHAPE)), range(2)).step_s.mean
+    assert wrong - real > 2 * abs(predicted - real), "without the course the first half is predicted too slow"
+    longer = truth("fully_async", "run.num_steps=48", known=SHAPE)
+    assert any("later groups are modelled as the last" in text for text in models.doubts(longer))
+
+
+def test_what_engines_share_of_a_link_is_told_by_runs_with_several_numbers_of_them(tmp_path: Path) -> None:
+    link = (*TRUTH, "engines.simulated.fetch_shared_byte_s=0.00005")  # 0.05 s for each copy of 1,000 bytes
+    runs = [
+        Played(truth("sync", f"engines.count={count}", known=link), tmp_path / f"{count}").recording for count in (2, 5)
+    ]
+    models = calibrate(runs)
+    assert models.engines.fetch_weights_s == pytest.approx(0.2, rel=0.02)
+    assert models.engines.fetch_shared_byte_s == pytest.approx(0.00005, rel=0.02)
+    assert calibrate(runs[:1]).engines.fetch_weights_s == pytest.approx(0.3, rel=0.02), "all of it, where none varied"
+
+
+def test_lengths_that_do_not_change_have_no_course(models: Models) -> None:
+    assert models.engines.response_tokens_course == ()
 
 
 def test_models_of_runs_without_any_reward_say_why_nothing_is_trained() -> None:

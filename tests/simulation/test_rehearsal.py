@@ -18,11 +18,13 @@ from penstock.runtime.cli.chaos import planned_faults
 from penstock.runtime.prediction.rehearsal import (
     Hit,
     Job,
+    Moment,
     Played,
+    Rate,
     chaos_faults,
     played,
     quantile_of,
-    read_rates,
+    read_faults,
     rehearse,
 )
 from penstock.runtime.prediction.workers import Workers
@@ -51,7 +53,7 @@ NAMES = load_scenario(FILE, KEYS)
 def test_rates_are_read() -> None:
     engines = ("engine/0", "engine/1")
     text = "preempt 0.05/h per engine, engine 2/min,learner 0.01 / h, machine 1/day, prompt_source 3/s"
-    rates = read_rates(text, NAMES)
+    rates = [each for each in read_faults(text, NAMES) if isinstance(each, Rate)]
     assert [rate.targets for rate in rates] == [engines, engines, ("learner",), ("machine",), ("prompt_source",)]
     assert [rate.per_s for rate in rates] == pytest.approx([2 * 0.05 / 3600, 2 / 60, 0.01 / 3600, 1 / 86400, 3.0])
 
@@ -69,15 +71,18 @@ def test_rates_are_read() -> None:
         ("learner 1/h per engine", "write learner 1/h"),
         ("preempt 1/h per node", "only preempt and engine"),
         ("preempt 1/h learner 1/h", "cannot read"),
+        ("kill:engine/2@0.5", "there is no 'engine/2' to be hit; there are"),
+        ("kill:engine/0@1.5", "a share of the steps, between 0 and 1; found 1.5"),
+        ("stop:buffer@0.5", "or kill:WHOM@SHARE"),
     ],
 )
 def test_rates_that_cannot_be_read_name_the_part_and_what_to_write(text: str, said: str) -> None:
     with pytest.raises(UserFault, match=f"--faults: .*{re.escape(said)}"):
-        read_rates(text, NAMES)
+        read_faults(text, NAMES)
 
 
 def test_faults_come_as_often_as_was_asked() -> None:
-    (rate,) = read_rates("buffer 2/min", NAMES)
+    (rate,) = read_faults("buffer 2/min", NAMES)
     runs = [played(Job(SCENARIO, seed, (rate,))) for seed in range(12)]
     expected = 2 / 60 * sum(run.finish_s for run in runs)
     num_hits = sum(len(run.hits) for run in runs)
@@ -88,8 +93,22 @@ def test_faults_come_as_often_as_was_asked() -> None:
     assert all(0 <= hit.progress <= 1 and 0 < hit.at_s <= run.finish_s for run in runs for hit in run.hits)
 
 
+def test_faults_come_at_the_moments_that_were_named_in_every_run() -> None:
+    text = "kill:learner@0.7, kill:engine/1@0.25,machine@0.5"
+    faults = read_faults(text, NAMES)
+    assert faults == (Moment("learner", 0.7), Moment("engine/1", 0.25), Moment("machine", 0.5))
+    with Workers(1) as workers:
+        runs = rehearse(SCENARIO, faults, range(2), workers)
+    for run in runs:
+        assert run.completed
+        assert [hit.target for hit in run.hits] == ["engine/1", "machine", "learner"]
+        assert [hit.progress for hit in run.hits] == pytest.approx([0.25, 0.5, 0.7], abs=1 / SCENARIO.run.num_steps)
+        assert run.steps_again > 0, "the learner had trained since its checkpoint"
+        assert all(told.startswith(("kill:", "machine")) for told in chaos_faults(run))
+
+
 def test_faults_cost_time_and_tokens_and_steps_since_the_checkpoint() -> None:
-    rates = read_rates("preempt 2/min per engine, learner 2/min", NAMES)
+    rates = read_faults("preempt 2/min per engine, learner 2/min", NAMES)
     with Workers(1) as workers:
         runs = rehearse(SCENARIO, rates, range(5), workers)
     assert all(run.completed for run in runs)
@@ -102,7 +121,7 @@ def test_faults_cost_time_and_tokens_and_steps_since_the_checkpoint() -> None:
 
 
 def test_the_same_seed_is_the_same_run_in_any_process() -> None:
-    rates = read_rates("preempt 2/min per engine, machine 1/min", NAMES)
+    rates = read_faults("preempt 2/min per engine, machine 1/min", NAMES)
     found: list[list[Played]] = []
     for number in (1, 2):
         with Workers(number) as workers:
@@ -113,7 +132,7 @@ def test_the_same_seed_is_the_same_run_in_any_process() -> None:
 
 def test_a_run_that_does_not_complete_says_why() -> None:
     fragile = replace(SCENARIO, runtime=replace(SCENARIO.runtime, max_restarts=0))
-    run = played(Job(fragile, 0, read_rates("learner 10/min", NAMES)))
+    run = played(Job(fragile, 0, read_faults("learner 10/min", NAMES)))
     assert not run.completed
     assert "learner was lost" in run.story
 
@@ -123,7 +142,7 @@ def test_a_run_that_fails_by_itself_is_refused() -> None:
         SCENARIO, engines=replace(SCENARIO.engines, simulated=replace(SCENARIO.engines.simulated, failure_rate=1.0))
     )
     with Workers(1) as workers, pytest.raises(UserFault, match="does not complete without faults either"):
-        rehearse(broken, read_rates("learner 1/h", NAMES), range(1), workers)
+        rehearse(broken, read_faults("learner 1/h", NAMES), range(1), workers)
 
 
 def run_of(finish_s: float, *hits: Hit) -> Played:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import re
+import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from penstock.backends.ledger.memory import MemoryStore
 from penstock.messages.errors import UserFault
 from penstock.messages.training import Activity
 from penstock.runtime.hosts.virtual.simulate import Simulation, simulate_scenario
@@ -23,6 +26,7 @@ from penstock.runtime.scenario import load_scenario
 from penstock.runtime.scenario.modelled import load_modelled
 
 if TYPE_CHECKING:
+    from penstock.messages.training import StepReported
     from penstock.runtime.scenario import Scenario
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -30,6 +34,15 @@ SMALL = (
     "engines.count=8",
     "learner.groups_per_batch=8",
     "run.num_steps=5",
+)
+LONG = (
+    "engines.count=2",
+    "sampling.samples_per_group=4",
+    "learner.groups_per_batch=2",
+    "learner.save_every=10",
+    "engines.simulated.response_tokens_median=20",
+    "engines.simulated.response_tokens_sigma=0",
+    "run.num_steps=260",
 )
 
 
@@ -64,6 +77,29 @@ def test_where_nothing_can_be_lost_nothing_is_said_twice() -> None:
     again = [Simulation(scenario(*scaled, f"runtime.resend_after_s={s}"), may_lose=False) for s in (0.05, 5)]
     assert [one.run().completed for one in again] == [True, True]
     assert again[0].host.links.num_sent > again[1].host.links.num_sent
+
+
+def test_a_long_run_takes_no_more_memory_than_a_short_one() -> None:
+    """What stays of each step is a few figures; without the rule it is a note of every sample."""
+    grown: list[float] = []
+    for may_lose in (False, True):
+        seen: dict[int, int] = {}
+
+        def told(report: StepReported, seen: dict[int, int] = seen) -> None:
+            if report.version in (60, 240):
+                gc.collect()
+                seen[report.version] = tracemalloc.get_traced_memory()[0]
+
+        tracemalloc.start()
+        simulation = Simulation(scenario(*LONG), on_step=told, with_digest=False, may_lose=may_lose)
+        assert simulation.run().completed
+        tracemalloc.stop()
+        grown.append((seen[240] - seen[60]) / 180)
+    brief, whole = grown
+    assert brief < 1000, f"{brief:.0f} bytes a step"
+    assert whole > 10 * brief
+    entries = MemoryStore(simulation.host.ledger).entries()
+    assert sum(1 for _ in entries) > 260, "where somebody may follow the Buffer, its ledger is whole"
 
 
 def test_result_says_what_people_look_for() -> None:

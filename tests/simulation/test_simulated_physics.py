@@ -39,7 +39,7 @@ def asked(bench: EngineBench, group_id: int, index: int = 0, *, prompt_tokens: i
             attempt=0,
             purpose=Purpose.TRAIN,
             prompt=Prompt(row=group_id, epoch=0, tokens=pack_tokens(range(prompt_tokens))),
-            seed=1000 * group_id + index,
+            seed=abs(1000 * group_id) + index,
             deadline_version=9,
         )
     )
@@ -137,6 +137,31 @@ def test_lengths_follow_recorded_quantiles_and_go_together_within_a_group(togeth
     assert within == pytest.approx(0.75 * (1 - together), abs=0.08)
 
 
+@pytest.mark.parametrize("sigma", [0.0, 0.5])
+def test_lengths_change_over_training_by_the_number_of_the_group(sigma: float) -> None:
+    course = {"response_tokens_course": (0.5, 2.0, 1.0), "response_tokens_course_groups": 40}
+    steady = replace(LEAN, response_tokens_median=40.0, response_tokens_sigma=sigma)
+    lengths: list[list[int]] = []
+    for model in (steady, replace(steady, **course)):
+        bench = EngineBench(model, slots=100)
+        for group in (0, 10, 20, 30, 40, 400, -1):
+            asked(bench, group)
+        bench.clock.run(1000)
+        ended = sorted(bench.of(GenerationEnded), key=lambda each: each[1].key.group_id)
+        lengths.append([each.part.num_tokens for _, each in ended])
+    alike, changed = lengths
+    factors = [1.0, 0.5, 1.25, 2.0, 1.5, 1.0, 1.0]  # the first is of an evaluation
+    assert changed == pytest.approx([length * factor for length, factor in zip(alike, factors, strict=True)], abs=2)
+
+
+def test_a_course_of_one_factor_is_that_factor() -> None:
+    bench = EngineBench(replace(LEAN, response_tokens_median=100.0, response_tokens_course=(3.0,)), slots=9)
+    asked(bench, 5)
+    bench.clock.run(100)
+    [(_, ended)] = bench.of(GenerationEnded)
+    assert ended.part.num_tokens == 300
+
+
 def test_a_quantile_lies_on_the_line_between_two() -> None:
     assert [quantile((10.0, 20.0, 40.0), share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)] == [10, 15, 20, 30, 40]
 
@@ -156,15 +181,15 @@ def test_exports_fetches_and_swaps_take_longer_the_more_bytes_there_are() -> Non
     bench.clock.run(100)
     ((at_s, published),) = bench.of(WeightsPublished)
     assert (at_s, published.manifest.size_bytes) == (2.5, 2_000_000_000)
-    line = Timeline()
-    model = replace(EXACT, fetch_byte_s=2e-9)
-    engine = SimulatedEngine(
-        EnginesOptions(backend="simulated", simulated=model), max_response_tokens=10, timers=line, seed=0
-    )
-    engine.start(line.emit, line.fail)
-    engine.execute(FetchWeights(published.manifest))
-    line.clock.run(100)
-    assert [at_s for at_s, _ in line.of(WeightsStagedLocally)] == [5.0]
+    for count, expected_s in ((1, 5.5), (6, 8.0)):  # of the link that they share each has one part
+        line = Timeline()
+        model = replace(EXACT, fetch_byte_s=2e-9, fetch_shared_byte_s=0.25e-9)
+        options = EnginesOptions(backend="simulated", count=count, simulated=model)
+        engine = SimulatedEngine(options, max_response_tokens=10, timers=line, seed=0)
+        engine.start(line.emit, line.fail)
+        engine.execute(FetchWeights(published.manifest))
+        line.clock.run(100)
+        assert [at_s for at_s, _ in line.of(WeightsStagedLocally)] == pytest.approx([expected_s])
 
 
 def test_checkpoints_and_starts_take_their_own_time() -> None:

@@ -140,6 +140,19 @@ def test_lengths_are_those_of_a_log_normal_with_the_same_mean_and_longest(tmp_pa
     assert any("single lengths" in text for text in models.unknown)
 
 
+def test_lengths_that_grow_over_the_log_grow_over_the_groups_of_the_models(tmp_path: Path) -> None:
+    steps = [
+        made._replace(lengths=tuple(max(1, round(length * (0.5 + made.number / 24))) for length in made.lengths))
+        for made in run()
+    ]
+    path = write_lines(tmp_path / "log", [{"step": made.number, "data": verl(made)} for made in steps])
+    engines = imported(path)[1].engines
+    first, last = engines.response_tokens_course
+    assert last / first == pytest.approx(3, rel=0.2)
+    assert engines.response_tokens_course_groups == 23 * 256 // ABOUT.group_size
+    assert imported(*written("verl_file", tmp_path))[1].engines.response_tokens_course == ()
+
+
 @pytest.mark.parametrize(("limit", "sigma"), [(900, 0.8), (1e9, 0.5)])
 def test_cut_off_lengths_are_told_from_drawn_ones(limit: float, sigma: float) -> None:
     made = [min(limit, math.exp(6 + sigma * z)) for z in _normal(20_000)]

@@ -98,6 +98,8 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``engines.scale: by_bound``; None: nobody but an operator changes the engines."""
     validate: bool = False
     """Assert the invariants of every actor after every event."""
+    is_brief: bool = False
+    """Nobody will follow the Buffer, so most of what it writes is let go: see :class:`.MemoryLedger`."""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +136,7 @@ class VirtualHost:
             on_lost=self._on_lost,
             tell=lambda event: self.say(BUFFER, event),
         )
-        self.ledger = MemoryLedger()
+        self.ledger = MemoryLedger(is_brief=settings.is_brief)
         """On a disk that nothing breaks."""
         self.ending: Ending | None = None
         self.num_events = 0

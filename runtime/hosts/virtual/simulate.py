@@ -124,7 +124,8 @@ class Simulation:
             link: how messages travel; None: as on a quick network.
             with_digest: keep the digest of all events; without it :attr:`digest` is that of none.
             may_lose: somebody may kill a process or cut a link. Otherwise nothing is said twice
-                (``runtime.resend_after_s``), as all of it arrives: repeats would be a quarter of the work.
+                (``runtime.resend_after_s``), as all of it arrives: repeats would be a quarter of the work. And nobody
+                follows the Buffer, so its entries are not kept: they would be all of the memory of a long run.
 
         Raises:
             UserFault: the folder cannot be written.
@@ -143,6 +144,7 @@ class Simulation:
             heartbeat_s=runtime.heartbeat_s,
             resend_after_s=runtime.resend_after_s if says_again else NEVER,
             scaling=scaling,
+            is_brief=not may_lose,
         )
         self.digest = EventDigest()
         digest = self.digest if with_digest else None

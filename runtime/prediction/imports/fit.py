@@ -30,7 +30,7 @@ from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.backends.rewards.options import SimulatedRewardOptions
 from penstock.runtime.prediction.fitting import Error, error_of, fit_line
 from penstock.runtime.prediction.imports.lengths import LogNormal, log_normal_of
-from penstock.runtime.prediction.lengths_fit import correlation_of, quantiles_of
+from penstock.runtime.prediction.lengths_fit import correlation_of, drift_of, quantiles_of
 from penstock.runtime.prediction.models import FitResult, Models, SourceRun
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 LOAD_SHARE: Final = 0.005
 """token_load_s ÷ token_s where a log does not tell them apart: that of the simulated engine's own defaults."""
-DRIFT: Final = 0.1
 HIDDEN: Final = 0.02
 """Share of a step that the learner waits for: with less, generation may have been quicker than it shows."""
 NOTHING: Final = Error(typical=None, bias=None, count=0)
@@ -117,7 +116,7 @@ class _Fits:
         )
         decode = self._decode()
         lengths = self._lengths()
-        return LatencyOptions(
+        model = LatencyOptions(
             response_tokens_median=lengths.median,
             response_tokens_sigma=lengths.sigma,
             response_tokens_quantiles=quantiles_of([each.num_tokens for each in self._rollouts])
@@ -133,6 +132,9 @@ class _Fits:
             sleep_s=0.0,
             wake_s=0.0,
         )
+        groups = np.cumsum(run.num_samples) / run.about.group_size  # up to the end of each step
+        drift = drift_of(groups, run.mean)
+        return model if drift is None else drift.modelled(model)
 
     def _decode(self) -> dict[str, float]:
         run = self._run
@@ -186,10 +188,6 @@ class _Fits:
         run = self._run
         by_odd = run.mean[~run.is_even].mean() if not run.is_even.all() else run.mean.mean()
         error = error_of(run.mean, np.full_like(run.mean, by_odd), run.is_even)
-        halves = np.array_split(run.mean, 2)
-        drift = float(halves[1].mean() - halves[0].mean()) / run.mean_tokens
-        if abs(drift) > DRIFT:
-            self.unknown.append(f"lengths changed by {100 * drift:+.0f} % between the halves of the log: not modelled")
         if self._rollouts:
             lengths = [sample.num_tokens for sample in self._rollouts]
             self._add("length of a response", {"response_tokens_mean": statistics.fmean(lengths)}, error)

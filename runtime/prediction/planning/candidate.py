@@ -103,6 +103,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     learner_ranks: int
     """One device each."""
     is_colocated: bool
+    varied: tuple[str, ...] = ()
+    """Overrides of the scenario besides, of keys that the plan was told to vary."""
 
     @property
     def num_devices(self) -> int:
@@ -115,7 +117,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         """Policy, bound and place, for people."""
         built_in = BUILTIN.get(self.policy)
         eta = "" if built_in is not None and built_in.fixed_staleness else f" η {self.max_staleness}"
-        return f"{self.policy}{eta}{', colocated' * self.is_colocated}"
+        return ", ".join((f"{self.policy}{eta}", *(["colocated"] * self.is_colocated), *self.varied))
 
     @property
     def split(self) -> str:

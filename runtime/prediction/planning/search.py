@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 
     from penstock.runtime.prediction.planning.candidate import Asked, Candidate
     from penstock.runtime.prediction.planning.space import Space
+    from penstock.runtime.prediction.planning.varied import VariedSpace
     from penstock.runtime.prediction.steady import Steady
     from penstock.runtime.prediction.workers import Workers
     from penstock.runtime.scenario import Scenario
+
+    AnySpace = Space | VariedSpace
 
 STEADY_STEPS: Final = 12
 """That are counted of each simulation; fewer, down to half of them, where that makes :data:`STEADY_SAMPLES`, since
@@ -88,7 +91,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Why choices are none, each once."""
 
 
-def search(space: Space, asked: Asked, workers: Workers, *, on_round: Callable[[int], Callable[[], None]]) -> Plan:
+def search(space: AnySpace, asked: Asked, workers: Workers, *, on_round: Callable[[int], Callable[[], None]]) -> Plan:
     """The best choice.
 
     Args:
@@ -135,7 +138,7 @@ class Trials:
     """What was played so far."""
 
     def __init__(
-        self, space: Space, asked: Asked, workers: Workers, on_round: Callable[[int], Callable[[], None]]
+        self, space: AnySpace, asked: Asked, workers: Workers, on_round: Callable[[int], Callable[[], None]]
     ) -> None:
         self.steady: dict[Candidate, list[Steady]] = {}
         self.looked: dict[Candidate, Steady] = {}
@@ -143,13 +146,13 @@ class Trials:
         self.refused: dict[str, None] = {}
         self.num_played = self.num_parts = 0
         self._space, self._asked, self._workers, self._on_round = space, asked, workers, on_round
-        self._estimator = estimator = Estimator(space.modelled)
-        self.estimates = {
-            each: self._worth(estimator.tokens_per_s(space.sketch_of(each)), each) for each in space.candidates
-        }
+        self._estimators: dict[tuple[str, ...], Estimator] = {}
+        """By what candidates vary: sizes of batches are among it."""
+        self._chance = 0.0
+        """In the lengths, of the batches in which there is most of it."""
+        self.estimates = {each: self._worth(self._estimate(each), each) for each in space.candidates}
         """The larger, the better."""
         self._out: set[Candidate] = set()
-        self._chance = estimator.chance(counted_steps(space.modelled)) * times_as_noisy(space.modelled)
         self._best = 0.0
         """Tokens a second, or for their price, of the best that was played."""
         self._trust = 1.0
@@ -161,8 +164,16 @@ class Trials:
             return tokens_per_s / max(1e-12, candidate.hourly(asked.prices))
         return tokens_per_s
 
+    def _estimate(self, candidate: Candidate) -> float:
+        sketch = self._space.sketch_of(candidate)
+        if candidate.varied not in self._estimators:
+            self._estimators[candidate.varied] = estimator = Estimator(sketch)
+            self._chance = max(self._chance, estimator.chance(counted_steps(sketch)) * times_as_noisy(sketch))
+        return self._estimators[candidate.varied].tokens_per_s(sketch)
+
     def _most(self, candidate: Candidate) -> float:
-        return self._worth(self._estimator.most_tokens_per_s(self._space.sketch_of(candidate)), candidate)
+        estimator = self._estimators[candidate.varied]
+        return self._worth(estimator.most_tokens_per_s(self._space.sketch_of(candidate)), candidate)
 
     def promise(self, candidate: Candidate) -> tuple[float, float]:
         """The larger, the sooner it is played: its estimate, and of equal ones what it could come to."""
@@ -299,9 +310,9 @@ def _shortened(scenario: Scenario) -> Scenario:
 
 def _screen(trials: Trials, asked: Asked) -> None:
     """Of each schedule in turn the next best by its estimate that is no neighbour of one that was taken."""
-    lists: dict[tuple[str, int, bool], list[Candidate]] = {}
+    lists: dict[tuple[str, int, bool, tuple[str, ...]], list[Candidate]] = {}
     for each in sorted(trials.estimates, key=lambda one: -trials.estimates[one]):
-        lists.setdefault((each.policy, each.max_staleness, each.is_colocated), []).append(each)
+        lists.setdefault((each.policy, each.max_staleness, each.is_colocated, each.varied), []).append(each)
     taken: list[Candidate] = []
     most = min(asked.budget // 2, max(len(lists), int(SCREENED * asked.budget)))
     while len(taken) < most and any(lists.values()):
@@ -327,13 +338,14 @@ def _is_apart(candidate: Candidate, others: Sequence[Candidate], asked: Asked) -
             candidate.is_colocated,
             candidate.engine_devices,
             candidate.slots,
+            candidate.varied,
         )
-        == (one.policy, one.max_staleness, one.is_colocated, one.engine_devices, one.slots)
+        == (one.policy, one.max_staleness, one.is_colocated, one.engine_devices, one.slots, one.varied)
         for one in others
     )
 
 
-def _climb(trials: Trials, space: Space, asked: Asked) -> None:
+def _climb(trials: Trials, space: AnySpace, asked: Asked) -> None:
     """From the best ones uphill."""
     spacing = max(1, asked.num_devices // 8)
     num_more = asked.num_seeds - (not trials.looked)

@@ -46,6 +46,8 @@ class Space:
         """
         self._file, self._overrides, self._models, self._asked = file, list(overrides), models, asked
         self.real = load_scenario(file, overrides)
+        self._has_steady_lengths = False
+        """Lengths change over the run, and are taken to be those in its middle."""
         _check(self.real)
         self.modelled = self._with_models(self._overrides)
         self.engine_devices = devices_of(self.real.engines)
@@ -137,8 +139,16 @@ class Space:
 
     def _with_models(self, overrides: Sequence[str]) -> Scenario:
         scenario = load_modelled(self._file, overrides)[0]
-        # Every device that is planned with is one of its own, however many shared a machine in the runs.
-        return scenario if self._models is None else replace(self._models, cores=None).applied(scenario)
+        if self._models is not None:
+            # Every device that is planned with is one of its own, however many shared a machine in the runs.
+            scenario = replace(self._models, cores=None).applied(scenario)
+        if not scenario.engines.simulated.response_tokens_course:
+            return scenario
+        self._has_steady_lengths = True  # a few steps stand for the whole run
+        engines = scenario.engines
+        return replace(
+            scenario, engines=replace(engines, simulated=replace(engines.simulated, response_tokens_course=()))
+        )
 
     def assumed(self, candidate: Candidate) -> list[str]:
         """What nothing has measured."""
@@ -146,7 +156,10 @@ class Space:
         if len(self._sizes) > 1:
             speeds = ", ".join(f"{counted(size, 'device')} {speed:g}" for size, speed in sorted(self._sizes.items()))
             found.append(f"speed of an engine, as given: {speeds}; what its memory holds stays as it is")
-        found.append("publishing and fetching take as long for any number of engines")
+        if not self.modelled.engines.simulated.fetch_shared_byte_s:
+            found.append("publishing and fetching take as long for any number of engines")
+        if self._has_steady_lengths:
+            found.append("lengths of responses, which change over the run: those in its middle (factor 1) throughout")
         found.append("what older samples cost in learning is not in it; only their age is shown")
         if self._models is None:
             found.append("all times are those of the scenario's own models: fit them to a run with: penstock calibrate")

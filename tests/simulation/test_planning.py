@@ -410,7 +410,7 @@ def test_a_critic_on_ranks_of_its_own_works_beside_the_policy_and_the_slower_set
     assert scaling.token_s(4, 2) == pytest.approx((1 / 2 + 3 / 2) * pass_s)
     assert scaling.token_s(4, 1) == pytest.approx((1 + 3) * pass_s)  # the critic is late
     assert scaling.token_s(4, 3) == pytest.approx((1 / 3 + 3) * pass_s)  # the policy is
-    assert (scaling.step_s(0), scaling.step_s(2)) == (0.3, pytest.approx(0.15))
+    assert [scaling.step_s(0), scaling.step_s(2)] == pytest.approx([0.3, 0.15])
     assert scaling.critics_of(4) == [0, 2, 3, 1]
     learners = {
         each.critic_ranks: space.modelled_of(each).learner.simulated
@@ -439,8 +439,8 @@ def test_what_policy_and_critic_compute_in_a_step_is_that_of_the_objective() -> 
 def test_models_of_a_critic_on_ranks_of_its_own_say_what_it_would_take_beside_the_policy() -> None:
     models = replace(MODELS, runs=(replace(MODELS.runs[0], learner_ranks=3, critic_ranks=1),))
     scaling = space_of(Asked(num_devices=8), *PPO, NO_KL, models=models).scaling
-    assert (scaling.token_s(3, 1), scaling.step_s(1)) == (pytest.approx(0.004), pytest.approx(0.3))
-    assert (scaling.token_s(3, 0), scaling.step_s(0)) == (pytest.approx(0.004 / 4 * 7 / 3), pytest.approx(0.6))
+    assert [scaling.token_s(3, 1), scaling.step_s(1)] == pytest.approx([0.004, 0.3])
+    assert [scaling.token_s(3, 0), scaling.step_s(0)] == pytest.approx([0.004 / 4 * 7 / 3, 0.6])
     assert any("fitted with 3, 1 of them the critic's" in text for text in scaling.texts())
     alone = space_of(Asked(num_devices=8), models=models)  # without a critic the policy's two ranks are all
     assert alone.scaling.token_s(2, 0) == pytest.approx(0.004)

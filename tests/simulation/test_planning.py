@@ -504,7 +504,7 @@ def test_a_division_that_fits_takes_the_place_of_a_quicker_one() -> None:
 
 
 def test_the_best_division_between_engines_policy_and_critic_is_found() -> None:
-    asked = Asked(num_devices=6, max_staleness=1, num_seeds=2, budget=16, slots=(8,), rank_efficiency=0.8)
+    asked = Asked(num_devices=5, max_staleness=1, num_seeds=2, budget=16, slots=(8,), rank_efficiency=0.8)
     words = (*PPO, NO_KL, "learner.simulated.step_s=1.5", "engines.simulated.token_s=0.004")
     space = space_of(asked, *words)
     with Workers(2) as workers:

@@ -203,7 +203,7 @@ class _Fits:
         if fit is None:
             return 0.0  # no prompt was there twice
         error = Error(typical=None, bias=None, count=0)
-        self._add("prompts read again", {"prompt_reread_tokens": fit.tokens}, fit.count, error, "engines.")
+        self._add("prompts read again", {"prompt_reread_tokens": fit.tokens}, fit.num_requests, error, "engines.")
         return fit.tokens
 
     def _loads(self, decode: DecodeFit) -> None:

@@ -21,7 +21,7 @@ class RereadFit(NamedTuple):
 
     tokens: float
     """Of a prompt that had been read, the mean that was read again."""
-    count: int
+    num_requests: int
     """Requests with such a prompt."""
 
 

@@ -609,7 +609,7 @@ def test_what_new_weights_made_an_engine_forget_is_not_read_again(recording: Rec
     ]
     swap = Work("engine/0", 2, 4.0, 4.5, 0)
     found = fit_reread([recording._replace(generations=seen, work={"apply_weights": [swap]})])
-    assert found == RereadFit(tokens=(1 + 10 + 5) / 3, count=3)
+    assert found == RereadFit(tokens=(1 + 10 + 5) / 3, num_requests=3)
     assert fit_reread([recording._replace(generations=seen[:1])]) is None
 
 

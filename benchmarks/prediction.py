@@ -11,7 +11,8 @@ How it is measured:
   the two halves of a run's steady part are from each other, which one repetition tells too.
 * One more error leaves out what changed on the machine between two runs: the predicted run's own models play it,
   with a decode pass divided into what goes with requests, with their tokens and with neither as in the calibrated run.
-* Engines, learner and all other actors share the machine's cores; models hold how many each wants.
+* Engines, learner and all other actors share the machine's cores; models hold how many each wants. In ``served`` the
+  engine is an SGLang server on the CPU (``penstock env sglang`` has to be there), whose cores nobody counts.
 """
 
 from __future__ import annotations
@@ -92,6 +93,12 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "shared_devices": ("engines.count={cores}", "learner.num_passes=2"),
     "balanced": (),
     "small_batches": ("learner.groups_per_batch=8",),
+    "served": (
+        "engines.backend=sglang",
+        "engines.device=cpu",
+        "engines.sglang={{max_total_tokens: 16384, mem_fraction_static: 0.2}}",
+        "runtime.heartbeat_timeout_s=60",
+    ),
 }
 DEFAULT: Final = tuple(SCENARIOS)[:6]
 """Without --scenarios. All share the machine's cores; in ``shared_devices`` there is an engine for each."""

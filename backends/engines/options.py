@@ -89,6 +89,8 @@ class LatencyOptions(Options, frozen=True, kw_only=True):
     prefill_token_s: Annotated[float, Meta(ge=0)] = 0.0
     """Of each token that is read, while which nothing is decoded. A prompt is read once for its group as long as the
     engine remembers it."""
+    prompt_reread_tokens: Annotated[float, Meta(ge=0)] = 0.0
+    """Of a prompt that the engine remembers, so many are read all the same for each further request."""
     token_s: Annotated[float, Meta(gt=0)] = 0.01
     """Of one token with one request running."""
     token_load_s: Annotated[float, Meta(ge=0)] = 0.00005

@@ -37,7 +37,7 @@ class DecodeClock:
         self._held_s = 0.0
         """What is left of the prefills."""
 
-    def admit(self, context_tokens: int, prefill_tokens: int) -> None:
+    def admit(self, context_tokens: int, prefill_tokens: float) -> None:
         """A request that holds so many tokens runs from now on; so many of them have to be computed first."""
         self.num_running += 1
         self.context_tokens += context_tokens

@@ -16,7 +16,7 @@ Invariants:
 
 ``prefill_s`` is modelled as the tokens that a running request makes in its time: it holds up nobody else. What a
 token of a prefill costs (``prefill_token_s``) holds up all. A prompt is read once as long as the engine remembers it:
-the prompts of as many groups as it has slots, until new weights come.
+the prompts of as many groups as it has slots, until new weights come; or ``prompt_reread_tokens`` of it are read again.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class SimulatedEngine:
         self._requests[command.key, command.attempt] = request
         return request
 
-    def _admit(self, request: SimulatedRequest, *, num_unread: int) -> None:
+    def _admit(self, request: SimulatedRequest, *, num_unread: float) -> None:
         """It runs from now on, after so many tokens have been read."""
         if self._model.episode is not None and request.awaits_reply:
             request.hear(self._model.episode.reply_tokens)
@@ -225,7 +225,7 @@ class SimulatedEngine:
     def _has_free_slot(self) -> bool:
         return len(self._running) + len(self._outside) < self._num_slots
 
-    def _run(self, request: SimulatedRequest, *, num_unread: int) -> None:
+    def _run(self, request: SimulatedRequest, *, num_unread: float) -> None:
         self._admit(request, num_unread=num_unread)
         request.start += self._model.prefill_s / self._clock.step_s
         self._plan(request)
@@ -236,15 +236,16 @@ class SimulatedEngine:
             return True
         return self._clock.context_tokens + request.context_tokens + len(self._running) < limit
 
-    def _unread_prompt(self, request: SimulatedRequest) -> int:
-        """Tokens of its prompt that nobody has read for it."""
+    def _unread_prompt(self, request: SimulatedRequest) -> float:
+        """Tokens of its prompt that nobody has read for it, or that are read again."""
         group_id = request.key.group_id
         is_read = group_id in self._read
         self._read[group_id] = None
         self._read.move_to_end(group_id)
         if len(self._read) > self._num_slots:
             self._read.popitem(last=False)
-        return 0 if is_read else request.num_prompt_tokens
+        prompt_tokens = request.num_prompt_tokens
+        return min(self._model.prompt_reread_tokens, prompt_tokens) if is_read else prompt_tokens
 
     def _stop(self, request: SimulatedRequest) -> None:
         """It runs no more."""

@@ -39,6 +39,7 @@ from penstock.runtime.observability.summary import (
     write_summary,
 )
 from penstock.runtime.observability.trackers import METRICS_FILE, ActivityLog, MetricsLog, StepRow, read_steps
+from penstock.runtime.observability.training_time import TrainingTime
 from penstock.runtime.safe_text import terminal_lines
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ class RunRecorder:
         self._metrics = metrics
         self._trackers = trackers
         self._started_at = started_at or datetime.now(UTC).astimezone()
-        self._trained_before_s = 0.0
+        self.training = TrainingTime()
+        """Who knows that everyone is up tells it so."""
         self._warnings: list[str] = []
         self._shown: KeptSample | None = None
         self._evaluations: dict[int, EvaluationRow] = {}
@@ -111,29 +113,24 @@ class RunRecorder:
         self._steps = MetricsLog(run_folder)
         self._activity = ActivityLog(run_folder, resumes=resumes, segment_bytes=segment_bytes)
         self._actors = ActorsFile(run_folder)
-        self._training_began_s: float | None = None
 
     def _restore(self, run_folder: Path) -> None:
         rows, summary = read_steps(run_folder), set_summary_aside(run_folder)
         self.figures.restore(rows, summary)
         times = [0.0 if summary is None else summary.training_s, *(row.training_s for row in rows[-1:])]
-        self._trained_before_s = max(times)
+        self.training.before_s = max(times)
         self._evaluations = {row.evaluation: row for row in read_evaluations(run_folder)}
         self._warnings += () if summary is None else summary.warnings
         if self._view is not None:
             self._view.restore(rows, summary)
 
-    def training_begins(self, now_s: float) -> None:
-        """Every actor is up and the warm start is done; a second call changes nothing.
+    def actor(self, report: ActorReported, now_s: float) -> None:
+        """An actor has reported.
 
         Args:
             now_s: seconds since the start of the run, here and below.
         """
-        if self._training_began_s is None:
-            self._training_began_s = now_s
-
-    def actor(self, report: ActorReported, now_s: float) -> None:
-        """An actor has reported."""
+        self.training.hear(report)
         self.figures.actor(report, now_s)
         tiles = self._activity.append(report)
         self._actors.actor(report, now_s)
@@ -147,11 +144,12 @@ class RunRecorder:
 
     def step(self, report: StepReported, now_s: float) -> None:
         """A step is recorded."""
+        self.training.step()
         row = StepRow.of(
             now_s,
             report,
             tokens_generated=generated_tokens(report.balance),
-            training_s=self._training_s(now_s),
+            training_s=self.training.at(now_s),
             counted=self.figures.counted,
             cpu_s=self._cpu_s(now_s),
             core_wait_s=self.figures.core_waits_by_role_s(now_s),
@@ -282,10 +280,6 @@ class RunRecorder:
             if self._view is not None:
                 self._view.note(text)
 
-    def _training_s(self, now_s: float) -> float:
-        began_s = now_s if self._training_began_s is None else self._training_began_s
-        return self._trained_before_s + now_s - began_s
-
     def _summary(self, finished: RunFinished, now_s: float) -> RunSummary:
         facts, figures = self._facts, self.figures
         restarts = sorted(figures.restarts.items())
@@ -309,7 +303,7 @@ class RunRecorder:
             version=finished.version,
             num_steps=facts.num_steps,
             wall_s=now_s,
-            training_s=self._training_s(now_s),
+            training_s=self.training.at(now_s),
             first10_reward=figures.first_reward,
             last10_reward=figures.last_reward,
             mean_staleness=figures.mean_staleness,

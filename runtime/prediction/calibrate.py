@@ -33,6 +33,7 @@ from penstock.runtime.prediction.episode_fit import fit_episodes
 from penstock.runtime.prediction.fitting import CERTAIN, MIN_COUNT, Error, error_of, fit_line
 from penstock.runtime.prediction.lengths_fit import correlation_of, drift_of_samples, quantiles_of
 from penstock.runtime.prediction.models import FitResult, Models
+from penstock.runtime.prediction.prompts_fit import fit_reread
 from penstock.runtime.prediction.recorded import starts_s
 from penstock.runtime.prediction.sources import alike, model_of, source, timed_on_shared_cores
 
@@ -186,6 +187,7 @@ class _Fits:
             prompt_tokens=max(1, round(statistics.fmean(read))) if read else 64,
             prefill_s=values.get("prefill_s", 0.0),
             prefill_token_s=values.get("prefill_token_s", 0.0),
+            prompt_reread_tokens=0.0 if episodes is not None else self._reread_tokens(),
             token_s=values["token_s"],
             token_load_s=values.get("token_load_s", 0.0),
             context_token_s=values.get("context_token_s", 0.0),
@@ -208,6 +210,14 @@ class _Fits:
         line = self._line(fetches, {"fetch_weights_s": None, "fetch_shared_byte_s": "size"})
         self._keep("fetch weights", line, prefix="engines.")
         return line.values
+
+    def _reread_tokens(self) -> float:
+        fit = fit_reread(self._recordings)
+        if fit is None:
+            return 0.0  # no prompt was there twice
+        error = Error(typical=None, bias=None, count=0)
+        self._add("prompts read again", {"prompt_reread_tokens": fit.tokens}, fit.num_requests, error, "engines.")
+        return fit.tokens
 
     def _loads(self, decode: DecodeFit) -> None:
         """How decoding goes with few requests: who says it, and where nobody has seen it."""

@@ -35,6 +35,8 @@ class SourceRun(Options, frozen=True, kw_only=True):
     num_cpus: int
     gpus: tuple[str, ...]
     learner_ranks: int = 1
+    critic_ranks: int = 0
+    """Of these, those that held the critic alone."""
 
 
 class FitResult(Options, frozen=True, kw_only=True):

@@ -54,6 +54,7 @@ def source(recording: Recording) -> SourceRun:
         num_cpus=machine.num_cpus,
         gpus=machine.gpus,
         learner_ranks=recording.scenario.learner.num_ranks,
+        critic_ranks=recording.scenario.learner.critic_ranks,
     )
 
 

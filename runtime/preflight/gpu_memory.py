@@ -85,17 +85,21 @@ def memory_outcome(scenario: Scenario, gpu_gb: float | None, *, ok: str, failed:
         return f"{left_out}: {error}"
     if found is None:
         return f"{left_out}: {scenario.model.path} is not there, and model.config names no copy of its config.json"
-    memory = named or DEFAULT_GPU_GB
-    problems = [
-        f"{need.key}: {need.what} takes about {need.size_bytes / GB:.3g} GB, and of a GPU's {memory:g} GB it has "
-        f"{need.share * memory:.3g}; {need.remedy}"
-        for need in (*needs_on_gpus(scenario, found.architecture), *fixed_models(scenario))
-        if need.size_bytes > need.share * memory * GB
-    ]
+    problems = memory_problems(scenario, found.architecture, named or DEFAULT_GPU_GB)
     if not problems:
         return ok
     story = "; ".join(problems)
     return f"{failed}: {story}" if named else f"{left_out}: runtime.gpu_memory_gb names no memory. With 80 GB: {story}"
+
+
+def memory_problems(scenario: Scenario, architecture: Architecture, gpu_gb: float) -> list[str]:
+    """What does not fit into a GPU of so much memory; each with what to do."""
+    return [
+        f"{need.key}: {need.what} takes about {need.size_bytes / GB:.3g} GB, and of a GPU's {gpu_gb:g} GB it has "
+        f"{need.share * gpu_gb:.3g}; {need.remedy}"
+        for need in (*needs_on_gpus(scenario, architecture), *fixed_models(scenario))
+        if need.size_bytes > need.share * gpu_gb * GB
+    ]
 
 
 def needs_on_gpus(scenario: Scenario, architecture: Architecture) -> Iterator[Need]:

@@ -23,6 +23,8 @@ REAL_ONLY: Final = {
         "megatron",
         "num_ranks",
         "options",
+        "shard_size",
+        "tensor_parallel",
         "train_only",
         "true_on_policy",
         "warm_start",

@@ -17,7 +17,7 @@ from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.batch.sequences import read_groups
 from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.objectives.advantages import whitened
-from penstock.backends.learners.objectives.objective import advantages_need_policy
+from penstock.backends.learners.objectives.asked import advantages_need_policy
 from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
 from penstock.backends.learners.objectives.validity import objective_problem

@@ -31,6 +31,7 @@ from penstock.runtime.prediction.planning import search as planning
 from penstock.runtime.prediction.planning.candidate import Asked, Candidate, Objective, Prices, read_prices, read_speeds
 from penstock.runtime.prediction.planning.estimate import Estimator
 from penstock.runtime.prediction.planning.measured import Measured, chosen, pareto
+from penstock.runtime.prediction.planning.scaling import Phase, phases_of
 from penstock.runtime.prediction.planning.search import Trials, search
 from penstock.runtime.prediction.planning.space import Space
 from penstock.runtime.prediction.planning.varied import VariedSpace, read_varied
@@ -40,6 +41,8 @@ from penstock.runtime.scenario.load import load_scenario
 from penstock.runtime.scenario.modelled import load_modelled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.runtime.scenario import Scenario
 
 CPUS = ("engines.device=cpu", "learner.device=cpu")
@@ -418,6 +421,10 @@ def test_ranks_of_megatron_are_whole_copies_of_the_model() -> None:
     unit = megatron.tensor_parallel * megatron.pipeline_parallel * megatron.context_parallel
     assert unit > 1
     assert all(each.learner_ranks % unit == 0 and each.num_devices <= 64 for each in space.candidates)
+    words = ["learner.simulated.token_s=1e-5", "learner.objective=ppo", "learner.objective.kl_coef=0"]
+    space = Space(SCENARIOS / "qwen3_32b_64gpus.yaml", words, None, Asked(num_devices=64, max_staleness=0))
+    assert {each.critic_ranks % unit for each in space.candidates} == {0}
+    assert any(each.critic_ranks for each in space.candidates)
 
 
 def test_colocated_choices_have_all_devices_twice_and_no_free_engines() -> None:
@@ -446,6 +453,130 @@ def test_too_few_devices_are_refused() -> None:
     runs = (replace(MODELS.runs[0], learner_ranks=4),)
     with pytest.raises(UserFault, match="too few for a learner of 4 and an engine of 1"):
         space_of(Asked(num_devices=3), models=replace(MODELS, learner=SimulatedLearnerOptions(), runs=runs))
+
+
+# --- a critic on ranks of its own -------------------------------------------------------------------------------------
+
+PPO = ("learner.objective=ppo", *CPUS)
+NO_KL = "learner.objective.kl_coef=0"
+
+
+def test_a_critic_on_ranks_of_its_own_works_beside_the_policy_and_the_slower_sets_the_time() -> None:
+    space = space_of(Asked(num_devices=8), *PPO, NO_KL)
+    scaling, pass_s = space.scaling, 0.002 / 7  # a forward pass of either on one rank: the values, and 3 of each
+    assert scaling.token_s(4, 0) == pytest.approx(7 * pass_s / 4)
+    assert scaling.token_s(4, 2) == pytest.approx((1 / 2 + 3 / 2) * pass_s)
+    assert scaling.token_s(4, 1) == pytest.approx((1 + 3) * pass_s)  # the critic is late
+    assert scaling.token_s(4, 3) == pytest.approx((1 / 3 + 3) * pass_s)  # the policy is
+    assert [scaling.step_s(0), scaling.step_s(2)] == pytest.approx([0.3, 0.15])
+    assert scaling.critics_of(4) == [0, 2, 3, 1]
+    learners = {
+        each.critic_ranks: space.modelled_of(each).learner.simulated
+        for each in space.candidates
+        if each.learner_ranks == 4 and each.policy == "sync"
+    }
+    assert learners.keys() == {0, 2}
+    assert (learners[2].step_s, learners[2].token_s) == (scaling.step_s(2), scaling.token_s(4, 2))
+
+
+def test_what_policy_and_critic_compute_in_a_step_is_that_of_the_objective() -> None:
+    learner = load_scenario(FILE, [*SMALL, *PPO, NO_KL]).learner
+
+    def phases(*, num_passes: int = 1, **objective: float | str) -> Sequence[Phase]:
+        return phases_of(replace(learner, num_passes=num_passes, objective=replace(learner.objective, **objective)))
+
+    assert phases() == (Phase(0, 1), Phase(3, 3))
+    assert phases(num_passes=2) == (Phase(0, 1), Phase(6, 6))
+    moving = phases(num_passes=2, old_logprobs="recompute")  # a policy that will move is asked before it does
+    assert moving == (Phase(1, 1), Phase(6, 6))
+    assert phases(kl_coef=0.1, kl_in="loss") == (Phase(0, 1), Phase(4, 3))  # the reference beside each gradient
+    assert phases(kl_coef=0.1, kl_in="reward") == (Phase(2, 1), Phase(3, 3))  # both before the first
+    assert phases(critic="none") == (Phase(0, 0), Phase(3, 0))
+
+
+def test_models_of_a_critic_on_ranks_of_its_own_say_what_it_would_take_beside_the_policy() -> None:
+    models = replace(MODELS, runs=(replace(MODELS.runs[0], learner_ranks=3, critic_ranks=1),))
+    scaling = space_of(Asked(num_devices=8), *PPO, NO_KL, models=models).scaling
+    assert [scaling.token_s(3, 1), scaling.step_s(1)] == pytest.approx([0.004, 0.3])
+    assert [scaling.token_s(3, 0), scaling.step_s(0)] == pytest.approx([0.004 / 4 * 7 / 3, 0.6])
+    assert any("fitted with 3, 1 of them the critic's" in text for text in scaling.texts())
+    alone = space_of(Asked(num_devices=8), models=models)  # without a critic the policy's two ranks are all
+    assert alone.scaling.token_s(2, 0) == pytest.approx(0.004)
+    assert {each.critic_ranks for each in alone.candidates} == {0}
+    several = replace(models, runs=(*models.runs, replace(models.runs[0], critic_ranks=0)))
+    with pytest.raises(UserFault, match=r"learners of 3, 3 \(1 critic\) ranks"):
+        space_of(Asked(num_devices=8), models=several)
+
+
+def test_a_choice_with_a_critic_apart_is_written_and_shown() -> None:
+    space = space_of(Asked(num_devices=6, max_staleness=0), *PPO)
+    parted = next(each for each in space.candidates if (each.num_engines, each.critic_ranks) == (2, 2))
+    assert parted.short.startswith("2 + 4 (2 critic), ")
+    assert (parted.num_devices, parted.hourly(Prices(1.0, 2.0))) == (6, 10.0)
+    learner = space.real_of(parted).learner
+    assert (learner.num_ranks, learner.critic_ranks) == (4, 2)
+    beside = replace(parted, critic_ranks=0)
+    assert space.real_of(beside).learner.critic_ranks == 0
+    near = space.neighbours(parted, 1)
+    assert beside in near
+    splits = {(each.num_engines, bool(each.critic_ranks)) for each in near if each.num_engines not in (2, 6)}
+    assert splits == {(1, True), (3, True)}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "divisions"),
+    [
+        ([], {(1, 0), (2, 0), (2, 1), (3, 0), (3, 2), (4, 0), (4, 2), (5, 0), (5, 3)}),
+        (["learner.num_ranks=2", "learner.shard_size=2"], {(1, 0), (2, 0), (3, 0), (4, 0), (4, 2), (5, 0)}),
+        (["learner.cpu_offload=true"], {(1, 0), (2, 0), (3, 0), (4, 0), (4, 2), (5, 0), (5, 3)}),
+        (["learner.objective.critic=shared"], {(1, 0), (2, 0), (3, 0), (4, 0), (5, 0)}),
+        (["learner.simulated.token_s=0"], {(1, 0)}),
+    ],
+)
+def test_either_part_of_a_learner_has_ranks_that_hold_it(overrides: list[str], divisions: set[tuple[int, int]]) -> None:
+    asked = Asked(num_devices=6, max_staleness=0, slots=(8,))
+    found = space_of(asked, "learner.objective=ppo", NO_KL, *overrides).candidates
+    assert {(each.learner_ranks, each.critic_ranks) for each in found if not each.is_colocated} == divisions
+
+
+def test_what_does_not_fit_into_the_gpus_is_no_choice() -> None:
+    served, words = SCENARIOS / "llama3_8b_8gpus.yaml", ["learner.objective=ppo", "learner.simulated.token_s=1e-5"]
+    space = Space(served, words, None, Asked(num_devices=12, max_staleness=0))
+
+    def parted(ranks: int) -> Candidate:
+        return next(each for each in space.candidates if each.learner_ranks == ranks and each.critic_ranks)
+
+    with pytest.raises(UserFault, match="a rank of the critic"):
+        space.real_of(parted(2))
+    assert space.real_of(parted(8)).learner.critic_ranks == parted(8).critic_ranks
+
+
+def test_a_division_that_fits_takes_the_place_of_a_quicker_one() -> None:
+    words = ["learner.objective=ppo", NO_KL, "learner.simulated.token_s=1e-5"]
+    found: dict[int, set[int]] = {}
+    for gpu_gb in (1000, 80):  # 80 GB are too few for a policy on two ranks, as the roomy one has it
+        file, asked = SCENARIOS / "llama3_8b_8gpus.yaml", Asked(num_devices=8, max_staleness=0, slots=(8,))
+        space = Space(file, [*words, f"runtime.gpu_memory_gb={gpu_gb}"], None, asked)
+        found[gpu_gb] = {each.critic_ranks for each in space.candidates if each.learner_ranks == 5}
+    assert found == {1000: {0, 3}, 80: {0, 2}}
+
+
+def test_the_best_division_between_engines_policy_and_critic_is_found() -> None:
+    asked = Asked(num_devices=5, max_staleness=1, num_seeds=2, budget=16, slots=(8,), rank_efficiency=0.8)
+    words = (*PPO, NO_KL, "learner.simulated.step_s=1.5", "engines.simulated.token_s=0.004")
+    space = space_of(asked, *words)
+    with Workers(2) as workers:
+        found = search(space, asked, workers, on_round=lambda _: lambda: None)
+        everything = Trials(space, replace(asked, budget=10**6), workers, lambda _: lambda: None)
+        every = {replace(each, critic_ranks=count) for each in space.candidates for count in range(each.learner_ranks)}
+        everything.play([each for each in every if everything.is_allowed(each)], 1)
+        everything.play(everything.best(8), 2)
+    speeds = {each.candidate: each.tokens_per_s.mean for each in everything.all()}
+    assert len(speeds) > len(space.candidates)  # divisions that the space leaves out were played too
+    assert speeds[found.chosen.candidate] >= 0.98 * max(speeds.values())
+    assert found.chosen.candidate.critic_ranks
+    # It matters: with a critic beside the policy, however the devices are divided, it is slower.
+    assert max(speed for each, speed in speeds.items() if not each.critic_ranks) < 0.95 * max(speeds.values())
 
 
 # --- words of the command line ----------------------------------------------------------------------------------------

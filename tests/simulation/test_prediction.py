@@ -44,6 +44,7 @@ from penstock.runtime.prediction.forecast import forecast, play
 from penstock.runtime.prediction.lengths_fit import correlation_of
 from penstock.runtime.prediction.models import Models, read_models, write_models
 from penstock.runtime.prediction.passes_fit import slowed
+from penstock.runtime.prediction.prompts_fit import RereadFit, fit_reread
 from penstock.runtime.prediction.recorded import (
     CoresUsed,
     Episode,
@@ -199,7 +200,8 @@ class Played(IdleWatcher):
         for engine, start_s, end_s, key, ended in sorted(self.generations, key=lambda each: each[1]):
             is_read = (engine, key.group_id) in read
             read.add((engine, key.group_id))
-            cached = PROMPT_TOKENS if is_read else 0
+            again = round(self._scenario.engines.simulated.prompt_reread_tokens)
+            cached = PROMPT_TOKENS - again if is_read else 0
             made, outcome = ended.part.num_tokens, str(ended.outcome.__struct_config__.tag)
             version = self.versions.get(key.group_id)
             seen[key] = sample = SampleSeen(
@@ -572,6 +574,42 @@ def test_turns_and_tools_are_fitted_and_predict_another_policy(tmp_path: Path) -
         assert predicted.learner["working"].mean == pytest.approx(real.learner["working"].mean, abs=0.05)
         single = forecast(truth(policy), range(2))
         assert single.step_s.mean < 0.8 * real.step_s.mean, "turns and tools decide here"
+
+
+REREAD = (*TRUTH, "engines.simulated.prompt_reread_tokens=30", "engines.simulated.prefill_token_s=0.004")
+"""Servers read most of a prompt again for each sample of its group."""
+
+
+def test_prompts_that_are_read_again_hold_up_what_runs(tmp_path: Path) -> None:
+    models = calibrate([Played(truth(known=REREAD), tmp_path).recording])
+    assert models.engines.prompt_reread_tokens == 30
+    real = forecast(truth("fully_async", known=REREAD), range(1)).step_s.mean
+    once = replace(models, engines=replace(models.engines, prompt_reread_tokens=0.0))
+    found, read_once = (
+        forecast(each.applied(truth("fully_async", known=SHAPE)), range(1)).step_s.mean for each in (models, once)
+    )
+    assert found == pytest.approx(real, rel=0.1)
+    assert read_once < 0.85 * real
+
+
+def test_what_new_weights_made_an_engine_forget_is_not_read_again(recording: Recording) -> None:
+    def generation(start_s: float, cached: int, *, engine: str = "engine/0", is_whole: bool = True) -> Generation:
+        sample = SampleSeen(1, 0, 5, 1.0, "trained", 1, 40, cached, "completed")
+        return Generation(engine, start_s, start_s + 1, 5, is_whole, "completed", sample)
+
+    seen = [
+        generation(1.0, 0),
+        generation(1.5, 39),
+        generation(2.0, 30),
+        generation(2.5, 0, is_whole=False),  # of two stretches: nobody knows what was read in which
+        generation(3.0, 0, engine="engine/1"),  # has a cache of its own
+        generation(5.0, 0),  # new weights came
+        generation(5.5, 35),
+    ]
+    swap = Work("engine/0", 2, 4.0, 4.5, 0)
+    found = fit_reread([recording._replace(generations=seen, work={"apply_weights": [swap]})])
+    assert found == RereadFit(tokens=(1 + 10 + 5) / 3, num_requests=3)
+    assert fit_reread([recording._replace(generations=seen[:1])]) is None
 
 
 def test_the_way_of_messages_is_fitted_and_counts(models: Models, tmp_path: Path) -> None:

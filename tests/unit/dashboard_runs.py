@@ -65,7 +65,7 @@ def recorder_of(folder: Path) -> RunRecorder:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(SCENARIO, folder / "scenario.yaml")
     recorder = RunRecorder(folder, FACTS, started_at=datetime.now(UTC).astimezone())
-    recorder.training_begins(0.0)
+    recorder.training.everyone_is_up(0.0)
     write_record(folder, state="running")
     return recorder
 

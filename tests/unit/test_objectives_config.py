@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from penstock.backends.learners.hooks.protocols import Segments
-from penstock.backends.learners.objectives.objective import checked_terms, couples_tokens, policy_objective
+from penstock.backends.learners.objectives.asked import couples_tokens
+from penstock.backends.learners.objectives.objective import checked_terms, policy_objective
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.protocol import ObjectiveTerms, PolicyTokens
 from penstock.backends.learners.objectives.spec import OBJECTIVES, loss_of, objective

@@ -96,7 +96,7 @@ def evaluated(number: int, version: int, *, passing: int) -> EvaluationFinished:
 def record(folder: Path, *evaluations: EvaluationFinished, resumes: bool = False) -> None:
     (folder / "scenario.yaml").write_text(SCENARIO)
     recorder = RunRecorder(folder, FACTS_WITH_SETS, resumes=resumes)
-    recorder.training_begins(0.0)
+    recorder.training.everyone_is_up(0.0)
     recorder.step(step(1), 1.0)
     for event in evaluations:
         recorder.evaluated(event, 2.0)

@@ -143,8 +143,8 @@ def run(
     for version in range(1, num_steps + 1):
         at_s = 10.0 + version
         if version == 1:
-            recorder.training_begins(11.0)
-            recorder.training_begins(12.0)
+            recorder.training.everyone_is_up(11.0)
+            recorder.training.everyone_is_up(12.0)
         generated += 200
         figures = (Metric("engine/generated_tokens", generated), Metric("engine/running", 10))
         recorder.actor(ActorReported(name="learner", epoch=1, state="t", activities=spans(version, at_s - 1)), at_s)
@@ -333,7 +333,7 @@ def test_figures_add_up_over_the_drives_of_a_run(tmp_path: Path, was_killed: boo
     assert (recorder.figures.version, recorder.figures.tokens_generated) == (6, 1200)
     assert recorder.figures.tokens_reported == (0 if was_killed else 1200)
     assert read_summary(tmp_path) is None  # it is that of an earlier drive
-    recorder.training_begins(1010.0)
+    recorder.training.everyone_is_up(1010.0)
     figures = (Metric("engine/generated_tokens", 300.0), Metric("process/cpu_s", 2.0))
     recorder.actor(ActorReported(name="engine/0", epoch=1001, state="g", metrics=figures), 1011.0)
     recorder.step(step(7), 1012.0)

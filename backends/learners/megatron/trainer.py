@@ -31,7 +31,8 @@ from penstock.backends.learners.megatron.schedule.micro_batches import check_len
 from penstock.backends.learners.megatron.schedule.router_replay import replay_fraction
 from penstock.backends.learners.megatron.schedule.schedule import MicroBatchRunner
 from penstock.backends.learners.megatron.speed import speed_of
-from penstock.backends.learners.objectives.objective import asks_policy, couples_tokens, finished
+from penstock.backends.learners.objectives.asked import asks_policy, couples_tokens
+from penstock.backends.learners.objectives.objective import finished
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.objectives.validity import needs_reference

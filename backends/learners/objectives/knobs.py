@@ -18,8 +18,9 @@ import msgspec
 import torch
 
 from penstock.backends.learners.hooks.protocols import Segments
+from penstock.backends.learners.objectives.asked import rewards_need_kl
 from penstock.backends.learners.objectives.kl import kl_estimate
-from penstock.backends.learners.objectives.objective import old_logprobs, rewards_need_kl
+from penstock.backends.learners.objectives.objective import old_logprobs
 from penstock.backends.learners.objectives.policy_loss import reduction_weights
 from penstock.backends.learners.objectives.preference import preference_pairs
 from penstock.backends.learners.objectives.protocol import Judged, PolicyTokens

@@ -40,7 +40,6 @@ from penstock.backends.learners.objectives.policy_loss import (
     soft_gated_loss,
 )
 from penstock.backends.learners.objectives.protocol import ObjectiveTerms
-from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.objectives.unequal_weights import ESS, HEAVY, HEAVY_WEIGHT, LOG_RATIO
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.objectives.policy_loss import ClippedLoss
     from penstock.backends.learners.objectives.protocol import PolicyTokens
-    from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
+    from penstock.backends.learners.options import ObjectiveOptions
 
 WEIGHT_SUM: Final = "sums/weight"
 SQUARE_SUM: Final = "sums/square"
@@ -75,32 +74,6 @@ class Corrected(NamedTuple):
 
     weight: Tensor
     values: dict[str, Tensor]
-
-
-def couples_tokens(options: ObjectiveOptions) -> bool:
-    """Whether the loss of a token depends on the log-probs of others, so that all must be known first."""
-    return (
-        loss_of(options).couples_tokens
-        or options.importance_function is not None
-        or options.opsm_delta is not None
-        or (options.correction == "mis" and options.old_logprobs != "engine")
-    )
-
-
-def rewards_need_kl(options: ObjectiveOptions) -> bool:
-    """Whether advantages depend on log-probs of the policy and of the reference."""
-    return options.kl_in == "reward" and options.kl_coef != 0.0 and not loss_of(options).is_function
-
-
-def advantages_need_policy(options: ObjectiveOptions) -> bool:
-    """Whether advantages depend on log-probs of the policy that opens a batch."""
-    return rewards_need_kl(options) or (options.opd_kl_coef != 0.0 and options.old_logprobs != "engine")
-
-
-def asks_policy(options: LearnerOptions) -> bool:
-    """Whether anything depends on log-probs of the policy that opens a batch."""
-    is_moving = options.num_updates * options.num_passes > 1
-    return advantages_need_policy(options.objective) or (is_moving and options.objective.old_logprobs != "engine")
 
 
 def old_logprobs(tokens: PolicyTokens, options: ObjectiveOptions) -> Tensor:

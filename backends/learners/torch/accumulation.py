@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.objectives.objective import asks_policy, couples_tokens
+from penstock.backends.learners.objectives.asked import asks_policy, couples_tokens
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.objectives.validity import needs_reference

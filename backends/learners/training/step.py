@@ -24,9 +24,10 @@ from penstock.backends.learners.batch.sequences import joined, teacher_top_of
 from penstock.backends.learners.batch.updates import whole_batch
 from penstock.backends.learners.hooks.objective import advantages_by
 from penstock.backends.learners.hooks.protocols import AdvantageInput, Segments
+from penstock.backends.learners.objectives.asked import rewards_need_kl
 from penstock.backends.learners.objectives.distillation import sampled_reverse_kl
 from penstock.backends.learners.objectives.kl import kl_estimate
-from penstock.backends.learners.objectives.objective import old_logprobs, rewards_need_kl
+from penstock.backends.learners.objectives.objective import old_logprobs
 from penstock.backends.learners.objectives.protocol import PolicyTokens
 from penstock.backends.learners.objectives.spec import ESTIMATORS, loss_of
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, TokenEstimates, token_estimates

@@ -22,8 +22,8 @@ from penstock.backends.engines.options import engines_kept
 from penstock.backends.processes.curve import make_keys
 from penstock.backends.processes.http_server import is_loopback
 from penstock.backends.processes.temp_folders import remove_folder
-from penstock.messages.names import LEARNER, SUPERVISOR, is_engine
-from penstock.messages.training import Activity, RunFinished
+from penstock.messages.names import SUPERVISOR, is_engine
+from penstock.messages.training import RunFinished
 from penstock.runtime.hosts.driver.open_host import open_host
 from penstock.runtime.hosts.processes.boot import Boot
 from penstock.runtime.hosts.processes.control import Address
@@ -83,7 +83,6 @@ class Session:
         self._names = job.names or _names_of(job)
         self._present = set(self._names)
         """Actors of the run, which engines may join and leave."""
-        self._is_training = False
         self._keeper = DiskKeeper(self._folder, job.scenario.observability.max_disk_gb)
         shows = job.scenario.observability.show_samples
         self._next_sample_s = SAMPLE_EVERY_S if shows else math.inf
@@ -283,11 +282,6 @@ class Session:
 
     def on_report(self, report: ActorReported) -> None:
         self._recorder.actor(report, self._clock.now_s())
-        if self._is_training or report.name != LEARNER or not report.activities:
-            return
-        if len(self._up) == len(self._names) and report.activities[-1].activity is not Activity.STARTING:
-            self._is_training = True
-            self._recorder.training_begins(self._clock.now_s())
 
     def on_actor(self, name: str, epoch: int, state: str) -> None:
         _log.info("%s %d: %s", name, epoch, state)
@@ -308,6 +302,7 @@ class Session:
         if len(self._up) < len(self._names):
             self._view.phase(f"starting the actors: {len(self._up)} of {len(self._names)}")
         else:
+            self._recorder.training.everyone_is_up(self._clock.now_s())
             self._view.follow()
 
     def on_notice(self, name: str, text: str, *, is_warning: bool = False) -> None:

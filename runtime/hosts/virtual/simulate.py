@@ -194,7 +194,6 @@ class Simulation:
     def _finish(self, ending: Ending) -> None:
         if self._recorder is not None and self._events is not None:
             self._events.close()
-            self._recorder.training_begins(0.0)
             self._recorder.finish(self.last_word(ending), ending.at_s)
 
     def abandon(self) -> None:
@@ -305,6 +304,7 @@ def _open_folder(
         (folder / SCENARIO_FILE).write_text(dump_scenario(scenario), encoding="utf-8")
         size = segment_bytes(scenario)
         recorder = RunRecorder(folder, facts_of(scenario, command=command_line()), segment_bytes=size)
+        recorder.training.everyone_is_up(0.0)
         keeper = DiskKeeper(folder, scenario.observability.max_disk_gb)
         return recorder, EventLog(folder / EVENTS_FILE, segment_bytes=size), keeper
     except OSError as error:

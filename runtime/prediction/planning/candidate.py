@@ -102,6 +102,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """Of each engine."""
     learner_ranks: int
     """One device each."""
+    critic_ranks: int = 0
+    """Of these, those that hold the critic alone; 0: each holds whatever there is."""
     is_colocated: bool
     varied: tuple[str, ...] = ()
     """Overrides of the scenario besides, of keys that the plan was told to vary."""
@@ -121,9 +123,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def split(self) -> str:
-        """Devices of engines + devices of the learner."""
+        """Devices of engines + devices of the learner, and how many of those are the critic's."""
         size = f" × {self.engine_devices}" if self.engine_devices > 1 else ""
-        return f"{self.num_engines:,}{size} + {self.learner_ranks:,}"
+        critic = f" ({self.critic_ranks:,} critic)" if self.critic_ranks else ""
+        return f"{self.num_engines:,}{size} + {self.learner_ranks:,}{critic}"
 
     @property
     def short(self) -> str:

@@ -89,7 +89,9 @@ class Estimator:
         """Of a batch, with so many requests on every engine all the time. It falls or grows with their number, all
         along, so none between two numbers is quicker than the quicker of both."""
         engines, model = scenario.engines, scenario.engines.simulated
-        prompt_s = model.prefill_token_s * model.prompt_tokens / self._samples_per_group / engines.simulated_speed
+        once = 1 / self._samples_per_group
+        read = once * model.prompt_tokens + (1 - once) * min(model.prompt_reread_tokens, model.prompt_tokens)
+        prompt_s = model.prefill_token_s * read / engines.simulated_speed
         sample_s = model.prefill_s + self._mean * self._token_s(scenario, running) + running * prompt_s
         return self._batch_samples * self._made_share * sample_s / (engines.count * running)
 

@@ -17,6 +17,8 @@ from penstock.messages.errors import UserFault
 from penstock.messages.texts import counted
 from penstock.runtime.prediction.planning.candidate import Candidate, Objective
 from penstock.runtime.prediction.planning.scaling import LearnerScaling
+from penstock.runtime.preflight.gpu_memory import memory_problems
+from penstock.runtime.scenario.architecture import UnreadableModelError, find_architecture
 from penstock.runtime.scenario.load import load_scenario
 from penstock.runtime.scenario.modelled import load_modelled
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.engines.options import EnginesOptions
+    from penstock.backends.learners.megatron.bridge.architecture import Architecture
     from penstock.runtime.prediction.models import Models
     from penstock.runtime.prediction.planning.candidate import Asked
     from penstock.runtime.scenario import Scenario
@@ -55,10 +58,12 @@ class Space:
         self.not_searched = list(self._left_out())
         self.slots = self._slots()
         self._sizes = {self.engine_devices: 1.0} | asked.engine_speeds
+        self._architecture = _architecture_of(self.real)
+        self._critics_of: dict[int, list[int]] = {}
         self.candidates = tuple(dict.fromkeys(self._all()))
         if not self.candidates:
             raise UserFault(
-                f"--devices: {asked.num_devices} are too few for a learner of {self.scaling.least_ranks(self.real)} "
+                f"--devices: {asked.num_devices} are too few for a learner of {self.scaling.least_ranks()} "
                 f"and an engine of {min(self._sizes)}"
             )
 
@@ -86,15 +91,17 @@ class Space:
             found.append(f"engines.{size}")
         if not is_modelled(learner):
             found.append(f"learner.num_ranks={candidate.learner_ranks}")
+            if candidate.critic_ranks != learner.critic_ranks:
+                found.append(f"learner.critic_ranks={candidate.critic_ranks}")
         elif candidate.learner_ranks != self.scaling.base_ranks:
-            found.append(f"learner.simulated.token_s={self.scaling.token_s(candidate.learner_ranks)!r}")
+            found.append(f"learner.simulated.token_s={self.scaling.token_s(candidate.learner_ranks, 0)!r}")
         return found
 
     def real_of(self, candidate: Candidate) -> Scenario:
         """The scenario to run.
 
         Raises:
-            UserFault: the scenario's rules refuse it.
+            UserFault: the scenario's rules refuse it, or it does not fit into the GPUs.
         """
         found = load_scenario(self._file, [*self._overrides, *self.overrides_of(candidate)])
         if ENGINES.spec(found.engines.backend).size(found.engines) is not None:
@@ -103,7 +110,16 @@ class Space:
                 raise UserFault(
                     f"an engine of {counted(candidate.engine_devices, 'device')} would take {size} with these options"
                 )
+        if problems := self._misfits(found):
+            raise UserFault("; ".join(problems))
         return found
+
+    def _misfits(self, scenario: Scenario) -> list[str]:
+        """What does not fit into GPUs whose memory the scenario names, as its dry run has it."""
+        gpu_gb = scenario.runtime.gpu_memory_gb
+        if gpu_gb is None or self._architecture is None:
+            return []
+        return memory_problems(scenario, self._architecture, gpu_gb)
 
     def modelled_of(self, candidate: Candidate) -> Scenario:
         """The scenario to play."""
@@ -129,7 +145,12 @@ class Space:
 
     def _sized(self, found: Scenario, candidate: Candidate) -> Scenario:
         """With the times of a learner and of engines of these sizes."""
-        simulated = replace(found.learner.simulated, token_s=self.scaling.token_s(candidate.learner_ranks))
+        ranks, critic = candidate.learner_ranks, candidate.critic_ranks
+        simulated = replace(
+            found.learner.simulated,
+            step_s=self.scaling.step_s(critic),
+            token_s=self.scaling.token_s(ranks, critic),
+        )
         speed = self.modelled.engines.simulated_speed * self._sizes[candidate.engine_devices]
         return replace(
             found,
@@ -152,7 +173,7 @@ class Space:
 
     def assumed(self, candidate: Candidate) -> list[str]:
         """What nothing has measured."""
-        found = [self.scaling.text()]
+        found = self.scaling.texts()
         if len(self._sizes) > 1:
             speeds = ", ".join(f"{counted(size, 'device')} {speed:g}" for size, speed in sorted(self._sizes.items()))
             found.append(f"speed of an engine, as given: {speeds}; what its memory holds stays as it is")
@@ -172,18 +193,22 @@ class Space:
     # --- the choices ----------------------------------------------------------------------------------------------
 
     def neighbours(self, candidate: Candidate, spacing: int) -> list[Candidate]:
-        """Choices that differ in one thing; in the split of the devices by so many places in the list of splits."""
+        """Choices that differ in one thing; in the split of the devices by so many places in the list of splits, of
+        those whose critic lies as in this one: with the policy, or not."""
         found: list[Candidate] = []
         splits: list[Candidate] = []
         for one in self.candidates:
             is_alike = one.engine_devices == candidate.engine_devices and one.is_colocated == candidate.is_colocated
+            is_parted = bool(one.critic_ranks) == bool(candidate.critic_ranks)
             same_split = is_alike and one.num_engines == candidate.num_engines
             is_switched = one.is_colocated != candidate.is_colocated
             same_schedule = (one.policy, one.max_staleness) == (candidate.policy, candidate.max_staleness)
             same_slots = one.slots == candidate.slots
-            if is_alike and same_schedule and same_slots:
+            if is_alike and is_parted and same_schedule and same_slots:
                 splits.append(one)
-            elif (same_split and same_schedule != same_slots) or (is_switched and same_schedule and same_slots):
+            elif (same_split and (same_schedule, same_slots, is_parted).count(False) == 1) or (
+                is_switched and is_parted and same_schedule and same_slots
+            ):
                 found.append(one)
         splits.sort(key=lambda one: (one.num_engines, one.learner_ranks))
         place = splits.index(candidate)
@@ -193,11 +218,27 @@ class Space:
         for policy, eta, is_colocated in self._schedules():
             for size in self._sizes:
                 for engines, ranks in self._splits(size, is_colocated=is_colocated):
-                    for slots in self.slots:
-                        yield Candidate(
-                            policy=policy, max_staleness=eta, num_engines=engines, engine_devices=size, slots=slots,
-                            learner_ranks=ranks, is_colocated=is_colocated,
-                        )  # fmt: skip
+                    for critic in self._critics(ranks):
+                        for slots in self.slots:
+                            yield Candidate(
+                                policy=policy, max_staleness=eta, num_engines=engines, engine_devices=size,
+                                slots=slots, learner_ranks=ranks, critic_ranks=critic, is_colocated=is_colocated,
+                            )  # fmt: skip
+
+    def _critics(self, ranks: int) -> list[int]:
+        """Ranks of the critic alone: none, and where it can have some as many as make a step quickest, of those that
+        fit into the GPUs. Any other number is slower on the same devices."""
+        if ranks not in self._critics_of:
+            counts = self.scaling.critics_of(ranks)
+            apart = [count for count in counts if count]
+            fitting = (count for count in apart if not self._misfits(self._parted(ranks, count)))
+            best = next(fitting, apart[0] if apart else 0)
+            self._critics_of[ranks] = [count for count in counts if count in (0, best)]
+        return self._critics_of[ranks]
+
+    def _parted(self, ranks: int, critic_ranks: int) -> Scenario:
+        learner = replace(self.real.learner, num_ranks=ranks, critic_ranks=critic_ranks)
+        return replace(self.real, learner=learner)
 
     def _schedules(self) -> Iterator[tuple[str, int, bool]]:
         most, own = self._asked.max_staleness, self.real.staleness
@@ -219,7 +260,7 @@ class Space:
         for share in SHARES_FOR_COST if is_for_cost else (1.0,):
             num_devices = int(self._asked.num_devices * share)
             most_ranks: dict[int, int] = {}
-            for ranks in self.scaling.ranks_up_to(num_devices, self.real):
+            for ranks in self.scaling.ranks_up_to(num_devices):
                 engines = (num_devices if is_colocated else num_devices - ranks) // size
                 if engines >= 1 and (not is_colocated or ranks <= engines * size):
                     most_ranks[engines] = max(ranks, most_ranks.get(engines, 0))
@@ -268,6 +309,15 @@ def devices_of(engines: EnginesOptions) -> int:
     """Of one engine; what runs on a CPU, or is modelled, counts as one."""
     size = ENGINES.spec(engines.backend).size(engines) if engines.device != "cpu" else None
     return 1 if size is None else size.num_gpus
+
+
+def _architecture_of(scenario: Scenario) -> Architecture | None:
+    """None where it is not known, so that nobody can say whether it fits."""
+    try:
+        found = find_architecture(scenario)
+    except UnreadableModelError:
+        return None  # as the dry run says
+    return None if found is None else found.architecture
 
 
 def _check(scenario: Scenario) -> None:

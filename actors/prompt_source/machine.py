@@ -179,7 +179,7 @@ class PromptSource:
             case EngineReady():
                 self._on_ready(event)
             case VersionAnnounced():
-                self.table.router.serves(event.serving)
+                self.table.router.announced(event.version)
                 self._out.extend(self._prompts.announced(event.version))
             case LeasesHeld():
                 self.census.answered(event, self.settings.epoch)
@@ -265,8 +265,7 @@ class PromptSource:
             lease.add_progress(event.from_token, event.chunk)
 
     def _on_ready(self, event: EngineReady) -> None:
-        sweep = self.issuing.sweep
-        self.table.router.ready(event.engine, event.engine_epoch, event.num_slots, sweep, event.turn)
+        self.table.router.ready(event, self.issuing.sweep)
 
     def _on_closed(self, event: GenerationClosed) -> None:
         group, lease = self.table.groups.get(event.key.group_id), self.table.lease(event.key)

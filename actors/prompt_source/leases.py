@@ -240,8 +240,8 @@ class LeaseTable:
         )
 
     def suits(self, view: EngineView, group: LeasedGroup, lease: Lease, *, instead_of: LeasedGroup) -> bool:
-        """Whether this sample may take the place of one of another group at this engine: it waits for weights there only
-        where that would have."""
+        """Whether this sample may take the place of one of another group at this engine: it waits for weights there
+        only where that would have."""
         if view.version >= group.min_version:
             return True
         return view.version < instead_of.min_version and self.router.may_take(view, _routed(group, lease))

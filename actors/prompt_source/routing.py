@@ -324,7 +324,7 @@ class Router:
         heapq.heapify(heap)
 
     def _top(self, key: _Key, avoids: str = "") -> EngineView | None:
-        """The first of a heap that is not avoided. Drops what is out of date on the way, and the heap where it is all."""
+        """The first of a heap that is not avoided. Drops what is out of date on the way, and a heap of nothing else."""
         heap = self._heaps[key]
         avoided: _Entry | None = None
         found: EngineView | None = None

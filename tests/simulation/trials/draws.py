@@ -115,6 +115,7 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _lend(trial, random.Random(f"lending {policy} {seed}"))
     trial = _notice(trial, random.Random(f"notices {policy} {seed}"))
     trial = _pass_on(trial, random.Random(f"fan out {policy} {seed}"))
+    trial = _delay(trial, random.Random(f"late {policy} {seed}"))
     return _wear_out(trial, random.Random(f"worn {policy} {seed}"))
 
 
@@ -125,6 +126,15 @@ def _pass_on(trial: Trial, rng: random.Random) -> Trial:
     latency = msgspec.structs.replace(trial.latency, fetch_weights_s=rng.choice((0.05, 0.3, 2.0)))
     rate = 0.3 if rng.random() < 0.3 else trial.bad_weights_rate
     return msgspec.structs.replace(trial, passes_on=True, latency=latency, bad_weights_rate=rate)
+
+
+def _delay(trial: Trial, rng: random.Random) -> Trial:
+    """One of four with several engines has some whose weights come late: within a step, or after several."""
+    num_engines = trial.max_engines or trial.num_engines
+    if rng.random() >= 0.25 or num_engines < 2:
+        return trial
+    late_fetch_s = rng.choice((1.0, 5.0, 20.0, 60.0))
+    return msgspec.structs.replace(trial, num_late=rng.randint(1, num_engines - 1), late_fetch_s=late_fetch_s)
 
 
 def _wear_out(trial: Trial, rng: random.Random) -> Trial:

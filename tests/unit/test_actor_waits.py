@@ -93,7 +93,7 @@ def test_prompt_source_waits_for_weights_that_no_engine_has() -> None:
     bench.grant(1, min_version=5)  # both were five versions late
     assert bench.source.waits() == (Wait("weights of", "version 5", "weight_publisher"),)
     bench.serves("engine/1", 5)
-    assert [wait.on for wait in bench.source.waits()] == ["engine/1"]
+    assert [wait.on for wait in bench.source.waits()] == ["engine/1"] * 2
 
 
 # --- EngineWorker -------------------------------------------------------------------------------------------------

@@ -154,25 +154,20 @@ class EngineOpening(Event, frozen=True, kw_only=True):
 
 class EngineReady(Event, frozen=True, kw_only=True):
     """EngineWorker → PromptSource, WeightPublisher: started; takes requests. A teacher tells the Scorer. An engine that
-    is lent its devices says so at the start of each of its turns, and takes it back at the end."""
+    is lent its devices says so at the start of each of its turns, and takes it back at the end. PromptSource hears it
+    again after each swap."""
 
     engine: str
     engine_epoch: int
     num_slots: int
     """Requests that it works on side by side; 0: the devices are the learner's, so it counts as one that has come and
     serves nothing."""
+    version: int = -1
+    """Of the weights that it serves, as PromptSource is told; −1: none, or wrong ones."""
     turn: int = 0
     """Of an engine that is lent its devices: the turn that this is said in. In each it begins without weights."""
     passes_on_at: str = ""
     """Location of a :class:`.WeightSource`, where its process passes weights on; empty: it does not."""
-
-
-class ServingEngine(Value, frozen=True, array_like=True):
-    """One incarnation of an engine and the version it serves."""
-
-    engine: str
-    version: int
-    epoch: int = 0
 
 
 class PublishFailed(Event, frozen=True, kw_only=True):
@@ -189,4 +184,3 @@ class VersionAnnounced(Event, frozen=True, kw_only=True):
 
     version: int
     publish: int
-    serving: tuple[ServingEngine, ...]

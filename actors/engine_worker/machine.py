@@ -18,6 +18,7 @@ Invariants:
   swap to.
 * One that is lent its devices hands everything back, likewise, when the learner's turn begins, and is one without
   weights from then on. Whoever counts on engines hears so, and when it has a turn again.
+* PromptSource is told which version it serves whenever that changes.
 * One that is to leave submits nothing more and takes no more weights. It breaks off what runs, tells the tokens that
   PromptSource lacks, and hands everything back.
 * A sample leaves once: as ``SampleGenerated``, or as a failure that PromptSource hears of, handed back, or cancelled by
@@ -39,6 +40,8 @@ How it comes from state to state stands in ``phases.py``.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, assert_never, final
+
+import msgspec
 
 from penstock.actors.engine_worker.looks import engine_activity, engine_waits
 from penstock.actors.engine_worker.phases import BUSY, ENGINE, HOLDING_NOTHING, REQUEST, Phase
@@ -111,8 +114,8 @@ class EngineWorker:
         """Whose turn it is, as far as is known here."""
         self._has_yielded = False
         """In this turn."""
-        self._is_offered = False
-        """A lent one was last said to take requests."""
+        self._offered: EngineReady | None = None
+        """What PromptSource was told last; one that is lent its devices takes requests, or none."""
         self._num_outside = 0
         self._is_leaving = False
         self.num_spoilt_tokens = 0
@@ -252,16 +255,25 @@ class EngineWorker:
 
     def _offer(self, num_slots: int, passes_on_at: str = "") -> None:
         """Say that it takes requests, or none. A lent one passes no weights on: it fetches what it had again."""
-        self._is_offered = num_slots > 0
-        ready = EngineReady(
+        self._offered = EngineReady(
             engine=self.settings.name,
             engine_epoch=self.settings.epoch,
             num_slots=num_slots,
             passes_on_at=passes_on_at,
             turn=self._turned.turn if self._turned is not None and self.settings.is_lent else 0,
         )
-        self._send(PROMPT_SOURCE, ready)
-        self._send(WEIGHT_PUBLISHER, ready)
+        self._send(PROMPT_SOURCE, self._offered)
+        self._send(WEIGHT_PUBLISHER, self._offered)
+
+    @property
+    def _is_offered(self) -> bool:
+        return self._offered is not None and self._offered.num_slots > 0
+
+    def _tell_version(self) -> None:
+        """Say which version it serves now; one that takes no requests begins without any in its next turn."""
+        if self._offered is not None and self._is_offered and self._offered.version != self.weights.version:
+            self._offered = msgspec.structs.replace(self._offered, version=self.weights.version)
+            self._send(PROMPT_SOURCE, self._offered)
 
     # --- turns on a device that is shared ---------------------------------------------------------------------
 
@@ -406,6 +418,7 @@ class EngineWorker:
             self._spoil(f"version {event.version}: {wrong}; nothing is passed on")
         else:
             self._turn(Phase.SERVING)
+        self._tell_version()
 
     def _spoil(self, text: str) -> None:
         """Give up what was loaded."""

@@ -135,13 +135,24 @@ class Issuing:
                 purpose = self._queues.turn(heads, stuck, num_evaluating=state[0], has_training=state[1])
                 if purpose is None:
                     break
-                view = self._table.choose_engine(*heads[purpose], num_waiting=num)
+                first, view = self._placed(queues[purpose], heads[purpose], num)
                 if view is None or not self._queues.suits(
                     view, purpose, num_evaluating=state[0], has_training=state[1]
                 ):
                     stuck.add(purpose)
                     continue
-                self._send(queues[purpose], *heads[purpose], view)
+                self._send(queues[purpose], *first, view)
+
+    def _placed(
+        self, queue: SampleQueue, head: tuple[LeasedGroup, Lease], num_waiting: int
+    ) -> tuple[tuple[LeasedGroup, Lease], EngineView | None]:
+        """Who goes next, and where: the head, or where that has to wait for weights the oldest that need not."""
+        view = self._table.choose_engine(*head, num_waiting=num_waiting)
+        if view is None and (key := queue.oldest()) is not None and key != head[1].key:
+            oldest = self._waiting(queue, key)
+            if oldest is not None and oldest[0].min_version < head[0].min_version:
+                return oldest, self._table.choose_engine(*oldest, num_waiting=num_waiting)
+        return head, view
 
     def _head(self, queue: SampleQueue) -> tuple[LeasedGroup, Lease] | None:
         """The first that waits."""
@@ -165,7 +176,8 @@ class Issuing:
         if not queue.begins_with(lease.key):
             while (key := queue.next_of(view.group_id)) is not None:
                 if (found := self._waiting(queue, key)) is not None:
-                    group, lease = found
+                    if self._table.suits(view, *found, instead_of=group):
+                        group, lease = found
                     break
             view.group_id = group.group_id
         queue.remove(lease.key)
@@ -178,6 +190,7 @@ class Issuing:
         lease.round, lease.sweep = self._census.round, self.sweep
         lease.num_seen = lease.num_at_issue = lease.num_tokens
         lease.running_since = None
+        view.awaited = max(view.awaited, group.min_version)
         self._table.move(lease, ISSUED, view.name)
         issued = SampleIssued(
             key=key,

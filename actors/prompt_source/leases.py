@@ -231,21 +231,20 @@ class LeaseTable:
     def choose_engine(self, group: LeasedGroup, lease: Lease, *, num_waiting: int) -> EngineView | None:
         """Where this sample, whose prompt is read, goes next; None while it has to wait, as ``num_waiting`` do."""
         assert group.prompt is not None
-        sample = RoutedSample(
-            group_id=lease.key.group_id,
-            index=lease.key.index,
-            row=group.prompt.row,
-            num_prompt_tokens=len(group.prompt.tokens) // 4,
-            min_version=group.min_version,
-            group_engine=group.engine,
-        )
         return self.router.choose(
-            sample,
+            _routed(group, lease),
             is_recorded=group.prompt.is_recorded,
             avoids=lease.avoids,
             cache=lease.cache,
             num_waiting=num_waiting,
         )
+
+    def suits(self, view: EngineView, group: LeasedGroup, lease: Lease, *, instead_of: LeasedGroup) -> bool:
+        """Whether this sample may take the place of one of another group at this engine: it waits for weights there
+        only where that would have."""
+        if view.version >= group.min_version:
+            return True
+        return view.version < instead_of.min_version and self.router.may_take(view, _routed(group, lease))
 
     def validate(self) -> None:
         """Assert the invariants."""
@@ -265,3 +264,17 @@ class LeaseTable:
         assert num_evaluating == self.num_evaluating
         assert all(self.router.load_at(name) == load for name, load in loads.items()), loads
         self.router.validate(loads)
+
+
+def _routed(group: LeasedGroup, lease: Lease) -> RoutedSample:
+    """What decides where a sample goes whose prompt is read."""
+    assert group.prompt is not None
+    return RoutedSample(
+        group_id=lease.key.group_id,
+        index=lease.key.index,
+        row=group.prompt.row,
+        num_prompt_tokens=len(group.prompt.tokens) // 4,
+        min_version=group.min_version,
+        deadline_version=group.deadline_version,
+        group_engine=group.engine,
+    )

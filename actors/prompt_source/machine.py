@@ -5,6 +5,8 @@ Invariants:
 * Every group that is granted and not settled is here, with a lease for each of its samples once its prompt is read.
 * A sample is issued again only after a census in which nobody held it, or after its attempt failed or stood still
   (``stuck.py``); never more often than its budget, which is its row's where that has one of its own.
+* A sample goes to an engine that serves what keeps it within the bound by its deadline, or should in time
+  (``routing.py``).
 * A PromptSource that replaces another issues nothing before its first census is judged.
 * An engine that is to leave is issued nothing more. What it hands back goes on elsewhere, at no cost to its retries
   (``leaving.py``).
@@ -20,6 +22,7 @@ States: ``taking a census`` or ``issuing``.
 | prompts of granted groups | its backend, which reads them from memory; of groups that are pushed, whoever pushes |
 | rows of granted groups, where they are chosen | its backend, within a deadline of its own; then the Buffer |
 | an engine with room | ``EngineReady`` (the supervisor's start deadline), ``GenerationClosed`` |
+| an engine with weights that a sample can use | the WeightPublisher, which stages the newest on every engine |
 | the end of a lease | settlement; after ``lease_timeout_s`` without progress a census. When two of them find that it
   runs and stands still, it goes on elsewhere, or its engine is replaced if nothing moves there |
 | the answers to a census | the keepers, asked again every ``census_timeout_s``; the supervisor replaces the silent |
@@ -179,7 +182,7 @@ class PromptSource:
             case EngineReady():
                 self._on_ready(event)
             case VersionAnnounced():
-                self.table.router.serves(event.serving)
+                self.table.router.announced(event.version)
                 self._out.extend(self._prompts.announced(event.version))
             case LeasesHeld():
                 self.census.answered(event, self.settings.epoch)
@@ -265,8 +268,7 @@ class PromptSource:
             lease.add_progress(event.from_token, event.chunk)
 
     def _on_ready(self, event: EngineReady) -> None:
-        sweep = self.issuing.sweep
-        self.table.router.ready(event.engine, event.engine_epoch, event.num_slots, sweep, event.turn)
+        self.table.router.ready(event, self.issuing.sweep)
 
     def _on_closed(self, event: GenerationClosed) -> None:
         group, lease = self.table.groups.get(event.key.group_id), self.table.lease(event.key)

@@ -4,8 +4,9 @@ Invariants:
 
 * A policy knows what it is given and nothing else: no clock, no chance. It may keep what it was asked before, which a
   PromptSource that takes the place of another does not know.
-* It chooses among engines that have room, so whatever it does no engine gets more than its capacity, and where it has
-  no preference the least loaded engine is taken: no sample waits for a policy.
+* It chooses among engines that have room and serve what the sample needs, or where none with a free slot does, will in
+  time. So whatever it does no engine gets more than its capacity, and where it has no preference the least loaded
+  engine is taken: no sample waits for a policy.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class RoutedSample(Value, frozen=True, kw_only=True):
     num_prompt_tokens: int
     min_version: int
     """Of the weights that it needs; an engine with older ones keeps it until it has them."""
+    deadline_version: int
+    """It can be trained at this version at the latest."""
     group_engine: str = ""
     """Where the last sample of its group went; empty for the first one."""
 

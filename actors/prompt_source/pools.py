@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from penstock.actors.prompt_source.routing import Router
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
     from penstock.actors.prompt_source.policies import RoutedSample, RoutingPolicy
     from penstock.actors.prompt_source.routing import Cache, EngineView
-    from penstock.messages.weights import ServingEngine
+    from penstock.messages.weights import EngineReady
 
 
 class EnginePools:
@@ -53,9 +53,9 @@ class EnginePools:
         """A new incarnation."""
         self._of(name).join(name, epoch, load)
 
-    def ready(self, name: str, epoch: int, num_slots: int, sweep: int, turn: int = 0) -> None:
-        """This incarnation takes requests."""
-        self._of(name).ready(name, epoch, num_slots, sweep, turn)
+    def ready(self, event: EngineReady, sweep: int) -> None:
+        """This incarnation takes requests, or serves another version."""
+        self._of(event.engine).ready(event, sweep)
 
     def retire(self, name: str) -> None:
         """It is to leave."""
@@ -78,11 +78,14 @@ class EnginePools:
         """Something has come of what this engine does."""
         self._of(name).progressed(name, sweep)
 
-    def serves(self, serving: Iterable[ServingEngine]) -> None:
-        """These engines serve these versions."""
-        engines = tuple(serving)
-        self._generating.serves(engines)
-        self._recorded.serves(engines)
+    def announced(self, version: int) -> None:
+        """Enough engines serve this version."""
+        self._generating.announced(version)
+        self._recorded.announced(version)
+
+    def may_take(self, view: EngineView, sample: RoutedSample) -> bool:
+        """Whether this engine serves what the sample needs, or will in time."""
+        return self._of(view.name).may_take(view, sample)
 
     def choose(
         self, sample: RoutedSample, *, is_recorded: bool, avoids: str, cache: Cache | None, num_waiting: int

@@ -12,6 +12,7 @@ Invariants:
 * Beyond these no sample of an evaluation is sent to an engine that has no free slot while there is training: none
   queues there in front of training.
 * A sample that has been at an engine goes before those that have not, and of a group they go in order.
+* What an engine with old weights can still make goes there, where the first that waits needs newer ones.
 * Where groups keep to engines (``prefix_affine``), the others of one that is begun wait for a slot there, and new
   groups are begun elsewhere meanwhile; but only until twice as many groups have been begun as there are engines, and
   not when that engine is gone. Otherwise the oldest group goes first.
@@ -76,6 +77,13 @@ class SampleQueue:
         group_id = next(iter(self._groups))
         if self._is_affine and self._new and self._waits_for_its_engine(group_id, num_engines):
             group_id = next(iter(self._new))
+        return SampleKey(group_id, self._groups[group_id][0])
+
+    def oldest(self) -> SampleKey | None:
+        """Of those that were never issued, the first of the first group: none needs older weights."""
+        if not self._groups:
+            return None
+        group_id = next(iter(self._groups))
         return SampleKey(group_id, self._groups[group_id][0])
 
     def _waits_for_its_engine(self, group_id: int, num_engines: int) -> bool:

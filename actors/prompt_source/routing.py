@@ -7,11 +7,17 @@ The rules, the first that applies:
    share the cache of their prompt; and a slot that becomes free takes the next of the group that its engine was last
    given, before another group is begun there (:mod:`.queues`).
 3. *Least loaded.* The engine that would have the smallest share of its slots taken, so that engines of unequal size are
-   loaded in proportion. One that serves the version that the sample needs goes before one that does not yet, unless
-   only the latter has a free slot; one that the sample is to avoid is taken only when no other has room.
+   loaded in proportion. One that the sample is to avoid is taken only when no other has room.
 
 With a policy (:mod:`.policies`) that takes the place of the second rule and the third: it says which engine of those
 that may take the sample.
+
+*Weights.* All of them choose among the engines that serve the version which the sample needs, the oldest that keeps it
+within the bound by its deadline. Where none of these has a free slot it may wait for weights at an engine that has one,
+if its swap should come at least one version before the deadline; else it waits here, where a slot of any engine that
+serves its version, or comes to, takes it. How late an engine is, in versions, is how many had been announced when it
+swapped last beyond the one that it took. Samples that waited there may have held the versions up, so such a swap makes
+the engine no less late than it was. A sample that is to avoid an engine waits for weights wherever else it can.
 
 A sample is bound late: it waits here for the slot that becomes free first, wherever that is, since what is bound to an
 engine early waits there while others become idle. It queues at an engine, so that a slot need not wait for the way here
@@ -22,8 +28,8 @@ Invariants:
 * No engine is given more than its capacity, ``slots × max_load``.
 * Without a policy the first two rules never let a sample queue while an engine that the third would take has a free
   slot: a group that is larger than the room spreads.
-* Every engine with room has one valid entry in the heap, and one in that of engines that serve the newest version
-  which a group has asked for, if it does. Choosing costs O(log n), but O(n) once for each such version.
+* Every engine with room has one valid entry, in the heap of those that serve the same version and are as late. Choosing
+  costs O(log n) for each such heap, and there are few: engines take the newest version.
 """
 
 from __future__ import annotations
@@ -37,10 +43,8 @@ import msgspec
 from penstock.actors.prompt_source.policies import RoutedEngine, RoutedSample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from penstock.actors.prompt_source.policies import RoutingPolicy
-    from penstock.messages.weights import ServingEngine
+    from penstock.messages.weights import EngineReady
 
 
 class Cache(NamedTuple):
@@ -59,6 +63,11 @@ class EngineView(msgspec.Struct):
     """0 until it is ready, and while a device that it is lent is the learner's."""
     capacity: int = 0
     version: int = -1
+    """That it serves; −1: none, or wrong weights."""
+    lag: int = 0
+    """Versions that it is late by."""
+    awaited: int = -1
+    """The highest that a sample which was sent here has needed."""
     group_id: int | None = None
     """The group that was last begun or gone on with here."""
     load: int = 0
@@ -90,8 +99,15 @@ class EngineView(msgspec.Struct):
         return (self.load + 1) / self.num_slots
 
 
-_Heap = list[tuple[float, str, int]]
-"""(share, name, number of the entry), with entries that are out of date."""
+_Entry = tuple[float, str, int]
+"""(share, name, number of the entry)."""
+
+
+class _Key(NamedTuple):
+    """Of the engines in a heap."""
+
+    version: int
+    lag: int
 
 
 class Router:
@@ -105,18 +121,15 @@ class Router:
         self.engines: dict[str, EngineView] = {}
         self._is_affine = is_affine
         self._max_load = max_load
-        self._by_load: _Heap = []
-        self._serving: _Heap = []
-        """Only those that serve ``_newest``."""
-        self._newest = -1
-        """The highest version that a sample has needed."""
+        self._heaps: dict[_Key, list[_Entry]] = {}
+        """With entries that are out of date."""
+        self._announced = -1
+        """The newest version that enough engines serve."""
         self._absent: dict[str, int] = {}
         """Loads of engines that are not there: of those that were lost, until it is known what became of it."""
         self._num_serving = 0
         """Engines that serve some version."""
         self._num_entries = 0
-        self._told: dict[str, ServingEngine] = {}
-        """What was said last of who serves what: word on an incarnation may come before the word that it is there."""
         self._num_slots = 0
         """Of all engines that stay."""
         self._num_ready = 0
@@ -124,7 +137,9 @@ class Router:
 
     def has_room(self, num_waiting: int) -> bool:
         """Whether any engine takes one of so many samples."""
-        first = self._top(self._by_load)
+        first: EngineView | None = None
+        for key in tuple(self._heaps):
+            first = _less_loaded(first, self._top(key))
         return first is not None and self._takes(first, num_waiting)
 
     def _takes(self, view: EngineView, num_waiting: int) -> bool:
@@ -143,28 +158,36 @@ class Router:
         """A new incarnation; what its predecessor had stays in its load until it is known what became of it."""
         self.lose(name)
         self._absent.pop(name, None)
-        is_newcomer = self._num_serving > 0
-        told = self._told.get(name)
-        version = -1 if told is None or told.epoch != epoch else told.version
-        self.engines[name] = EngineView(name, epoch, load=load, version=version, is_newcomer=is_newcomer)
-        self._num_serving += version >= 0
+        self.engines[name] = EngineView(name, epoch, load=load, is_newcomer=self._num_serving > 0)
 
-    def ready(self, name: str, epoch: int, num_slots: int, sweep: int, turn: int = 0) -> None:
-        """This incarnation takes requests; none where ``num_slots`` is 0: its lent device was taken back. In a later
-        ``turn`` of such a device it serves nothing at first."""
-        view = self.engines.get(name)
-        if view is not None and view.epoch == epoch and not view.is_leaving:
+    def ready(self, event: EngineReady, sweep: int) -> None:
+        """This incarnation takes requests, or serves another version. It takes none where it has no slots: its lent
+        device was taken back, and in the next turn of that it is a newcomer."""
+        view = self.engines.get(event.engine)
+        if view is None or view.epoch != event.engine_epoch or view.is_leaving:
+            return
+        if event.turn > view.turn:
+            view.is_newcomer, view.turn = True, event.turn
+        num_slots = event.num_slots
+        if num_slots != view.num_slots:
             self._num_ready += bool(num_slots) - bool(view.num_slots)
-            if turn > view.turn:
-                is_first = not view.turn  # that is heard of here: who serves what may have been said before
-                if not (is_first and num_slots):
-                    self._num_serving -= view.version >= 0
-                    view.version = -1
-                view.is_newcomer, view.turn = True, turn
             self._num_slots += num_slots - view.num_slots
             view.num_slots, view.progressed = num_slots, sweep
             view.capacity = max(num_slots, math.ceil(num_slots * self._max_load))
-            self._note(view)
+        if event.version != view.version:
+            self._serves(view, event.version)
+        self._note(view)
+
+    def _serves(self, view: EngineView, version: int) -> None:
+        self._num_serving += (version >= 0) - (view.version >= 0)
+        if version >= 0:
+            lag, has_waited = max(0, self._announced - version), view.awaited > view.version
+            view.lag = max(lag, view.lag) if has_waited else lag
+        view.version = version
+
+    def announced(self, version: int) -> None:
+        """Enough engines serve this version."""
+        self._announced = max(self._announced, version)
 
     def retire(self, name: str) -> None:
         """It is to leave."""
@@ -208,38 +231,24 @@ class Router:
         if view is not None:
             view.progressed = sweep
 
-    def serves(self, serving: Iterable[ServingEngine]) -> None:
-        """These engines serve these versions."""
-        self._told = {engine.engine: engine for engine in serving}
-        for engine in self._told.values():
-            view = self.engines.get(engine.engine)
-            if view is not None and view.epoch == engine.epoch and view.version != engine.version:
-                self._num_serving += (engine.version >= 0) - (view.version >= 0)
-                view.version = engine.version
-                self._note(view)
-
     # --- the choice -------------------------------------------------------------------------------------------
 
     def choose(self, sample: RoutedSample, *, avoids: str, cache: Cache | None, num_waiting: int) -> EngineView | None:
         """The engine for a sample; None when it has to wait.
 
         Args:
-            sample: with the version that it needs, and the engine that the last sample of its group went to.
+            sample: with the version that it needs and its deadline, and the engine that the last of its group went to.
             avoids: the engine on which it did not get on; may be empty.
             cache: where what there is of it was made.
             num_waiting: samples that wait for engines of this kind, with this one.
         """
-        min_version, group = sample.min_version, sample.group_engine
-        if min_version > self._newest:
-            self._newest = min_version
-            self._serving = [self._entry(view) for view in self.engines.values() if self._is_serving(view)]
-            heapq.heapify(self._serving)
-        first = self._least_loaded(min_version, avoids)
+        first = self._least_loaded(sample, avoids)
         # One that avoids an engine queues elsewhere, rather than that it holds up those that may go there.
         if first is None or not (avoids or self._takes(first, num_waiting)):
             return None
-        for view in self._preferred(cache, group):
-            if view.name != avoids and (view.has_free_slot or (view.has_room and not first.has_free_slot)):
+        for view in self._preferred(cache, sample.group_engine):
+            has_room = view.has_free_slot or (view.has_room and not first.has_free_slot)
+            if view.name != avoids and has_room and self._is_as_good(view, first, sample):
                 return view
         if self._policy is not None:
             return self._by_policy(self._policy, sample, avoids, first, num_waiting)
@@ -255,6 +264,7 @@ class Router:
             for view in self.engines.values()
             if (view.has_room if avoids else self._takes(view, num_waiting))
             and (view.name != avoids or first.name == avoids)
+            and self._is_as_good(view, first, sample)
         ]
         name = policy.choose(sample, given)
         return first if name is None else self.engines[name]
@@ -269,14 +279,27 @@ class Router:
             found.append(view)
         return found
 
-    def _least_loaded(self, min_version: int, avoids: str) -> EngineView | None:
-        first = self._top(self._by_load, avoids)
-        if first is None:
-            return self._top(self._by_load)
-        if first.version >= min_version:
-            return first
-        serving = self._top(self._serving, avoids)
-        return first if serving is None or (first.has_free_slot and not serving.has_free_slot) else serving
+    def _least_loaded(self, sample: RoutedSample, avoids: str) -> EngineView | None:
+        serving: EngineView | None = None
+        late: EngineView | None = None
+        for key in tuple(self._heaps):
+            if key.version >= sample.min_version:
+                serving = _less_loaded(serving, self._top(key, avoids))
+            elif avoids or _comes_in_time(key.lag, sample):
+                late = _less_loaded(late, self._top(key, avoids))
+        if serving is None or (late is not None and late.has_free_slot and not serving.has_free_slot):
+            serving = late
+        return self._least_loaded(sample, "") if serving is None and avoids else serving
+
+    def may_take(self, view: EngineView, sample: RoutedSample) -> bool:
+        """Whether this engine serves what the sample needs, or will in time."""
+        return view.version >= sample.min_version or _comes_in_time(view.lag, sample)
+
+    def _is_as_good(self, view: EngineView, first: EngineView, sample: RoutedSample) -> bool:
+        """Whether a sample for which the other is the least loaded need not wait for weights because it goes here."""
+        if view.version >= sample.min_version or view is first:
+            return True
+        return first.version < sample.min_version and self.may_take(view, sample)
 
     # --- the heaps --------------------------------------------------------------------------------------------
 
@@ -286,31 +309,24 @@ class Router:
         load = view.load
         if load >= view.capacity or (view.is_newcomer and view.version < 0):  # as has_room, twice for each sample
             return
-        entry = ((load + 1) / view.num_slots, view.name, number)
-        heapq.heappush(self._by_load, entry)
-        if view.version >= self._newest:
-            heapq.heappush(self._serving, entry)
-        most = 64 + 4 * len(self.engines)
-        if len(self._by_load) > most:
-            self._clear(self._by_load)
-        if len(self._serving) > most:
-            self._clear(self._serving)
+        key = _Key(view.version, view.lag)
+        heap = self._heaps.get(key)
+        if heap is None:
+            heap = self._heaps[key] = []
+        heapq.heappush(heap, ((load + 1) / view.num_slots, view.name, number))
+        if len(heap) > 64 + 4 * len(self.engines):
+            self._clear(heap)
 
-    def _clear(self, heap: _Heap) -> None:
+    def _clear(self, heap: list[_Entry]) -> None:
         """Drop what is out of date."""
         engines = self.engines
         heap[:] = [each for each in heap if (view := engines.get(each[1])) is not None and view.entry == each[2]]
         heapq.heapify(heap)
 
-    def _is_serving(self, view: EngineView) -> bool:
-        return view.has_room and view.version >= self._newest
-
-    def _entry(self, view: EngineView) -> tuple[float, str, int]:
-        return view.share, view.name, view.entry
-
-    def _top(self, heap: _Heap, avoids: str = "") -> EngineView | None:
-        """The first of the heap that is not avoided. Drops what is out of date on the way."""
-        avoided: tuple[float, str, int] | None = None
+    def _top(self, key: _Key, avoids: str = "") -> EngineView | None:
+        """The first of a heap that is not avoided. Drops what is out of date on the way, and a heap of nothing else."""
+        heap = self._heaps[key]
+        avoided: _Entry | None = None
         found: EngineView | None = None
         while heap:
             entry = heap[0]
@@ -323,6 +339,8 @@ class Router:
             heapq.heappop(heap)
         if avoided is not None:
             heapq.heappush(heap, avoided)
+        elif not heap:
+            del self._heaps[key]
         return found
 
     def validate(self, loads: dict[str, int]) -> None:
@@ -333,11 +351,19 @@ class Router:
         assert self._num_ready == sum(bool(view.num_slots) for view in staying)
         assert self._num_serving == sum(view.version >= 0 for view in self.engines.values())
         assert not self._absent.keys() & self.engines.keys()
-        with_room = [view for view in self.engines.values() if view.has_room]
         current = {(view.name, view.entry) for view in self.engines.values()}
-        for heap, views in (
-            (self._by_load, with_room),
-            (self._serving, [view for view in with_room if view.version >= self._newest]),
-        ):
-            valid = [entry for entry in heap if entry[1:] in current]
-            assert sorted(valid) == sorted(map(self._entry, views)), (valid, views)
+        valid = [(key, entry) for key, heap in self._heaps.items() for entry in heap if entry[1:] in current]
+        with_room = [view for view in self.engines.values() if view.has_room]
+        wanted = [((view.version, view.lag), (view.share, view.name, view.entry)) for view in with_room]
+        assert sorted(valid) == sorted(wanted), (valid, with_room)
+
+
+def _less_loaded(one: EngineView | None, other: EngineView | None) -> EngineView | None:
+    if one is None or other is None:
+        return one or other
+    return one if (one.share, one.name) <= (other.share, other.name) else other
+
+
+def _comes_in_time(lag: int, sample: RoutedSample) -> bool:
+    """Whether an engine that is so late should have what the sample needs a version before its deadline."""
+    return sample.min_version + lag < sample.deadline_version

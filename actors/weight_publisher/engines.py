@@ -84,7 +84,6 @@ class EngineTable:
     def __init__(self) -> None:
         self.by_name: dict[str, EngineState] = {}
         self.steps = Steps(ENGINE)
-        self.num_moving = 0
         self._num_ready = 0
         self._num_serving: Counter[int] = Counter()
         """Ready engines by the version that they serve."""
@@ -140,8 +139,6 @@ class EngineTable:
         return -1
 
     def _count(self, engine: EngineState, sign: int) -> None:
-        if engine.target is not None:
-            self.num_moving += sign
         if engine.is_ready:
             self._num_ready += sign
             if engine.version >= 0:
@@ -156,5 +153,4 @@ class EngineTable:
             assert engine.is_moving == (engine.phase in (Phase.STAGING, Phase.STAGED, Phase.COMMITTING)), engine
         ready = self.ready()
         assert self._num_ready == len(ready)
-        assert self.num_moving == sum(engine.is_moving for engine in self.by_name.values())
         assert self._num_serving == Counter(engine.version for engine in ready if engine.version >= 0)

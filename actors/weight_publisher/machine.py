@@ -173,7 +173,6 @@ class WeightPublisher:
         engine = self.engines.live(event.engine, event.engine_epoch)
         if engine is not None and event.turn > engine.turn:  # what it had before, its device was taken back from
             self._drop(engine)
-            self._announcing.again()
             self.engines.join(event.engine, event.engine_epoch, is_newcomer=True, turn=event.turn)
             engine = self.engines.live(event.engine, event.engine_epoch)
         if engine is not None and engine.phase is Phase.STARTING and event.num_slots:
@@ -194,7 +193,6 @@ class WeightPublisher:
 
     def _drop(self, engine: EngineState) -> None:
         self.engines.drop(engine)
-        self._announcing.serving_changed = True
         self._out.append(StopTimer(engine.name))
         self._free_canary(engine.name)
 
@@ -267,9 +265,7 @@ class WeightPublisher:
         if wrong:
             self._on_wrong(engine, export.manifest, wrong)
             return
-        self._announcing.newcomer_serves |= engine.is_new
         self.engines.serves(engine, event.version, event.publish)
-        self._announcing.serving_changed = True
         self.exports.loads(event.publish, event.layout, event.checksum)
         if self.exports.passes(event.publish):
             self.canaries.suspects.clear()
@@ -290,7 +286,6 @@ class WeightPublisher:
             self._quarantine(engine, f"version {manifest.version}: {wrong}")
         else:
             self.engines.serves(engine, -1, -1)
-            self._announcing.serving_changed = True
             self._free_canary(engine.name)
         if not has_passed:
             self._on_failed(engine, manifest, wrong)
@@ -341,7 +336,6 @@ class WeightPublisher:
     def _quarantine(self, engine: EngineState, cause: str) -> None:
         self._turn(engine, Phase.QUARANTINED)
         self.num_quarantines += 1
-        self._announcing.serving_changed = True
         self._out.append(StopTimer(engine.name))
         self._free_canary(engine.name)
         self._out.append(ReplaceActor(engine.name, engine.epoch, cause))

@@ -36,7 +36,15 @@ def _choices(policy: OwnRouting) -> Iterator[str | None]:
         for index in range(3):
             last = engines[0].name if index else ""
             yield policy.choose(
-                RoutedSample(group_id=row, index=index, row=row, num_prompt_tokens=7, min_version=1, group_engine=last),
+                RoutedSample(
+                    group_id=row,
+                    index=index,
+                    row=row,
+                    num_prompt_tokens=7,
+                    min_version=1,
+                    deadline_version=3,
+                    group_engine=last,
+                ),
                 engines,
             )
 

@@ -405,7 +405,7 @@ class StageRecorder:
     def _version_announced(self, sent: VersionAnnounced, _to: str) -> None:
         exported_ns = self._working.pop(("version", sent.version), None)
         if exported_ns is not None:  # it is told to several, and repeated
-            attributes = (("version", sent.version), ("num_engines", len(sent.serving)))
+            attributes = (("version", sent.version),)
             link = self._ids.step_link(sent.version)
             version = self._ids.version(sent.version)
             self._record_root(version, "version", exported_ns, self._now_ns(), attributes, (link,))

@@ -33,7 +33,7 @@ from penstock.actors.engine_worker.weights import Weights
 from penstock.actors.filter.assembly import Assembly
 from penstock.actors.filter.machine import Filter
 from penstock.actors.learner.machine import Learner
-from penstock.actors.prompt_source import leases
+from penstock.actors.prompt_source import leases, routing
 from penstock.actors.prompt_source.issuing import Issuing
 from penstock.actors.prompt_source.leases import Lease
 from penstock.actors.prompt_source.order import PromptOrder, mix
@@ -388,9 +388,9 @@ def sends_to_who_sleeps() -> AbstractContextManager[Any]:
     """PromptSource does not see it."""
     ready = Router.ready
 
-    def credulous(self: Router, name: str, epoch: int, num_slots: int, sweep: int, turn: int = 0) -> None:
-        if num_slots:
-            ready(self, name, epoch, num_slots, sweep)
+    def credulous(self: Router, event: EngineReady, sweep: int) -> None:
+        if event.num_slots:
+            ready(self, msgspec.structs.replace(event, turn=0), sweep)
 
     return patch.object(Router, "ready", credulous)
 
@@ -398,6 +398,16 @@ def sends_to_who_sleeps() -> AbstractContextManager[Any]:
 def wakes_with_what_it_had() -> AbstractContextManager[Any]:
     """An engine believes that it serves what it served before its memory was given up."""
     return patch.object(Weights, "forget", lambda self: None)
+
+
+def says_nothing_after_a_swap() -> AbstractContextManager[Any]:
+    """An engine does not tell PromptSource that it serves other weights."""
+    return patch.object(EngineWorker, "_tell_version", lambda self: None)
+
+
+def waits_for_weights_anywhere() -> AbstractContextManager[Any]:
+    """A sample goes to any engine with a free slot, however late its weights are."""
+    return patch.object(routing, "_comes_in_time", lambda lag, sample: True)
 
 
 MUTATIONS = (
@@ -434,6 +444,8 @@ MUTATIONS = (
     counts_on_who_sleeps,
     sends_to_who_sleeps,
     wakes_with_what_it_had,
+    says_nothing_after_a_swap,
+    waits_for_weights_anywhere,
 )
 
 

@@ -117,8 +117,10 @@ SHOWS_AT: dict[str, tuple[int, str, set[str]]] = {
     "lends_awake": (4, "learner", {"TimerFired"}),
     "keeps_what_it_has": (4, "engine-1", {"GenerationEnded", "DeviceTurned"}),
     "counts_on_who_sleeps": (4, "weight_publisher", {"EngineReady"}),
-    "sends_to_who_sleeps": (4, "prompt_source", {"PromptsFetched", "EngineReady"}),
+    "sends_to_who_sleeps": (4, "prompt_source", {"PromptsFetched", "EngineReady", "GenerationClosed"}),
     "wakes_with_what_it_had": (4, "engine-1", {"WeightsStaged", "DeviceTurned"}),
+    "says_nothing_after_a_swap": (4, "engine-0", {"WeightsSwapped"}),
+    "waits_for_weights_anywhere": (4, "prompt_source", {"PromptsFetched"}),
 }
 """Of planted bugs: a trial whose run comes to the rule, and the actor and events on which the rule is applied."""
 NOT_OF_ACTORS = {"admits_twice", "two_writers", "reads_before_it_claims", "forgets_that_rows_were_chosen"}

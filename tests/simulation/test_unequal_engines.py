@@ -1,5 +1,5 @@
 """Engines of unequal speed: a slot takes its next sample when it is free, so each has as many as it can make. And
-engines whose weights come late, which wait with what they were given."""
+engines whose weights come late, which make what their weights can make."""
 
 from __future__ import annotations
 
@@ -76,16 +76,17 @@ ETAS = {0: ("staleness.policy=sync", "staleness.max_staleness=0"), 1: ("stalenes
 @pytest.mark.parametrize("eta", [0, 1, 2])
 def test_an_engine_whose_weights_take_longer_than_a_step_makes_no_token_that_is_lost(eta: int, on_stale: str) -> None:
     step_s, balance = late(20.0, *ETAS[eta], f"staleness.on_stale={on_stale}")
-    assert step_s < 30.0, "what it has waits for its next weights, and the run with it"
+    assert step_s <= 1.02 * late(None, *ETAS[eta], f"staleness.on_stale={on_stale}")[0]
     lost = [each for each in balance.ended if each.state != TerminalState.TRAINED]
     assert sum(each.num_tokens for each in lost) == 0, "what is past its deadline had not begun"
     if on_stale == "wait":
         assert lost == []
 
 
-def test_an_engine_whose_weights_come_late_pays_with_a_large_bound_and_costs_with_a_small_one() -> None:
+def test_an_engine_whose_weights_come_late_costs_nothing_and_pays_with_a_large_bound() -> None:
     """As docs/clusters.md has it."""
-    assert late(20.0, *ETAS[1])[0] > 1.5 * late(None, *ETAS[1])[0]
+    assert late(20.0, *ETAS[1])[0] <= 1.02 * late(None, *ETAS[1])[0]
+    assert late(40.0, *ETAS[2])[0] <= 1.02 * late(None, *ETAS[2])[0]
     assert late(20.0, *ETAS[8])[0] < 0.9 * late(None, *ETAS[8])[0]
 
 

@@ -20,7 +20,7 @@ from penstock.messages.training import (
     StepFinished,
     UpdateMode,
 )
-from penstock.messages.weights import ServingEngine, VersionAnnounced
+from penstock.messages.weights import VersionAnnounced
 
 if TYPE_CHECKING:
     from penstock.actors.buffer.goals import Goal
@@ -161,7 +161,7 @@ class Bench:
 
 
 def announced(version: int) -> VersionAnnounced:
-    return VersionAnnounced(version=version, publish=version, serving=(ServingEngine("engine/0", version),))
+    return VersionAnnounced(version=version, publish=version)
 
 
 def ends(group_id: int, state: TerminalState) -> tuple[SampleEnd, ...]:

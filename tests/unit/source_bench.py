@@ -32,7 +32,7 @@ from penstock.messages.membership import (
     LeaseStage,
 )
 from penstock.messages.samples import Completed, InfraError, SampleKey
-from penstock.messages.weights import EngineReady
+from penstock.messages.weights import EngineReady, VersionAnnounced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -92,6 +92,8 @@ class SourceBench:
         self.epoch = epoch
         self.epochs: dict[str, int] = {}
         """Of those that are there."""
+        self.slots: dict[str, int] = {}
+        """Of engines."""
 
     @property
     def source(self) -> PromptSource:
@@ -128,8 +130,17 @@ class SourceBench:
 
     def joins(self, engine: str, epoch: int = 0, num_slots: int = 64) -> list[AnyCommand]:
         self.epochs[engine] = epoch
+        self.slots[engine] = num_slots
         ready = EngineReady(engine=engine, engine_epoch=epoch, num_slots=num_slots)
         return self.hear(EngineJoined(name=engine, epoch=epoch), ready)
+
+    def serves(self, engine: str, version: int) -> list[AnyCommand]:
+        """An engine has swapped."""
+        num_slots, epoch = self.slots[engine], self.epochs[engine]
+        return self.hear(EngineReady(engine=engine, engine_epoch=epoch, num_slots=num_slots, version=version))
+
+    def announced(self, version: int) -> list[AnyCommand]:
+        return self.hear(VersionAnnounced(version=version, publish=version))
 
     def loses(self, name: str) -> list[AnyCommand]:
         epoch = self.epochs.pop(name)

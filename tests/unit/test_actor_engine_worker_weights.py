@@ -12,7 +12,14 @@ from penstock.messages.flow import GenerationProgressed, SampleGenerated, Sample
 from penstock.messages.local import GenerationAdvanced, WeightsStagedLocally, WeightsSwapped
 from penstock.messages.samples import SampleKey
 from penstock.messages.training import Activity, NoticeGiven, UpdateMode
-from penstock.messages.weights import DrainFinished, WeightsApplied, WeightsCommitted, WeightsFetched, WeightsStaged
+from penstock.messages.weights import (
+    DrainFinished,
+    EngineReady,
+    WeightsApplied,
+    WeightsCommitted,
+    WeightsFetched,
+    WeightsStaged,
+)
 
 FIRST = SampleKey(0, 0)
 
@@ -33,6 +40,18 @@ def test_staged_weights_are_fetched_while_the_engine_goes_on() -> None:
         "digest-1",
         "",
     )
+
+
+def test_prompt_source_is_told_what_is_served_after_each_swap_and_of_nothing_when_that_is_wrong() -> None:
+    bench = EngineBench().opened(num_slots=3)
+    told: list[int] = []
+    for publish, digest in ((0, None), (1, None), (2, "other"), (3, None)):
+        bench.stage(publish)
+        bench.commit(publish)
+        ready = drive.one_sent(bench.swap(digest=digest), EngineReady, to="prompt_source")
+        assert (ready.engine, ready.engine_epoch, ready.num_slots) == ("engine/0", 0, 3)
+        told.append(ready.version)
+    assert told == [0, 1, -1, 3]
 
 
 def test_nothing_is_swapped_before_it_is_committed() -> None:

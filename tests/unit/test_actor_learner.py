@@ -345,9 +345,9 @@ def test_the_last_version_is_not_published() -> None:
 
 def test_older_exports_are_released_when_a_newer_version_is_announced() -> None:
     bench = LearnerBench().opened()
-    assert bench.hear(VersionAnnounced(version=3, publish=3, serving=())) == [ReleaseWeights(3)]
-    bench.driver.ignores(VersionAnnounced(version=3, publish=3, serving=()))
-    bench.driver.ignores(VersionAnnounced(version=2, publish=2, serving=()))
+    assert bench.hear(VersionAnnounced(version=3, publish=3)) == [ReleaseWeights(3)]
+    bench.driver.ignores(VersionAnnounced(version=3, publish=3))
+    bench.driver.ignores(VersionAnnounced(version=2, publish=2))
 
 
 def test_the_next_batch_is_trained_while_the_copy_is_looked_at_and_engines_are_told_afterwards() -> None:

@@ -46,8 +46,6 @@ from penstock.messages.samples import Cancelled
 from penstock.messages.training import CheckpointDemanded, Holder
 from penstock.messages.weights import (
     EngineReady,
-    ServingEngine,
-    VersionAnnounced,
     WeightsApplied,
     WeightsCommitted,
     WeightsExported,
@@ -231,8 +229,8 @@ def test_one_that_leaves_opens_no_more() -> None:
 # --- who counts on it -------------------------------------------------------------------------------------------------
 
 
-def ready(index: int, num_slots: int, turn: int = 0) -> EngineReady:
-    return EngineReady(engine=f"engine/{index}", engine_epoch=0, num_slots=num_slots, turn=turn)
+def ready(index: int, num_slots: int, turn: int = 0, version: int = -1) -> EngineReady:
+    return EngineReady(engine=f"engine/{index}", engine_epoch=0, num_slots=num_slots, turn=turn, version=version)
 
 
 def test_nobody_waits_for_an_engine_whose_device_is_taken_back() -> None:
@@ -315,32 +313,36 @@ def test_a_next_turn_that_is_heard_of_first_means_that_the_last_one_is_over() ->
     router = Router(is_affine=False, max_load=1.0)
     for name in ("engine/0", "engine/1"):
         router.join(name, 0, 0)
-    router.ready("engine/0", 0, 1, 0)
-    router.ready("engine/1", 0, 4, 0, 1)
-    both = tuple(ServingEngine(name, 0, 0) for name in ("engine/0", "engine/1"))
-    router.serves(both)
-    sample = RoutedSample(group_id=0, index=0, row=0, min_version=0, num_prompt_tokens=1)
+    router.ready(ready(0, 1, version=0), 0)
+    router.ready(ready(1, 4, turn=1, version=0), 0)
+    sample = RoutedSample(group_id=0, index=0, row=0, min_version=0, deadline_version=2, num_prompt_tokens=1)
     chosen = router.choose(sample, avoids="", cache=None, num_waiting=1)
     assert chosen is not None
     assert chosen.name == "engine/1", "it has more slots"
-    router.ready("engine/1", 0, 4, 0, 3)
+    router.ready(ready(1, 4, turn=3), 0)
     chosen = router.choose(sample, avoids="", cache=None, num_waiting=1)
     assert chosen is not None
     assert chosen.name == "engine/0", "of the other it is not known what it serves in this turn"
-    router.serves(both)
+    router.ready(ready(1, 4, turn=3, version=0), 0)
     chosen = router.choose(sample, avoids="", cache=None, num_waiting=1)
     assert chosen is not None
     assert chosen.name == "engine/1"
 
 
-def test_an_engine_that_serves_the_same_again_after_it_slept_is_told_of_again() -> None:
-    bench = PublisherBench()
-    bench.ready(0, 1)
-    bench.export(0, version=0)
-    for index in range(2):
-        bench.fetched(index, 0)
-        bench.applied(index, 0, version=0)
-    bench.hear(ready(1, 0, turn=2), ready(1, 2, turn=3))
-    bench.fetched(1, 0)
-    told = drive.sent(bench.applied(1, 0, version=0), VersionAnnounced, to="prompt_source")
-    assert [each.engine for event in told for each in event.serving] == ["engine/0", "engine/1"]
+def test_an_engine_that_serves_the_same_again_after_it_slept_says_so_again() -> None:
+    bench = serving()
+    bench.turned(Holder.LEARNER)
+    bench.hear(EngineSlept())
+    bench.turned(Holder.ENGINES)
+    bench.stage(1)
+    bench.commit(1)
+    told = drive.one_sent(bench.swap(), EngineReady, to="prompt_source")
+    assert (told.num_slots, told.turn, told.version) == (2, 3, 1)
+
+
+def test_one_that_swaps_while_its_device_is_taken_back_says_that_it_serves_nothing() -> None:
+    bench = serving()
+    bench.stage(1)
+    bench.commit(1)
+    assert offered(bench.turned(Holder.LEARNER)) == [(0, 2)]
+    assert drive.sent(bench.swap(), EngineReady) == []

@@ -22,7 +22,7 @@ from penstock.messages.flow import (
 from penstock.messages.local import FetchedPrompt, PromptsFetched
 from penstock.messages.membership import EngineJoined
 from penstock.messages.samples import SampleKey
-from penstock.messages.weights import EngineReady, ServingEngine, VersionAnnounced
+from penstock.messages.weights import EngineReady
 
 FIRST = SampleKey(0, 0)
 
@@ -142,18 +142,16 @@ def test_nothing_is_issued_to_an_engine_that_is_not_ready() -> None:
 
 def test_an_engine_that_serves_the_version_goes_before_one_that_is_less_loaded() -> None:
     bench = SourceBench(num_samples=1).started(num_engines=2)
-    serving = (ServingEngine("engine/0", 1), ServingEngine("engine/1", 2))
-    bench.hear(VersionAnnounced(version=1, publish=1, serving=serving))
+    bench.serves("engine/0", 1)
+    bench.serves("engine/1", 2)
     assert keys(bench.grant(3, min_version=2), "engine/1") == [(0, 0), (1, 0), (2, 0)]
 
 
-def test_a_version_of_an_engine_that_is_not_there_yet_holds_when_that_incarnation_joins() -> None:
+def test_word_of_an_incarnation_that_is_not_there_any_more_says_nothing_of_its_successor() -> None:
     bench = SourceBench().started()
-    bench.hear(VersionAnnounced(version=1, publish=1, serving=(ServingEngine("engine/7", 1, 3),)))
-    bench.joins("engine/7", epoch=2)
-    assert bench.source.table.router.engines["engine/7"].version == -1
     bench.joins("engine/7", epoch=3)
-    assert bench.source.table.router.engines["engine/7"].version == 1
+    bench.driver.ignores(EngineReady(engine="engine/7", engine_epoch=2, num_slots=4, version=1))
+    assert bench.source.table.router.engines["engine/7"].version == -1
 
 
 def test_an_engine_that_joins_twice_keeps_its_slots_and_its_load() -> None:

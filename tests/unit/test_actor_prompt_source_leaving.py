@@ -18,7 +18,6 @@ from penstock.messages.membership import (
     LeaseStage,
 )
 from penstock.messages.samples import Cancelled, SampleKey
-from penstock.messages.weights import ServingEngine, VersionAnnounced
 
 if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
@@ -101,9 +100,7 @@ def test_a_new_prompt_source_goes_on_from_what_a_leaver_tells_it() -> None:
 
 def test_who_comes_when_others_serve_is_issued_nothing_before_it_serves() -> None:
     bench, _ = bench_with(1, num_groups=0)
-    bench.hear(VersionAnnounced(version=0, publish=0, serving=(ServingEngine("engine/0", 0),)))
+    bench.serves("engine/0", 0)
     bench.joins("engine/1")
     assert {to for to, _ in sends(bench.grant(60))} == {"engine/0"}
-    serving = (ServingEngine("engine/0", 0), ServingEngine("engine/1", 0))
-    told = bench.hear(VersionAnnounced(version=0, publish=0, serving=serving))
-    assert {to for to, _ in sends(told)} == {"engine/1"}
+    assert {to for to, _ in sends(bench.serves("engine/1", 0))} == {"engine/1"}

@@ -31,7 +31,7 @@ def granted(floor: int = 0) -> DemandGranted:
 
 def test_who_pushes_is_told_how_old_a_group_may_be_what_is_announced_and_what_nobody_wants() -> None:
     bench = bench_of(awaits_pushes=True)
-    assert drive.one(bench.driver.hear(VersionAnnounced(version=5, publish=6, serving=())), TellPushers).version == 5
+    assert drive.one(bench.driver.hear(VersionAnnounced(version=5, publish=6)), TellPushers).version == 5
     bench.driver.hear(replace(granted(), rows=()), RowsDrawn(rows=ROWS))
     fetch = drive.one(bench.driver.hear(granted()), FetchPrompts)  # and nothing has been pushed yet
     assert fetch.requests == tuple(PromptRequest(n, n, 0, None, oldest) for n, oldest in enumerate((4, 4, 5)))
@@ -42,7 +42,7 @@ def test_who_pushes_is_told_how_old_a_group_may_be_what_is_announced_and_what_no
 
 def test_nobody_is_told_where_nobody_pushes() -> None:
     bench = bench_of(awaits_pushes=False)
-    commands = bench.driver.hear(VersionAnnounced(version=5, publish=6, serving=()), replace(granted(), rows=()))
+    commands = bench.driver.hear(VersionAnnounced(version=5, publish=6), replace(granted(), rows=()))
     commands += bench.driver.hear(granted(), SamplesSettled(settled=SettledState(3, 3, ())))
     assert drive.one(commands, FetchPrompts).requests[0].min_version == 0
     assert drive.every(commands, TellPushers) == []

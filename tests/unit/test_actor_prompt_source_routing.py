@@ -15,14 +15,19 @@ from source_bench import SourceBench, keys
 from penstock.actors.prompt_source.policies import ConsistentHash, RoundRobin, RoutedEngine, RoutedSample
 from penstock.actors.prompt_source.routing import Cache, EngineView, Router
 from penstock.messages.commands import Send
-from penstock.messages.flow import GenerationClosed, SampleIssued
-from penstock.messages.samples import InfraError, SampleKey
-from penstock.messages.weights import ServingEngine
+from penstock.messages.flow import DemandGranted, GenerationClosed, GrantSpan, SampleIssued, SettledState
+from penstock.messages.membership import EngineLeaving
+from penstock.messages.samples import Cancelled, InfraError, SampleKey
+from penstock.messages.weights import EngineReady
 
 if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
 
 FIRST = SampleKey(0, 0)
+
+
+def ready(name: str, epoch: int, num_slots: int, *, version: int = -1) -> EngineReady:
+    return EngineReady(engine=name, engine_epoch=epoch, num_slots=num_slots, version=version)
 
 
 def counts(commands: list[AnyCommand]) -> dict[str, int]:
@@ -78,11 +83,11 @@ def test_an_only_engine_queues_up_to_the_cap() -> None:
 def test_nothing_queues_at_an_engine_while_others_are_still_to_come() -> None:
     router = Router(is_affine=True, max_load=2.0, num_engines=2)
     router.join("engine/0", 0, load=1)
-    router.ready("engine/0", 0, 1, 0)
+    router.ready(ready("engine/0", 0, 1), 0)
     assert not router.has_room(100)
     router.join("engine/1", 0, load=1)
     assert not router.has_room(100)
-    router.ready("engine/1", 0, 1, 0)
+    router.ready(ready("engine/1", 0, 1), 0)
     assert router.has_room(100)
     router.lose("engine/1")
     assert not router.has_room(100)
@@ -92,7 +97,7 @@ def test_nothing_queues_at_an_engine_while_others_are_still_to_come() -> None:
 def test_an_engine_that_comes_back_has_the_load_that_is_still_known_to_be_at_it() -> None:
     router = Router(is_affine=True, max_load=1.0)
     router.join("engine/0", 0, load=router.load_at("engine/0"))
-    router.ready("engine/0", 0, 4, 0)
+    router.ready(ready("engine/0", 0, 4), 0)
     for _ in range(3):
         router.load("engine/0", 1)
     router.lose("engine/0")
@@ -106,7 +111,7 @@ def test_an_engine_that_comes_back_has_the_load_that_is_still_known_to_be_at_it(
 def test_an_engine_is_a_newcomer_only_while_another_serves() -> None:
     router = Router(is_affine=True, max_load=1.0)
     router.join("engine/0", 0, load=0)
-    router.serves([ServingEngine("engine/0", 3, 0)])
+    router.ready(ready("engine/0", 0, 4, version=3), 0)
     router.join("engine/1", 0, load=0)
     router.lose("engine/0")
     router.join("engine/2", 0, load=0)
@@ -197,7 +202,7 @@ def test_a_sample_does_not_queue_for_its_cache_where_another_engine_is_idle() ->
     router = Router(is_affine=True, max_load=1.5)
     for name, load in (("engine/0", 4), ("engine/1", 3)):
         router.join(name, 1, load=load)
-        router.ready(name, 1, 4, 0)
+        router.ready(ready(name, 1, 4), 0)
     assert chosen(router, cache=Cache("engine/0", 1)) == "engine/1"
     router.load("engine/1", 1)
     assert chosen(router, cache=Cache("engine/0", 1)) == "engine/0"  # it queues anywhere
@@ -206,9 +211,9 @@ def test_a_sample_does_not_queue_for_its_cache_where_another_engine_is_idle() ->
 def test_a_cache_is_gone_with_its_incarnation() -> None:
     router = Router(is_affine=True, max_load=1.5)
     router.join("engine/0", 1, load=3)
-    router.ready("engine/0", 1, 4, 0)
+    router.ready(ready("engine/0", 1, 4), 0)
     router.join("engine/1", 1, load=0)
-    router.ready("engine/1", 1, 4, 0)
+    router.ready(ready("engine/1", 1, 4), 0)
     assert chosen(router, cache=Cache("engine/0", 1)) == "engine/0"
     assert chosen(router, cache=Cache("engine/0", 0)) == "engine/1"
     assert chosen(router, cache=Cache("engine/7", 1)) == "engine/1"
@@ -223,11 +228,115 @@ def test_word_of_a_sample_that_was_lost_brings_it_back_to_the_engine_that_has_it
     assert keys(bench.answers(), "engine/0") == [(0, 0)]
 
 
+# --- engines whose weights come late ------------------------------------------------------------------------------
+
+
+def both_serve(version: int, *, num_samples: int = 1, num_slots: int = 2) -> SourceBench:
+    """Two engines that serve the version that is announced."""
+    bench = SourceBench(num_samples=num_samples, max_load=1.0).started(num_engines=2, num_slots=num_slots)
+    bench.announced(version)
+    for engine in ("engine/0", "engine/1"):
+        bench.serves(engine, version)
+    return bench
+
+
+def late_by(lag: int) -> SourceBench:
+    """Both serve version 5; engine/1 took it when so many more were announced, and version 6 is at engine/0."""
+    bench = both_serve(4)
+    bench.serves("engine/0", 6)
+    bench.announced(5 + lag)
+    bench.serves("engine/1", 5)
+    return bench
+
+
+def test_a_sample_waits_for_weights_where_they_should_come_a_version_before_its_deadline() -> None:
+    for lag, waits in ((0, True), (1, True), (2, False), (3, False)):
+        issued = late_by(lag).grant(3, min_version=6)  # due at version 8
+        assert keys(issued, "engine/0") == [(0, 0), (1, 0)]
+        assert keys(issued, "engine/1") == ([(2, 0)] if waits else [])
+
+
+def test_what_waits_here_for_weights_goes_out_when_an_engine_has_them() -> None:
+    bench = late_by(2)
+    bench.grant(4, min_version=6)
+    assert keys(bench.closed("engine/0", FIRST), "engine/0") == [(2, 0)]
+    assert keys(bench.serves("engine/1", 6), "engine/1") == [(3, 0)]
+
+
+def test_a_late_engine_makes_what_its_weights_can_make() -> None:
+    bench = late_by(2)
+    assert keys(bench.grant(2, min_version=5), "engine/1") == [(1, 0)]
+
+
+def test_an_old_sample_passes_one_that_is_issued_again_and_waits_for_weights() -> None:
+    bench = SourceBench(num_samples=1, max_load=1.0).started(num_engines=3, num_slots=1)
+    bench.announced(9)
+    for engine, version in (("engine/0", 6), ("engine/1", 5), ("engine/2", 6)):
+        bench.serves(engine, version)
+    spans = (GrantSpan(0, 2, 0, 6, 8), GrantSpan(2, 2, 2, 5, 7))
+    issued = bench.hear(DemandGranted(total=4, spans=spans, settled=SettledState(0, 0, ())))
+    assert [keys(issued, f"engine/{index}") for index in range(3)] == [[(0, 0)], [(2, 0)], [(1, 0)]]
+    bench.hear(EngineLeaving(name="engine/2", epoch=0))
+    assert keys(bench.closed("engine/2", SampleKey(1, 0), Cancelled(cause="handed back"))) == []
+    assert keys(bench.closed("engine/1", SampleKey(2, 0)), "engine/1") == [(3, 0)]
+    assert keys(bench.closed("engine/0", FIRST), "engine/0") == [(1, 0)]
+
+
+def test_a_swap_for_which_samples_have_waited_makes_no_engine_less_late() -> None:
+    router = Router(is_affine=True, max_load=1.0)
+    router.join("engine/0", 0, load=0)
+    router.announced(4)
+    router.ready(ready("engine/0", 0, 4, version=2), 0)
+    view = router.engines["engine/0"]
+    assert view.lag == 2
+    view.awaited = 4
+    router.ready(ready("engine/0", 0, 4, version=4), 0)
+    assert view.lag == 2, "the versions may have waited too"
+    router.announced(6)
+    router.ready(ready("engine/0", 0, 4, version=5), 0)
+    assert view.lag == 1, "nothing waited"
+
+
+def test_wrong_weights_are_none() -> None:
+    bench = both_serve(5)
+    bench.serves("engine/1", -1)
+    assert keys(bench.grant(2, min_version=5), "engine/0") == [(0, 0), (1, 0)]
+
+
+def test_a_sample_that_avoids_the_only_engine_with_its_weights_waits_for_them_elsewhere() -> None:
+    bench = late_by(3)
+    bench.grant(1, min_version=6)
+    assert keys(failed_after(bench, "engine/0", 0), "engine/1") == [(0, 0)]
+
+
+def test_a_policy_is_not_asked_about_engines_with_older_weights_while_others_have_room() -> None:
+    router = Router(is_affine=False, max_load=1.0, policy=RoundRobin())
+    for name, version in (("engine/0", 5), ("engine/1", 1)):
+        router.join(name, 0, load=0)
+        router.announced(5)
+        router.ready(ready(name, 0, 9, version=version), 0)
+    for eta in (2, 8):
+        found = [router.choose(sample(min_version=5, eta=eta), avoids="", cache=None, num_waiting=1) for _ in range(4)]
+        assert {view.name for view in found if view is not None} == {"engine/0"}
+    router.load("engine/0", 9)
+    assert router.choose(sample(min_version=5), avoids="", cache=None, num_waiting=1) is None
+    found = [router.choose(sample(min_version=5, eta=8), avoids="", cache=None, num_waiting=1)]
+    assert found == [router.engines["engine/1"]]
+
+
 # --- every choice, against the rules word by word -----------------------------------------------------------------
 
 
-def sample(row: int = 0, *, group: str = "", min_version: int = 0) -> RoutedSample:
-    return RoutedSample(group_id=0, index=0, row=row, num_prompt_tokens=3, min_version=min_version, group_engine=group)
+def sample(row: int = 0, *, group: str = "", min_version: int = 0, eta: int = 2) -> RoutedSample:
+    return RoutedSample(
+        group_id=0,
+        index=0,
+        row=row,
+        num_prompt_tokens=3,
+        min_version=min_version,
+        deadline_version=min_version + eta,
+        group_engine=group,
+    )
 
 
 def chosen(router: Router, *, cache: Cache | None = None, group: str = "") -> str:
@@ -236,23 +345,37 @@ def chosen(router: Router, *, cache: Cache | None = None, group: str = "") -> st
     return view.name
 
 
+def may_wait(view: EngineView, asked: RoutedSample) -> bool:
+    return view.version < asked.min_version and asked.min_version + view.lag <= asked.deadline_version - 1
+
+
 def expected(
-    views: list[EngineView], *, is_affine: bool, min_version: int, avoids: str, group: str, num_waiting: int
+    views: list[EngineView], asked: RoutedSample, *, is_affine: bool, avoids: str, num_waiting: int
 ) -> str | None:
-    """The rules, over all engines; for versions that no older sample has gone beyond."""
+    """The rules, over all engines."""
     with_room = [view for view in views if view.has_room]
-    others = [view for view in with_room if view.name != avoids] or with_room
+    in_time = [view for view in with_room if view.version >= asked.min_version or may_wait(view, asked)]
+    others = [view for view in with_room if view.name != avoids] if avoids else in_time
+    others = others or in_time
     if not others:
         return None
-    first = min(others, key=lambda view: (view.share, view.name))
-    if first.version < min_version and first.name != avoids:
-        serving = [view for view in others if view.version >= min_version]
-        best = min(serving, key=lambda view: (view.share, view.name), default=first)
-        first = best if best.has_free_slot or not first.has_free_slot else first
+    first = min(
+        others,
+        key=lambda view: (
+            (not view.has_free_slot, view.version < asked.min_version)
+            if any(each.has_free_slot for each in others)
+            else (view.version < asked.min_version, False),
+            view.share,
+            view.name,
+        ),
+    )
     num_other_slots = (sum(view.num_slots for view in views) - first.num_slots) * (first.load // first.num_slots)
     if not first.has_free_slot and num_waiting <= num_other_slots and not avoids:
         return None
-    own = next((view for view in views if view.name == group and is_affine and view.name != avoids), None)
+    own = next((view for view in views if view.name == asked.group_engine != avoids and is_affine), None)
+    if own is not None and own.version < asked.min_version:
+        waits_too = first.version < asked.min_version and (may_wait(own, asked) or own is first)
+        own = own if waits_too else None
     if own is not None and (own.has_free_slot or (own.has_room and not first.has_free_slot)):
         return own.name
     return first.name
@@ -271,23 +394,23 @@ def test_whatever_has_happened_the_choice_is_that_of_the_rules(seed: int) -> Non
         match rng.randrange(8):
             case 0 if view is None:
                 router.join(name, step, load=0)
-                router.ready(name, step, rng.choice([1, 4, 16]), 0)
+                router.ready(ready(name, step, rng.choice([1, 4, 16])), 0)
             case 1 if view is not None and rng.random() < 0.3:
                 router.lose(name)
             case 2:
-                router.serves([ServingEngine(name, newest, 0 if view is None else view.epoch)])
+                if view is not None:
+                    router.ready(ready(name, view.epoch, view.num_slots, version=rng.randint(-1, newest)), 0)
+                router.announced(rng.randint(0, newest))
             case 3 | 4 if view is not None and view.load:
                 router.load(name, -1)
             case _:
                 newest += rng.random() < 0.05
                 avoids, group = rng.choice(["", "", name]), rng.choice(["", rng.choice(names)])
                 num_waiting = rng.choice([1, 8, 32, 200])
-                asked = sample(group=group, min_version=newest)
+                asked = sample(group=group, min_version=rng.randint(0, newest), eta=rng.randrange(4))
                 found = router.choose(asked, avoids=avoids, cache=None, num_waiting=num_waiting)
                 views = list(router.engines.values())
-                wanted = expected(
-                    views, is_affine=is_affine, min_version=newest, avoids=avoids, group=group, num_waiting=num_waiting
-                )
+                wanted = expected(views, asked, is_affine=is_affine, avoids=avoids, num_waiting=num_waiting)
                 assert (found.name if found else None) == wanted
                 if found is not None:
                     num_choices += 1

@@ -85,6 +85,17 @@ def test_prompt_source_without_an_engine_waits_for_its_start() -> None:
     assert bench.source.waits() == (Wait("start of", "an engine", "supervisor"),)
 
 
+def test_prompt_source_waits_for_weights_that_no_engine_has() -> None:
+    bench = SourceBench().started()
+    bench.announced(9)
+    for engine in ("engine/0", "engine/1"):
+        bench.serves(engine, 4)
+    bench.grant(1, min_version=5)  # both were five versions late
+    assert bench.source.waits() == (Wait("weights of", "version 5", "weight_publisher"),)
+    bench.serves("engine/1", 5)
+    assert [wait.on for wait in bench.source.waits()] == ["engine/1"] * 2
+
+
 # --- EngineWorker -------------------------------------------------------------------------------------------------
 
 

@@ -71,7 +71,7 @@ def closed(group_id: int, attempt: int) -> GenerationClosed:
 
 
 def announced(version: int) -> VersionAnnounced:
-    return VersionAnnounced(version=version, publish=version, serving=())
+    return VersionAnnounced(version=version, publish=version)
 
 
 def settled(sequence: int, floor: int, above: tuple[int, ...] = ()) -> SamplesSettled:

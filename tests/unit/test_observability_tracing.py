@@ -66,7 +66,7 @@ from penstock.messages.samples import (
     VersionSpan,
 )
 from penstock.messages.training import BatchReady, UpdateMode
-from penstock.messages.weights import ServingEngine, VersionAnnounced, WeightManifest, WeightsExported, WeightsStaged
+from penstock.messages.weights import VersionAnnounced, WeightManifest, WeightsExported, WeightsStaged
 from penstock.runtime.observability.event_observer import EventObserver
 from penstock.runtime.observability.group_spans import SAMPLES, record_together, unpacked
 from penstock.runtime.observability.span_export import SpanExporterThread
@@ -577,7 +577,7 @@ def test_a_step_is_linked_to_its_samples_and_to_its_version_and_they_to_it(tmp_p
     engine.hear(TimerFired(key="x"), FetchWeights(manifest=MANIFEST), at=52)
     engine.hear(WeightsStagedLocally(version=5, publish=5, digest="d"), ApplyWeights(MANIFEST, UpdateMode.DRAIN), at=60)
     engine.hear(WeightsSwapped(version=5, publish=5, digest="d"), at=70)
-    announced = VersionAnnounced(version=5, publish=5, serving=(ServingEngine("engine/0", 5),))
+    announced = VersionAnnounced(version=5, publish=5)
     for _ in range(2):
         publisher.hear(TimerFired(key="x"), Send("buffer", announced), at=80)
     for actor in (learner, engine, publisher):

@@ -158,7 +158,7 @@ def bench() -> Bench:
 
 
 def announced(version: int) -> VersionAnnounced:
-    return VersionAnnounced(version=version, publish=version, serving=())
+    return VersionAnnounced(version=version, publish=version)
 
 
 def generated(group_id: int) -> SampleGenerated:

@@ -116,6 +116,7 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _notice(trial, random.Random(f"notices {policy} {seed}"))
     trial = _pass_on(trial, random.Random(f"fan out {policy} {seed}"))
     trial = _die_slowly(trial, random.Random(f"last processes {policy} {seed}"))
+    trial = _delay(trial, random.Random(f"late {policy} {seed}"))
     return _wear_out(trial, random.Random(f"worn {policy} {seed}"))
 
 
@@ -132,6 +133,15 @@ def _die_slowly(trial: Trial, rng: random.Random) -> Trial:
     """Where devices are shared, what actors have started there may outlive them by seconds."""
     supervision = msgspec.structs.replace(trial.supervision, end_s=rng.choice((0.0, 0.0, 0.5, 5.0)))
     return msgspec.structs.replace(trial, supervision=supervision)
+
+
+def _delay(trial: Trial, rng: random.Random) -> Trial:
+    """One of four with several engines has some whose weights come late: within a step, or after several."""
+    num_engines = trial.max_engines or trial.num_engines
+    if rng.random() >= 0.25 or num_engines < 2:
+        return trial
+    late_fetch_s = rng.choice((1.0, 5.0, 20.0, 60.0))
+    return msgspec.structs.replace(trial, num_late=rng.randint(1, num_engines - 1), late_fetch_s=late_fetch_s)
 
 
 def _wear_out(trial: Trial, rng: random.Random) -> Trial:

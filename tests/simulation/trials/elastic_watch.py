@@ -6,7 +6,7 @@ Invariants:
 * An engine is lost no more often than a run allows of one actor and once more, unless the ledger has named others
   meanwhile: whoever is given up is not started again. It is given up only while enough are left.
 * PromptSource sends nothing to an engine that it knows to leave, nor to one that came when others served already, or
-  whose lent device was taken back, and has not been named among those that serve since.
+  whose lent device was taken back, and has not said since that it serves something.
 * What a leaver has handed back goes on from every token that it had made, where no message is lost.
 * A leaver goes early only when whatever it had finished has reached the Scorer.
 * A newcomer is given only weights that another engine has passed with, while there is one and there are such.
@@ -32,7 +32,7 @@ from penstock.messages.local import GenerationEnded
 from penstock.messages.membership import EngineEmptied, EngineJoined, EngineLeaving, EngineLost
 from penstock.messages.names import BUFFER, SCORER, is_engine
 from penstock.messages.samples import Cancelled
-from penstock.messages.weights import EngineReady, VersionAnnounced, WeightsCommitted
+from penstock.messages.weights import EngineReady, WeightsCommitted
 from penstock.runtime.hosts.virtual.host import IdleWatcher
 from penstock.runtime.hosts.virtual.process import Status
 from penstock.runtime.shell.restarts import WINDOW_S
@@ -73,8 +73,6 @@ class ElasticWatch(IdleWatcher):
         self._leavers: dict[Process, set[str]] = {}
         """By incarnation of PromptSource: those that it has heard of."""
         self._served: dict[Process, set[str]] = {}
-        self._told: dict[Process, dict[str, int]] = {}
-        """By incarnation of PromptSource: who was said to serve last, and as which incarnation."""
         self._made: dict[tuple[str, SampleKey, int], int] = {}
         """Tokens that there were of attempts that were broken off."""
         self._handed_back: dict[tuple[Process, SampleKey], tuple[int, int]] = {}
@@ -117,20 +115,14 @@ class ElasticWatch(IdleWatcher):
             case EngineJoined():
                 for names in (served, newcomers):
                     names.discard(event.name)
-                if self._told.get(process, {}).get(event.name) == event.epoch:
-                    served.add(event.name)
-                elif served - {event.name}:
+                if served - {event.name}:
                     newcomers.add(event.name)
             case EngineLost():
                 self._num_lost[process] += event.name not in leavers
                 for names in (served, newcomers, leavers):
                     names.discard(event.name)
             case EngineReady():
-                life = process, event.engine, event.engine_epoch
-                if event.turn > (known := self._turns.get(life, 0)) and (known or not event.num_slots):
-                    served.discard(event.engine)  # its lent device was taken back
-                    newcomers.add(event.engine)
-                self._turns[life] = max(known, event.turn)
+                self._at_ready(process, machine, event)
             case GenerationClosed(outcome=Cancelled()):
                 self.num_handed_back += 1
                 assert header is not None
@@ -138,11 +130,6 @@ class ElasticWatch(IdleWatcher):
                 self._handed_back[process, event.key] = (event.attempt, max(event.num_tokens, made))
             case EngineLeaving():
                 leavers.add(event.name)
-            case VersionAnnounced():
-                told = self._told[process] = {each.engine: each.epoch for each in event.serving}
-                engines = machine.table.router.engines
-                served |= {name for name, epoch in told.items() if name in engines and engines[name].epoch == epoch}
-                newcomers -= served
             case _:
                 pass
         for command in commands:
@@ -155,6 +142,20 @@ class ElasticWatch(IdleWatcher):
             assert lease.num_engine_losses <= self._num_lost[process], (
                 f"{lease.key} is said to have lost engines that only left"
             )
+
+    def _at_ready(self, process: Process, machine: PromptSource, event: EngineReady) -> None:
+        view = machine.table.router.engines.get(event.engine)
+        if view is None or view.epoch != event.engine_epoch:
+            return
+        served, newcomers = self._served[process], self._newcomers[process]
+        served.discard(event.engine)
+        life = process, event.engine, event.engine_epoch
+        if event.turn > self._turns.get(life, 0):  # its lent device was taken back
+            newcomers.add(event.engine)
+            self._turns[life] = event.turn
+        if event.version >= 0:
+            served.add(event.engine)
+            newcomers.discard(event.engine)
 
     def _assert_goes_on(self, process: Process, issued: SampleIssued) -> None:
         # The next issue goes on; or a PromptSource that had not known the sample begins again, with the same attempts.

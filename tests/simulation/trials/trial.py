@@ -39,6 +39,8 @@ from penstock.messages.ledger import EPOCHS_PER_DRIVE
 from penstock.messages.names import (
     BUFFER,
     WEIGHT_PUBLISHER,
+    engine_index,
+    is_engine,
     is_teacher,
     role_of,
     teacher_index,
@@ -131,6 +133,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     lend_after_s: float = 1.0
     scale_hold_s: float | None = None
     """Of ``engines.scale: by_bound``; None: only an operator changes them."""
+    num_late: int = 0
+    """Of all engines, the weights of the last so many are on their way for longer."""
+    late_fetch_s: float = 0.0
     num_slots: int = 4
     colocated: bool = False
     """Learner and engines share their devices, and take turns."""
@@ -429,7 +434,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         scenario = plan.scenario
         backend = open_simulated(
             role_of(name),
-            engines=scenario.engines,
+            engines=self._engines_of(name),
             learner=scenario.learner,
             max_response_tokens=MAX_TOKENS,
             seed=self.seed,
@@ -445,6 +450,13 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             self._spoil(backend, (self.seed, int(name.split("/")[1]), epoch))
             return backend if self.save_share is None else EpisodicEngine(backend, self.save_share)
         return backend
+
+    def _engines_of(self, name: str) -> EnginesOptions:
+        options = self.scenario.engines
+        first_late = (self.max_engines or self.num_engines) - self.num_late
+        if not self.num_late or not is_engine(name) or engine_index(name) < first_late:
+            return options
+        return msgspec.structs.replace(options, simulated_fetch_s=self.late_fetch_s)
 
     def _spoil(self, engine: SimulatedEngine, where: tuple[int, int, int]) -> None:
         if uniform(*where, 0) >= self.bad_weights_rate:

@@ -1,4 +1,4 @@
-"""The certificates of real runs, also of one whose actors were killed, verify without Penstock."""
+"""The certificates of real runs, also of one whose actors were killed, verify without Penstock; its accounts are whole."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from live_run import LiveRun
+from test_accounting_runs import assert_whole
 
 from penstock.backends.ledger import verify_certificate as verifier
 from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.runtime.chaos.verdict import CHAOS_FILE, Verdict
 from penstock.runtime.launch.certificate import VERIFIER_FILE
 from penstock.runtime.launch.runs import SCENARIO_NAME
+from penstock.runtime.observability.summary import generated_tokens
 from penstock.runtime.observability.weights_log import WEIGHTS_FILE
 
 if TYPE_CHECKING:
@@ -76,12 +80,32 @@ def test_the_certificate_of_a_small_run_verifies_and_not_with_another_ledger(tmp
     assert "ledger.sha256" in text
 
 
+@pytest.fixture(scope="module")
+def with_kills(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a run that lost everything once, and what was printed of it."""
+    parent = tmp_path_factory.mktemp("kills")
+    words = (f"run.folder={parent}", "runtime.host=local", f"run.num_steps={NUM_STEPS}", "--faults", FAULTS)
+    said = penstock("chaos", str(MODELLED), *words, "--timeout", "300")
+    (verdict,) = parent.glob(f"*/runs/*/{CHAOS_FILE}")
+    return verdict.parent, said
+
+
 @pytest.mark.long_run
-def test_the_certificate_of_a_run_with_kills_verifies_and_not_with_one_thing_changed(tmp_path: Path) -> None:
-    words = (f"run.folder={tmp_path}", "runtime.host=local", f"run.num_steps={NUM_STEPS}", "--faults", FAULTS)
-    penstock("chaos", str(MODELLED), *words, "--timeout", "300")
-    (ledger,) = tmp_path.glob(f"*/runs/*/{LEDGER_FILE}")
-    run = ledger.parent
+def test_states_and_tokens_add_up_over_the_drives_of_a_run_that_lost_everything_once(
+    with_kills: tuple[Path, str],
+) -> None:
+    run, said = with_kills
+    verdict = msgspec.json.decode((run / CHAOS_FILE).read_bytes(), type=Verdict)
+    accounts = assert_whole(run)
+    assert generated_tokens(verdict.balance) == accounts.tokens.generated
+    assert f"{accounts.tokens.generated:,} generated = " in said
+
+
+@pytest.mark.long_run
+def test_the_certificate_of_a_run_with_kills_verifies_and_not_with_one_thing_changed(
+    with_kills: tuple[Path, str], tmp_path: Path
+) -> None:
+    run, _ = with_kills
     certificate = certified(run, tmp_path)
     facts = certificate["ledger"]
     assert sum(samples for _, _, samples, _ in facts["ages"]) == NUM_STEPS * 8 * 4

@@ -134,6 +134,7 @@ def test_an_engine_that_is_lent_the_learners_device_generates_while_it_waits(tmp
     assert "engine/0" not in slept(folder)
 
 
+@pytest.mark.long_run
 @pytest.mark.nightly_on_ray
 def test_an_engine_joins_where_generation_binds_and_says_why(tmp_path: Path) -> None:
     options = (
@@ -188,7 +189,8 @@ def test_a_run_that_is_resumed_has_the_engines_that_it_had(tmp_path: Path) -> No
     "how",
     [
         pytest.param("SIGTERM", marks=pytest.mark.both_hosts),
-        pytest.param("file", marks=pytest.mark.nightly_on_ray),
+        # The same word from elsewhere: where it comes from is in tests/unit/test_machine_notice.py.
+        pytest.param("file", marks=[pytest.mark.slow, pytest.mark.both_hosts]),
         pytest.param("url", marks=[pytest.mark.slow, pytest.mark.both_hosts]),
     ],
 )

@@ -11,7 +11,7 @@ what it held; nobody can help that.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.messages.commands import (
     ApplyWeights,
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.host import VirtualHost
 
+SLEPT: Final = frozenset((EngineSlept, LearnerSlept))
+
 
 class DeviceWatch(IdleWatcher):
     """Asserts after every event."""
@@ -48,9 +50,9 @@ class DeviceWatch(IdleWatcher):
 
     def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
-        if isinstance(event, EngineSlept | LearnerSlept) and self._holders.get(process.name) is process:
+        if type(event) in SLEPT and self._holders.get(process.name) is process:
             del self._holders[process.name]
-        if not self._counts(process):
+        if not commands or not self._counts(process):
             return
         for command in commands:
             match command:

@@ -1,4 +1,4 @@
-"""The certificates of real runs, also of one whose actors were killed, verify without Penstock; its accounts are whole."""
+"""The certificates of real runs verify without Penstock, also that of one whose actors were killed, which adds up."""
 
 from __future__ import annotations
 

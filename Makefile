@@ -67,7 +67,7 @@ nightly: .venv/.ready-test .venv/.ready-reasoning-gym .venv/.ready-trackers .ven
 	PYTHONPATH=tests/simulation $(BIN)/python -m trials.fuzz --policy all --trials 33334 --first-seed random \
 		--processes 2 --keep tests/simulation/failed_trials.txt || failed=1; \
 	PENSTOCK_HYPOTHESIS=nightly $(PYTEST) -m slow --timeout 3600 -o faulthandler_timeout=3600 $(ARGS) || failed=1; \
-	PENSTOCK_TEST_HOST=ray $(PYTEST) -m "slow and (ray or both_hosts)" $(LONG) tests/integration || failed=1; \
+	PENSTOCK_TEST_HOST=ray $(PYTEST) -m "nightly_on_ray or slow and (ray or both_hosts)" $(LONG) tests/integration || failed=1; \
 	$(MAKE) test-megatron-0.19 || failed=1; \
 	exit $$failed
 

@@ -345,6 +345,10 @@ class Router:
 
     def validate(self, loads: dict[str, int]) -> None:
         """Assert the invariants, and that these are the loads."""
+        if not self.engines:  # as mostly one of two routers is: asked after every event of every trial
+            assert not loads
+            assert not any((self._num_slots, self._num_ready, self._num_serving))
+            return
         assert loads == {name: view.load for name, view in self.engines.items()}, loads
         staying = [view for view in self.engines.values() if not view.is_leaving]
         assert self._num_slots == sum(view.num_slots for view in staying)

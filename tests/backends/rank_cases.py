@@ -36,16 +36,19 @@ ResultT = TypeVar("ResultT")
 
 
 class Ranks:
-    """Processes that wait for jobs."""
+    """Processes that wait for jobs. They are started for the first job that is not for one rank alone."""
 
     def __init__(self, size: int, folder: Path) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        self._size = size
         self._folder = folder
         self._num_jobs = 0
         self._processes: list[BaseProcess] = []
         self._connections: list[Connection] = []
-        for rank in range(size):
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        for rank in range(self._size):
             mine, its = context.Pipe()
             process = context.Process(target=_serve, args=(rank, its), daemon=True)
             process.start()
@@ -59,6 +62,8 @@ class Ranks:
         """What each rank returned; one rank runs it here, as a worker group of one."""
         if num_ranks == 1:
             return [job(alone_on(CPU), *args, **keys)]
+        if not self._processes:
+            self._start()
         self._num_jobs += 1
         store = str(self._folder / f"store-{self._num_jobs}")
         for connection in self._connections[:num_ranks]:

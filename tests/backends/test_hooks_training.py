@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 NUM_RANKS = 2
+TWO_RANKS = pytest.param(2, marks=pytest.mark.long_run)
+"""Processes that import torch; `make runs` has them for other tests too."""
 AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
 HOOKS = Path(__file__).parent / "hook_examples.py"
 OF_OBJECTIVE = ("postprocess_function", "advantage_function", "reduction_function", "importance_function")
@@ -90,7 +92,7 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [1, TWO_RANKS])
 @pytest.mark.parametrize(("keys", "hooks"), SAME, ids=[f"{next(iter(h.values()))}" for _, h in SAME])
 def test_a_function_that_does_what_penstock_does_trains_the_same_weights(
     folder: Path, ranks: Ranks, keys: dict[str, Any], hooks: dict[str, str], num_ranks: int
@@ -128,7 +130,7 @@ def test_tokens_that_a_conversion_leaves_out_are_masked_and_counted(folder: Path
     assert found.figures["train/num_tokens"] == plain.figures["train/num_tokens"] - 5
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [1, TWO_RANKS])
 def test_figures_are_added_by_the_first_rank_once_a_batch(folder: Path, ranks: Ranks, num_ranks: int) -> None:
     hooks = {"rollout_log_function": "num_groups", "step_log_function": "step_speed"}
     first, *others = ranks.run(num_ranks, train, folder, {"name": "grpo"}, hooks)
@@ -214,6 +216,7 @@ def failure(workers: WorkerGroup, folder: Path, keys: dict[str, Any], hooks: dic
     return str(caught.value)
 
 
+@pytest.mark.long_run
 def test_ranks_that_are_given_different_numbers_do_not_train_on(folder: Path, ranks: Ranks) -> None:
     for keys, hooks in (
         ({"name": "grpo"}, {"advantage_function": "drawn"}),
@@ -223,6 +226,7 @@ def test_ranks_that_are_given_different_numbers_do_not_train_on(folder: Path, ra
             assert "differ between the 2 ranks" in story
 
 
+@pytest.mark.long_run
 def test_a_loss_of_the_users_own_trains_the_same_on_ranks(folder: Path, ranks: Ranks) -> None:
     keys = {"name": f"{HOOKS}:policy_gradient"}
     plain = train(SOLO, folder, keys, {})

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+import group_peer
 import msgspec
 import pytest
 import torch
@@ -46,12 +45,12 @@ from penstock.messages.weights import Canary
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
+    from pathlib import Path
 
     from penstock.backends.engines.served.base.bucket_source import PublishSource
     from penstock.backends.weights.service_messages import Joining
     from penstock.messages.weights import WeightManifest
 
-PEER = Path(__file__).parent / "group_peer.py"
 CANARY = Canary(tokens=pack_tokens([1, 2]), logprobs=pack_floats([-0.5]))
 TIMEOUT_S = 120.0
 LARGE = 4_000_003
@@ -100,27 +99,29 @@ class Peer:
     """A process that joins a group of the service as a server's rank does."""
 
     def __init__(self, group: str, rank: int, num_ranks: int, sizes: list[int]) -> None:
-        words = [group, rank, 1 + num_ranks, *sizes]
-        self.process = subprocess.Popen(
-            [sys.executable, str(PEER), *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed.rendezvous"])
+        self._line, its = context.Pipe()
+        words = (its, group, rank, 1 + num_ranks, sizes)
+        self.process = context.Process(target=group_peer.join_and_receive, args=words, daemon=True)
+        self.process.start()
+        its.close()
 
     async def join(self, joining: Joining) -> None:
-        self.go_on(f"{joining.address} {joining.port}")
+        self._line.send((joining.address, joining.port))
         assert await self.line() == "joined"
 
     async def line(self) -> str:
-        assert self.process.stdout is not None
-        return (await asyncio.to_thread(self.process.stdout.readline)).strip()
+        assert await asyncio.to_thread(self._line.poll, TIMEOUT_S)
+        return str(self._line.recv())
 
-    def go_on(self, word: str = "") -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{word}\n")
-        self.process.stdin.flush()
+    def go_on(self) -> None:
+        self._line.send(None)
 
     def end(self) -> None:
         self.process.kill()
-        self.process.communicate(timeout=TIMEOUT_S)
+        self.process.join(TIMEOUT_S)
+        self._line.close()
 
 
 async def peer_of(source: PublishSource, engine: str, sizes: list[int], timeout_s: float = TIMEOUT_S) -> Peer:
@@ -380,6 +381,7 @@ def test_a_server_that_dies_or_hangs_in_the_middle_stops_neither_learner_nor_oth
         living = await peer_of(source, "living", [bucket.size_bytes] * 2)
         try:
             sent = asyncio.create_task(source.broadcast("dying", bucket, TIMEOUT_S))
+            assert dying.process.pid is not None
             os.kill(dying.process.pid, death)
             # While that one is broken or stuck, the learner publishes and the other server is served.
             second = await asyncio.to_thread(export, pusher, 1, 1)

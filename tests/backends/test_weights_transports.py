@@ -528,28 +528,31 @@ EXPORT_TO_TINY = """
     folder = Path(sys.argv[1])
     exporter = SharedMemoryExporter("tiny", 0, folder)
     exporter.export({"w": torch.ones(100_000)}, version=0, publish=0, canary=None)
-    across = torch.ones(int(sys.argv[2]) // 2, 2)
-    try:
-        exporter.export({"w": across.t() if sys.argv[3] else across}, version=1, publish=1, canary=None)
-    except WeightExportError as error:
-        print(error)
-    print(len(list(folder.iterdir())))
+    for version, num_weights in enumerate(map(int, sys.argv[2:]), 1):
+        across = torch.ones(num_weights // 2, 2)
+        for tensor in (across, across.t()):  # written, and mapped
+            try:
+                exporter.export({"w": tensor}, version=version, publish=version, canary=None)
+            except WeightExportError as error:
+                print(error)
+            print(len(list(folder.iterdir())))
 """
 
 
-@pytest.mark.parametrize("is_mapped", [False, True])
-@pytest.mark.parametrize("num_weights", [1_000_000, 9_000_000])  # the second has pages that are made ahead, if mapped
-def test_a_full_shared_memory_is_an_error_and_no_signal(num_weights: int, is_mapped: bool, tmp_path: Path) -> None:
-    program = textwrap.dedent(EXPORT_TO_TINY)
-    script = 'mount -t tmpfs -o size=1m none "$1" || exit 77; exec "$2" -c "$3" "$1" "$4" "$5"'
-    shell = ["sh", "-c", script, "sh", str(tmp_path), sys.executable, program, str(num_weights), "yes" * is_mapped]
+def test_a_full_shared_memory_is_an_error_and_no_signal(tmp_path: Path) -> None:
+    program, sizes = textwrap.dedent(EXPORT_TO_TINY), (1_000_000, 9_000_000)
+    # The second has pages that are made ahead, if it is mapped.
+    script = 'mount -t tmpfs -o size=1m none "$1" || exit 77; folder=$1; shift; exec "$1" -c "$2" "$folder" "$3" "$4"'
+    shell = ["sh", "-c", script, "sh", str(tmp_path), sys.executable, program, *map(str, sizes)]
     ended = subprocess.run(["unshare", "-m", *shell], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if ended.returncode == 77 or "unshare" in ended.stderr:
         pytest.skip(f"this user may not mount a tmpfs of its own: {ended.stderr.strip()}")
-    message, num_segments = ended.stdout.splitlines()
-    assert f"has no room for {4 * num_weights // 1000:,}," in message
-    assert "weights.transport: disk" in message
-    assert num_segments == "1"
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    for num_weights, message in zip((sizes[0], sizes[0], sizes[1], sizes[1]), lines[::2], strict=True):
+        assert f"has no room for {4 * num_weights // 1000:,}," in message
+        assert "weights.transport: disk" in message
+    assert lines[1::2] == ["1"] * 4
 
 
 def test_segments_live_in_dev_shm_and_only_their_owner_reads_them(run_id: str) -> None:

@@ -29,6 +29,8 @@ ENDLESS = (
     "learner.groups_per_batch=4",
     "learner.warm_start=null",
     "reward.function=random",
+    "sampling.samples_per_group=4",
+    "sampling.max_response_tokens=16",
 )
 
 pytestmark = pytest.mark.timeout(280)

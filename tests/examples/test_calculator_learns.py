@@ -26,7 +26,7 @@ WINDOW = 10
 OVERRIDES = ("engines.count=2", "run.keep_samples=true", "runtime.heartbeat_timeout_s=60")
 
 
-@pytest.mark.slow  # minutes of training; the examples search and retool use their tools in make test
+@pytest.mark.slow  # minutes of training; the example search uses its tool in make runs
 @pytest.mark.timeout(600)
 def test_the_calculator_is_learnt_and_an_engine_that_is_killed_costs_no_episode(tmp_path: Path) -> None:
     with LiveRun("calculator.yaml", tmp_path, OVERRIDES, timeout_s=500) as live:

@@ -230,6 +230,7 @@ EXAMPLES: tuple[Example, ...] = (
         ("run.keep_samples=true", "learner.warm_start.num_steps=250"),
         3,
         uses_a_tool_and_trains_only_its_own_tokens("programs"),
+        marks=(pytest.mark.slow,),  # search has a tool too, and the sandbox tests of its own
     ),
     Example(
         "examples/desk.yaml",
@@ -261,7 +262,6 @@ EXAMPLES: tuple[Example, ...] = (
         ("data.path=shapes:256", "learner.freeze=['visual\\.']", "learner.learning_rate=3e-3"),
         3,
         keeps_each_image_once,
-        marks=(pytest.mark.long_run,),
     ),
     Example(
         "examples/vlm_zoom.yaml",

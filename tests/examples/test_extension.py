@@ -114,6 +114,7 @@ def loaded(*overrides: str, folder: Path, site: Path | None = None) -> list[str]
     return ask(sys.executable, "-c", LOAD, *overrides, folder=folder, site=site).splitlines()
 
 
+@pytest.mark.long_run
 def test_options_are_checked_against_its_structs(site: Path, tmp_path: Path) -> None:
     first, *said = loaded("run.seed=1", *REFUSED, folder=tmp_path, site=site)
     assert first == "loads"
@@ -126,6 +127,7 @@ def test_without_the_package_its_names_are_unknown(tmp_path: Path) -> None:
     assert said.endswith("engines.backend: must be torch, sglang, recorded or simulated; found 'bigram'")
 
 
+@pytest.mark.long_run
 def test_a_package_that_cannot_be_imported_is_named_with_the_reason(site: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(site, broken)

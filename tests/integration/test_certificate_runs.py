@@ -1,20 +1,26 @@
-"""The certificates of real runs, also of one whose actors were killed, verify without Penstock."""
+"""The certificates of real runs verify without Penstock, also that of one whose actors were killed, which adds up."""
 
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from live_run import LiveRun
+from test_accounting_runs import assert_whole
 
 from penstock.backends.ledger import verify_certificate as verifier
 from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.runtime.chaos.verdict import CHAOS_FILE, Verdict
 from penstock.runtime.launch.certificate import VERIFIER_FILE
 from penstock.runtime.launch.runs import SCENARIO_NAME
+from penstock.runtime.observability.summary import generated_tokens
 from penstock.runtime.observability.weights_log import WEIGHTS_FILE
 
 if TYPE_CHECKING:
@@ -60,27 +66,46 @@ def assert_names(folder: Path, run: Path, certificate: Facts, place: str) -> Non
 
 
 def test_the_certificate_of_a_small_run_verifies_and_not_with_another_ledger(tmp_path: Path) -> None:
-    runs: list[Path] = []
-    for seed in (1, 2):
-        (tmp_path / str(seed)).mkdir()
-        with LiveRun(MODELLED, tmp_path / str(seed), ("run.num_steps=4", f"run.seed={seed}")) as live:
-            live.finish()
-            runs.append(live.folder)
-    facts = certified(runs[0], tmp_path)["ledger"]
+    with LiveRun(MODELLED, tmp_path, ("run.num_steps=4",)) as live:
+        live.finish()
+        run = live.folder
+    facts = certified(run, tmp_path)["ledger"]
     assert sum(samples for _, _, samples, _ in facts["ages"]) == 4 * 8 * 4
     assert [row[:3] for row in facts["measured"]] == [[0, 100, 0], [1, 100, 0]]
     assert [version for _, version, _, _ in facts["evaluations"]] == [0, 4]
-    code, text = verified(runs[1], tmp_path)
+    with closing(sqlite3.connect(run / LEDGER_FILE)) as ledger, ledger:
+        ledger.execute("UPDATE entries SET epoch = epoch + 1 WHERE sequence = 24")
+    code, text = verified(run, tmp_path)
     assert code == 1
     assert "ledger.sha256" in text
 
 
+@pytest.fixture(scope="module")
+def with_kills(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a run that lost everything once, and what was printed of it."""
+    parent = tmp_path_factory.mktemp("kills")
+    words = (f"run.folder={parent}", "runtime.host=local", f"run.num_steps={NUM_STEPS}", "--faults", FAULTS)
+    said = penstock("chaos", str(MODELLED), *words, "--timeout", "300")
+    (verdict,) = parent.glob(f"*/runs/*/{CHAOS_FILE}")
+    return verdict.parent, said
+
+
 @pytest.mark.long_run
-def test_the_certificate_of_a_run_with_kills_verifies_and_not_with_one_thing_changed(tmp_path: Path) -> None:
-    words = (f"run.folder={tmp_path}", "runtime.host=local", f"run.num_steps={NUM_STEPS}", "--faults", FAULTS)
-    penstock("chaos", str(MODELLED), *words, "--timeout", "300")
-    (ledger,) = tmp_path.glob(f"*/runs/*/{LEDGER_FILE}")
-    run = ledger.parent
+def test_states_and_tokens_add_up_over_the_drives_of_a_run_that_lost_everything_once(
+    with_kills: tuple[Path, str],
+) -> None:
+    run, said = with_kills
+    verdict = msgspec.json.decode((run / CHAOS_FILE).read_bytes(), type=Verdict)
+    accounts = assert_whole(run)
+    assert generated_tokens(verdict.balance) == accounts.tokens.generated
+    assert f"{accounts.tokens.generated:,} generated = " in said
+
+
+@pytest.mark.long_run
+def test_the_certificate_of_a_run_with_kills_verifies_and_not_with_one_thing_changed(
+    with_kills: tuple[Path, str], tmp_path: Path
+) -> None:
+    run, _ = with_kills
     certificate = certified(run, tmp_path)
     facts = certificate["ledger"]
     assert sum(samples for _, _, samples, _ in facts["ages"]) == NUM_STEPS * 8 * 4

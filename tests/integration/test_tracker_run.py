@@ -18,7 +18,7 @@ from penstock.runtime.observability.trackers import read_steps
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.both_hosts, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nightly_on_ray, pytest.mark.timeout(300)]
 
 TRACKERS = """
 import json, threading

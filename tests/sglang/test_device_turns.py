@@ -30,7 +30,9 @@ from penstock.runtime.observability.trackers import read_activity, read_steps
 if TYPE_CHECKING:
     from penstock.backends.engines.served.sglang.environment import SglangEnvironment
 
-pytestmark = [pytest.mark.sglang, pytest.mark.both_hosts, pytest.mark.timeout(580)]
+# Two servers and a learner for minutes. Which calls a server gets, and what it computes after it has slept, is in
+# test_sleep.py; whose turn it is in tests/integration/test_elastic_run.py and tests/simulation/test_lending.py.
+pytestmark = [pytest.mark.sglang, pytest.mark.both_hosts, pytest.mark.slow, pytest.mark.timeout(580)]
 
 NUM_TURNS = 3
 ON_CPU = (
@@ -101,7 +103,6 @@ def test_a_server_that_is_lent_the_learners_device_generates_while_that_waits(
     assert not processes_of(run, "engine/1", "sglang"), "a server that sleeps ends with its run"
 
 
-@pytest.mark.slow  # a server that is lent the device goes through the same turns above
 def test_a_colocated_server_takes_turns_with_the_learner(environment: SglangEnvironment, tmp_path: Path) -> None:
     assert environment.is_cpu
     options = (

@@ -93,6 +93,9 @@ RUN = (
 )
 
 
+# What a server names is held against its model above, and what a learner makes of it, over a whole run, in
+# tests/integration/test_replayed_run.py.
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(400)
 def test_in_a_run_the_learner_agrees_with_the_server_over_what_was_left(

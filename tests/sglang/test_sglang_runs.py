@@ -25,7 +25,9 @@ from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.backends.processes.process_facts import marked_processes, title_of
 from penstock.messages.ledger import BatchLeased, EngineNoted
 from penstock.runtime.observability.actors_file import read_actors
-from penstock.runtime.observability.trackers import read_run_events, read_steps
+from penstock.runtime.observability.jsonl import read_rows
+from penstock.runtime.observability.segments import files_in
+from penstock.runtime.observability.trackers import EVENTS_FOLDER, EventRow, read_run_events, read_steps
 from penstock.runtime.prediction.calibrate import calibrate
 from penstock.runtime.prediction.passes_fit import FEWEST_PASSES
 from penstock.runtime.prediction.recorded import read_recording
@@ -65,16 +67,29 @@ def processes_of(run: LiveRun, engine: str, title: str) -> list[int]:
     return [pid for pid in marked_processes(marks) if title in title_of(pid)]
 
 
+def events_of(run: LiveRun, engine: str, *words: str) -> list[EventRow]:
+    """These events of an engine, its incarnations one after the other. No other line is decoded: servers start
+    meanwhile, and want the cores."""
+    marks = [f'"{word}"'.encode() for word in words]
+    prefix = f"{engine.replace('/', '-')}-"
+    logs = [path for path in files_in(run.folder / EVENTS_FOLDER) if path.name.startswith(prefix)]
+
+    def is_meant(line: bytes) -> bool:
+        return any(mark in line for mark in marks)
+
+    return [row for path in logs for row in read_rows(path, EventRow, is_row=is_meant) if row.event in words]
+
+
 def await_samples(run: LiveRun, engine: str, *, incarnation: int = 1) -> None:
     """Until so many incarnations of this engine have made some."""
     deadline_s = time.monotonic() + SERVING_S
     while True:
-        made = Counter(row.epoch for row in read_run_events(run.folder) if (row.actor, row.event) == (engine, MADE))
+        made = Counter(row.epoch for row in events_of(run, engine, MADE))
         if sum(count >= NUM_MADE for count in made.values()) >= incarnation:
             return
         assert run.process.poll() is None, f"the run has ended; {engine} made {made}\n{run.output}"
         assert time.monotonic() < deadline_s, f"{engine} made {made}\n{run.output}"
-        time.sleep(0.2)  # between two looks at a file; nothing is timed by it
+        time.sleep(0.5)  # between two looks at a file; nothing is timed by it
 
 
 def serving_scheduler(run: LiveRun, engine: str) -> int:
@@ -212,8 +227,8 @@ def await_swap(run: LiveRun, engine: str, incarnation: int) -> None:
     seen = -1
     deadline_s = time.monotonic() + SERVING_S
     while True:
-        rows = [row for row in read_run_events(run.folder) if (row.actor, row.epoch) == (engine, incarnation)]
-        swaps = [row.event for row in rows if row.event in ("WeightsCommitted", "WeightsSwapped")]
+        rows = events_of(run, engine, "WeightsCommitted", "WeightsSwapped")
+        swaps = [row.event for row in rows if row.epoch == incarnation]
         if seen >= 0 and len(swaps) > seen and swaps[-1] == "WeightsSwapped":
             return
         seen = len(swaps) if seen < 0 else seen

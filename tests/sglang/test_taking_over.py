@@ -140,6 +140,7 @@ def test_a_server_with_other_weights_is_started_anew(
     assert not left.processes()
 
 
+@pytest.mark.slow  # another reason of the same look, with a server of its own
 def test_requests_of_others_are_a_reason_to_start_anew(
     leave: Callable[[], LeftServerBench], monkeypatch: pytest.MonkeyPatch
 ) -> None:

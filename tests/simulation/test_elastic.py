@@ -40,8 +40,9 @@ MAX_TRIALS = 1200
 """Of all kinds; about one of seven has engines that join and leave."""
 
 
-def elastic_trials() -> Iterator[Trial]:
-    for number in range(MAX_TRIALS):
+def elastic_trials(*first: int) -> Iterator[Trial]:
+    """Those of these numbers, before all in their order."""
+    for number in (*first, *range(MAX_TRIALS)):
         trial = draw_trial(POLICIES[number % len(POLICIES)], number)
         if trial.max_engines is not None or trial.has_notices:
             yield trial
@@ -141,10 +142,23 @@ PLANTS = (
 )
 
 
+FOUND_BY = {
+    "says_once_that_one_is_given_up": 139,
+    "starts_who_is_given_up": 1011,
+    "does_not_come_back": 63,
+    "issues_to_a_leaver": 23,
+    "keeps_its_last_tokens": 74,
+    "lets_go_too_early": 91,
+    "takes_a_leave_for_a_death": 375,
+}
+"""The trial that found it when this was written. It goes first, before all in their order."""
+
+
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_planted_bug_is_found(plant: Callable[[], AbstractContextManager[Any]]) -> None:
+    first = [FOUND_BY[plant.__name__]] if plant.__name__ in FOUND_BY else []
     with plant():
-        assert any(map(fails, elastic_trials()))
+        assert any(map(fails, elastic_trials(*first)))
 
 
 # --- rules that need schedules of their own ---------------------------------------------------------------------------

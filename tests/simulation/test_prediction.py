@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -40,7 +41,7 @@ from penstock.runtime.observability.trackers import ActivityRow, read_activity
 from penstock.runtime.prediction.calibrate import calibrate
 from penstock.runtime.prediction.cores_fit import BUSY
 from penstock.runtime.prediction.fitting import Course, fit_line
-from penstock.runtime.prediction.forecast import forecast, play
+from penstock.runtime.prediction.forecast import Forecast, forecast, play
 from penstock.runtime.prediction.lengths_fit import correlation_of
 from penstock.runtime.prediction.models import Models, read_models, write_models
 from penstock.runtime.prediction.passes_fit import slowed
@@ -112,6 +113,12 @@ AGES = {"sync": 0, "one_step_off": 1, "fully_async": 2}
 def truth(policy: str = "sync", *overrides: str, known: tuple[str, ...] = TRUTH) -> Scenario:
     rules = (f"staleness.policy={policy}", f"staleness.max_staleness={AGES[policy]}")
     return load_modelled(SCENARIOS / "fully_async.yaml", [*known, *rules, *overrides])[0]
+
+
+@cache
+def forecast_of_truth(policy: str, known: tuple[str, ...] = TRUTH, num_seeds: int = 2) -> Forecast:
+    """As ``forecast``, once for all tests."""
+    return forecast(truth(policy, known=known), range(num_seeds))
 
 
 class Played(IdleWatcher):
@@ -306,7 +313,7 @@ def test_what_was_played_is_fitted_and_gives_its_models_back(models: Models) -> 
 
 @pytest.mark.parametrize("policy", list(AGES))
 def test_fitted_models_predict_policies_that_they_have_not_seen(models: Models, policy: str) -> None:
-    real = forecast(truth(policy), range(2))
+    real = forecast_of_truth(policy)
     predicted = forecast(models.applied(truth(policy, known=SHAPE)), range(2))  # nothing of the truth is in it
     assert predicted.step_s.mean == pytest.approx(real.step_s.mean, rel=0.1)
     for measured, told in ((real.engines, predicted.engines), (real.learner, predicted.learner)):
@@ -327,7 +334,7 @@ SHARED = (
 
 def error_elsewhere(models: Models, policy: str, known: tuple[str, ...] = SHARED) -> tuple[float, float]:
     """(Predicted − real) ÷ real of the time of a step under another policy; and the busy shares' larger difference."""
-    real = forecast(truth(policy, known=known), range(2))
+    real = forecast_of_truth(policy, known)
     predicted = forecast(models.applied(truth(policy, known=SHAPE)), range(2))
     pairs = ((real.engines, predicted.engines), (real.learner, predicted.learner))
     busy = max(abs(told["working"].mean - was["working"].mean) for was, told in pairs)
@@ -482,10 +489,8 @@ def tails(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 def errors_of_tails(models: Models) -> list[float]:
     """(Predicted − real) ÷ real of the time of a step, under the policies that leave engines with few requests."""
     shape = tuple(key for key in TAILS if ".simulated." not in key)
-    scenarios = [
-        (truth(each, known=TAILS), models.applied(truth(each, known=shape))) for each in AGES if AGES[each] < 2
-    ]
-    return [forecast(told, [0]).step_s.mean / forecast(real, [0]).step_s.mean - 1 for real, told in scenarios]
+    told = {each: forecast(models.applied(truth(each, known=shape)), [0]) for each in AGES if AGES[each] < 2}
+    return [told[each].step_s.mean / forecast_of_truth(each, TAILS, 1).step_s.mean - 1 for each in told]
 
 
 def test_long_tails_are_predicted_from_a_run_whose_engine_was_always_full(tails: Recording) -> None:
@@ -553,9 +558,13 @@ TOOLS = (
 """Up to three turns, which wait for tools for as long as they take."""
 
 
-def test_turns_and_tools_are_fitted_and_predict_another_policy(tmp_path: Path) -> None:
-    found = calibrate([Played(truth("fully_async", known=TOOLS), tmp_path).recording])
-    episode = found.engines.episode
+@pytest.fixture(scope="module")
+def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return calibrate([Played(truth("fully_async", known=TOOLS), tmp_path_factory.mktemp("tools")).recording])
+
+
+def test_turns_and_tools_are_fitted(with_tools: Models) -> None:
+    found, episode = with_tools, with_tools.engines.episode
     assert episode is not None
     assert episode.turns == pytest.approx((0.25, 0.25, 0.5), abs=0.05)
     assert (episode.tool_s, episode.tool_sigma, episode.end_s) == pytest.approx((0.8, 0.5, 0.1), rel=0.06)
@@ -565,15 +574,18 @@ def test_turns_and_tools_are_fitted_and_predict_another_policy(tmp_path: Path) -
     assert found.engines.prompt_tokens == PROMPT_TOKENS
     waits = next(fit for fit in found.fits if fit.what.startswith("turns and tools"))
     assert waits.bias == pytest.approx(0.0, abs=0.1)
-    for policy in ("sync", "one_step_off"):
-        # One seed with the same models a hair apart differs by a tenth.
-        real = forecast(truth(policy, known=TOOLS), range(6))
-        predicted = forecast(found.applied(truth(policy, known=SHAPE)), range(6))
-        assert predicted.step_s.mean == pytest.approx(real.step_s.mean, rel=0.06)
-        assert predicted.engines["working"].mean == pytest.approx(real.engines["working"].mean, abs=0.05)
-        assert predicted.learner["working"].mean == pytest.approx(real.learner["working"].mean, abs=0.05)
-        single = forecast(truth(policy), range(2))
-        assert single.step_s.mean < 0.8 * real.step_s.mean, "turns and tools decide here"
+
+
+# One seed with the same models a hair apart differs by a tenth.
+@pytest.mark.parametrize("policy", ["sync", pytest.param("one_step_off", marks=pytest.mark.slow)])
+def test_turns_and_tools_predict_another_policy(with_tools: Models, policy: str) -> None:
+    real = forecast_of_truth(policy, TOOLS, 6)
+    predicted = forecast(with_tools.applied(truth(policy, known=SHAPE)), range(6))
+    assert predicted.step_s.mean == pytest.approx(real.step_s.mean, rel=0.06)
+    assert predicted.engines["working"].mean == pytest.approx(real.engines["working"].mean, abs=0.05)
+    assert predicted.learner["working"].mean == pytest.approx(real.learner["working"].mean, abs=0.05)
+    single = forecast_of_truth(policy)
+    assert single.step_s.mean < 0.8 * real.step_s.mean, "turns and tools decide here"
 
 
 REREAD = (*TRUTH, "engines.simulated.prompt_reread_tokens=30", "engines.simulated.prefill_token_s=0.004")
@@ -617,8 +629,8 @@ def test_the_way_of_messages_is_fitted_and_counts(models: Models, tmp_path: Path
     found = calibrate([Played(truth("sync", known=slow), tmp_path).recording])
     assert found.hop_s == pytest.approx(0.4, rel=0.1)
     assert models.hop_s == pytest.approx(0.0006, rel=0.1), "of a quick network"
-    real = forecast(truth("fully_async", known=slow), range(2)).step_s.mean
-    assert forecast(truth("fully_async"), range(2)).step_s.mean < 0.9 * real, "it decides here"
+    real = forecast_of_truth("fully_async", slow).step_s.mean
+    assert forecast_of_truth("fully_async").step_s.mean < 0.9 * real, "it decides here"
     predicted = forecast(found.applied(truth("fully_async", known=SHAPE)), range(2)).step_s.mean
     assert predicted == pytest.approx(real, rel=0.05)
 

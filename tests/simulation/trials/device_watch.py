@@ -12,7 +12,7 @@ killed, and was given up.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.messages.commands import (
     ApplyWeights,
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from penstock.runtime.hosts.virtual.host import VirtualHost
     from penstock.runtime.hosts.virtual.process import Process
 
+SLEPT: Final = frozenset((EngineSlept, LearnerSlept))
+
 
 class DeviceWatch(IdleWatcher):
     """Asserts after every event."""
@@ -49,7 +51,7 @@ class DeviceWatch(IdleWatcher):
 
     def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
-        if isinstance(event, EngineSlept | LearnerSlept) and self._holders.get(process.name) is process:
+        if type(event) in SLEPT and self._holders.get(process.name) is process:
             del self._holders[process.name]
         for command in commands:
             match command:

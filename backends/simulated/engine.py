@@ -53,7 +53,6 @@ from penstock.messages.local import (
     WeightsSwapped,
 )
 from penstock.messages.samples import Cancelled, Completed, InfraError, Truncated
-from penstock.messages.texts import counted, does
 from penstock.messages.training import UpdateMode
 
 if TYPE_CHECKING:
@@ -244,8 +243,7 @@ class SimulatedEngine:
         self._read.move_to_end(group_id)
         if len(self._read) > self._num_slots:
             self._read.popitem(last=False)
-        prompt_tokens = request.num_prompt_tokens
-        return min(self._model.prompt_reread_tokens, prompt_tokens) if is_read else prompt_tokens
+        return min(self._model.prompt_reread_tokens if is_read else math.inf, request.num_prompt_tokens)
 
     def _stop(self, request: SimulatedRequest) -> None:
         """It runs no more."""
@@ -399,7 +397,7 @@ class SimulatedEngine:
         if (manifest.version, manifest.publish) not in self._fetched:
             raise RuntimeError(f"version {manifest.version} was to be applied, and was never fetched")
         if self._requests and command.update_mode is not UpdateMode.IN_FLIGHT:
-            raise RuntimeError(f"{self._open_requests()} at a swap in mode {command.update_mode}")
+            raise RuntimeError(f"requests that run at a swap in mode {command.update_mode}: {len(self._requests)}")
         self._advance()
         self._paused = True
         self._tell_work(True)
@@ -408,12 +406,11 @@ class SimulatedEngine:
         apply_s = self._model.apply_weights_s + self._model.apply_byte_s * manifest.size_bytes
         self._after(wake_s + apply_s, self._swap, manifest)
 
-    def _open_requests(self) -> str:
-        return f"{counted(len(self._requests), 'request')} {does(len(self._requests), 'run')}"
-
     def _sleep(self) -> None:
         if self._requests or self._is_asleep:
-            raise RuntimeError(f"it was to sleep while {self._open_requests()} (asleep: {self._is_asleep})")
+            raise RuntimeError(
+                f"it was to sleep, with requests that run: {len(self._requests)} (asleep: {self._is_asleep})"
+            )
         self._is_asleep = True
         self._timers.call_later(self._model.sleep_s, lambda: self._emit(EngineSlept()))
 

@@ -130,7 +130,7 @@ def test_a_run_ends_with_its_program(kill: signal.Signals | None, tmp_path: Path
     end: Callable[[], object] = program.stdin.close if kill is None else program.kill
     end()
     program.wait(WAIT_S)
-    assert has_ended(record, WAIT_S)
+    assert has_ended(folder, record, WAIT_S)
     assert read_record(folder).state == "stopped"
     assert api.audit(folder).is_clean
     program.stdout.close()

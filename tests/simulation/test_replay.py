@@ -111,7 +111,7 @@ SHOWS_AT: dict[str, tuple[int, str, set[str]]] = {
     "cuts_behind_the_save_point": (14, "prompt_source", {"GenerationClosed"}),
     "gives_a_source_its_rows_too_often": (14, "prompt_source", {"DemandGranted"}),
     "grants_under_a_pause": (24, "buffer", {"GrantsPaused"}),
-    "names_as_a_source_who_has_other_weights": (14, "weight_publisher", {"WeightsApplied"}),
+    "names_as_a_source_who_has_other_weights": (4, "weight_publisher", {"WeightsApplied", "EngineReady"}),
     "waits_in_a_circle": (14, "weight_publisher", {"WeightsFetched"}),
     "keeps_who_is_given_up": (17, "buffer", {"EngineGivenUp"}),
     "lends_awake": (4, "learner", {"TimerFired"}),

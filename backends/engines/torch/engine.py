@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from math import isfinite
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -58,7 +58,6 @@ from penstock.messages.engine_counts import EngineCounts
 from penstock.messages.errors import UserFault
 from penstock.messages.parts import join
 from penstock.messages.samples import Part
-from penstock.messages.texts import counted, does
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -72,8 +71,6 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.sampling import Sampler
     from penstock.backends.engines.torch.sight import Sight
     from penstock.backends.engines.torch.weights import FusedWeights
-
-NO_PREFIX: Final = Part()
 
 
 class TorchEngine:
@@ -187,8 +184,7 @@ class TorchEngine:
             RuntimeError: requests run or wait.
         """
         if num_open := self.num_running + self.num_queued:
-            what = f"{counted(num_open, 'request')} {does(num_open, 'are')} open"
-            raise RuntimeError(f"the engine was to sleep while {what}")
+            raise RuntimeError(f"the engine was to sleep before its requests had ended: {num_open}")
         if self._parked is None:
             if self._graphs is not None:
                 self._graphs.clear()
@@ -377,8 +373,7 @@ class TorchEngine:
         is_stop = self._stops_of[0].index_select(0, ids)
         for _, stops, rows_of_it in others:
             is_stop[rows_of_it] = stops[ids[rows_of_it]]
-        # A number less itself is 0 if it is finite, and no number otherwise; isfinite is four kernels on a CPU.
-        is_no_number = (logprobs - logprobs).view(-1) != 0
+        is_no_number = (logprobs - logprobs).view(-1) != 0  # isfinite is four kernels on a CPU
         over = (state.position == state.last).logical_or_(is_stop).logical_or_(is_no_number)
         return Drawn(over, ids)
 
@@ -401,8 +396,7 @@ class TorchEngine:
         return window
 
     def _end_drawn(self, slot: int, *, has_string: bool) -> Ended:
-        """End the request in this slot, which the last step brought to a stop token, to a stop string, to its limit, or
-        to logits that are no numbers."""
+        """End the request in this slot, at a stop token or string, at its limit, or at logits that are no numbers."""
         running = self._scheduler.running[slot]
         assert running is not None
         ended = self._end(slot, running, EndReason.LENGTH)
@@ -426,9 +420,7 @@ class TorchEngine:
         new = self._new_tokens(slot, running, 0, running.num_new(self._clock))
         self._scheduler.running[slot] = None
         counts = EngineCounts(running.first_position + 1, running.num_cached_tokens)
-        part = msgspec.structs.replace(new, counts=counts)
-        if running.request.prefix != NO_PREFIX:  # to join nothing with it takes a quarter of what an end takes
-            part = join((running.request.prefix, part))
+        part = join((running.request.prefix, msgspec.structs.replace(new, counts=counts)))
         if self.settings.records_experts and part.num_tokens:
             num_inputs = running.position_at(self._clock)
             part = msgspec.structs.replace(part, experts=self._cache.experts_of(slot, num_inputs))

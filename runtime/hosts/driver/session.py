@@ -25,6 +25,7 @@ from penstock.backends.processes.temp_folders import remove_folder
 from penstock.messages.names import SUPERVISOR, is_engine
 from penstock.messages.training import RunFinished
 from penstock.runtime.hosts.driver.open_host import open_host
+from penstock.runtime.hosts.processes.announcer import SUPERVISOR_EPOCH
 from penstock.runtime.hosts.processes.boot import Boot
 from penstock.runtime.hosts.processes.control import Address
 from penstock.runtime.hosts.processes.descendants import kill_descendants
@@ -33,7 +34,7 @@ from penstock.runtime.hosts.processes.loop import RunClock
 from penstock.runtime.hosts.processes.operator_door import OperatorDoor
 from penstock.runtime.hosts.processes.ports import FIRST_EPOCH, Outcome, OutcomeKind, SupervisorSettings
 from penstock.runtime.hosts.processes.signals import Signals
-from penstock.runtime.hosts.processes.supervisor import SUPERVISOR_EPOCH, Supervisor
+from penstock.runtime.hosts.processes.supervisor import Supervisor
 from penstock.runtime.observability.disk_budget import DiskKeeper
 from penstock.runtime.observability.facts import facts_of, steps_to_train
 from penstock.runtime.observability.metrics import RunMetrics

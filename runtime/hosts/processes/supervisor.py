@@ -40,11 +40,11 @@ from penstock.messages.names import BUFFER, LEARNER, SUPERVISOR
 from penstock.messages.operator import OperatorAnswered
 from penstock.messages.training import ActorReported, FailuresCounted, NoticeGiven, RunFinished, StepReported, StopAsked
 from penstock.messages.waits import WaitsReported
-from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, encode_pack
+from penstock.messages.wire import InboxDecoder, WireError
+from penstock.runtime.hosts.processes.announcer import Announcer
 from penstock.runtime.hosts.processes.boot import EndKind
 from penstock.runtime.hosts.processes.control import (
     DISMISSED,
-    DirectoryChanged,
     EndAsked,
     MachineNoticed,
     ProcessBeat,
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from signal import Signals as SignalNumber
 
     from penstock.messages.base import Event
+    from penstock.messages.wire import Header
     from penstock.runtime.hosts.processes.boot import Boot
     from penstock.runtime.hosts.processes.operator_door import OperatorDoor
     from penstock.runtime.hosts.processes.ports import EndedProcess, Launcher, RunSink, SupervisorSettings
@@ -81,7 +82,6 @@ JUMP_S: Final = 2.0
 END_TIMEOUT_S: Final = 2.0
 MISSED_CHANGE_S: Final = 2.0
 MAX_FRAMES_A_TURN: Final = 256
-SUPERVISOR_EPOCH: Final = 1
 
 _log: Final = logging.getLogger(__name__)
 
@@ -126,20 +126,18 @@ class Supervisor:
         self._directory = Directory()
         self._delivery = Delivery(resend_after_s=60.0)  # for what it accepts; what it sends needs no repeating
         self._decoder: InboxDecoder[Event] = InboxDecoder(SupervisorInbox)
-        self._header = Header(SUPERVISOR, SUPERVISOR_EPOCH, 1, 1, 0)
         self._crew: dict[str, Incarnation] = {}
+        self._announcer = Announcer(links, self._crew)
         self._due: dict[str, tuple[float, int]] = {}
         """Restarts: when, and as which epoch."""
         self._suspects: set[str] = set()
         """Who was given up because somebody asked for it, or has left: its successor takes nothing over."""
-        self._endings = Endings(
-            settings.shares_devices, launcher, lambda story: self._conclude(OutcomeKind.FAILED, story)
-        )
+        fail = partial(self._conclude, OutcomeKind.FAILED)
+        self._endings = Endings(settings.shares_devices, launcher, fail)
         self._engines = EngineCrew(
-            settings, self._directory, self._crew, self._due, ask=lambda event: self._say(BUFFER, event),
+            settings, self._directory, self._crew, self._due, ask=partial(self._announcer.say, BUFFER),
             start=self._start, end=self._endings.end, part_from=self._part_from, end_left=launcher.end_left,
-            broadcast=self._broadcast, forget=self.restarts.forget,
-            fail=lambda story: self._conclude(OutcomeKind.FAILED, story), sink=sink,
+            broadcast=self._announcer.broadcast, forget=self.restarts.forget, fail=fail, sink=sink,
         )  # fmt: skip
         self._outcome: Outcome | None = None
         self._finished: RunFinished | None = None
@@ -174,7 +172,7 @@ class Supervisor:
         limit_s = self.settings.stop_timeout_s
         deadline_s = time.monotonic() + limit_s
         self._sink.on_stopping(limit_s)
-        self._say(BUFFER, StopAsked(reason=self._outcome.story))
+        self._announcer.say(BUFFER, StopAsked(reason=self._outcome.story))
         while self._may_save():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -194,7 +192,7 @@ class Supervisor:
         """End every process: first ask, then kill."""
         deadline_s = time.monotonic() + END_TIMEOUT_S
         self._due.clear()
-        self._broadcast(EndAsked(grace_s=END_TIMEOUT_S))
+        self._announcer.broadcast(EndAsked(grace_s=END_TIMEOUT_S))
         while self._crew and not self._is_hurried:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or self._launcher.broken() or all(one.process is None for one in self._crew.values()):
@@ -232,7 +230,7 @@ class Supervisor:
         self._start_due(now_s)
         if self._door is not None:
             ending = "" if self._outcome is None else self._outcome.story
-            self._door.turn(now_s, lambda event: self._say(BUFFER, event), ending=ending)
+            self._door.turn(now_s, partial(self._announcer.say, BUFFER), ending=ending)
         self._sink.on_turn()
 
     def _take_signals(self) -> None:
@@ -319,7 +317,7 @@ class Supervisor:
         incarnation.process = started
         self._launcher.announced(started)
         self._links.connect(started.address)
-        self._broadcast(change, but=incarnation.name)
+        self._announcer.broadcast(change, but=incarnation.name)
         self._send_whole(incarnation, now_s)
         self._sink.on_actor(incarnation.name, incarnation.epoch, "up")
         where = (started.pid, started.node_id[:8], started.address.endpoint)
@@ -334,10 +332,9 @@ class Supervisor:
             self._send_whole(incarnation, now_s)
 
     def _tell_slow(self, incarnation: Incarnation, beat: ProcessBeat) -> None:
-        process = incarnation.process
         self._sink.on_slow(incarnation.name, beat.turn_s)
         _log.warning("%s %d has been in one turn for %.0f s", incarnation.name, incarnation.epoch, beat.turn_s)
-        if process is not None and self._launcher.is_local(process):
+        if (process := incarnation.process) is not None and self._launcher.is_local(process):
             kill(process.pid, process.start_ticks, signal.SIGUSR1)  # its log then shows where every thread is
 
     def _on_replacement_asked(self, asker: str, asked: ReplacementAsked) -> None:
@@ -404,9 +401,8 @@ class Supervisor:
         if incarnation.name in self._endings:
             return
         _log.warning("%s %d is lost: %s", incarnation.name, incarnation.epoch, cause)
-        self._endings.end(
-            incarnation, time.monotonic(), partial(self._follow, incarnation, cause, is_for_good=is_for_good)
-        )
+        then = partial(self._follow, incarnation, cause, is_for_good=is_for_good)
+        self._endings.end(incarnation, time.monotonic(), then)
 
     def _follow(self, incarnation: Incarnation, cause: str, now_s: float, *, is_for_good: bool) -> None:
         """It is given up; another takes its place, or the run goes on without it, or ends."""
@@ -435,7 +431,7 @@ class Supervisor:
             self._suspects.add(name)  # whoever comes by this name later: what it leaves ends with it
         self._engines.membership.gone(name)
         self._forget(incarnation)
-        self._broadcast(self._directory.give_up(name, epoch))
+        self._announcer.broadcast(self._directory.give_up(name, epoch))
         self._launcher.kill(name, epoch, incarnation.process)
 
     def _forget(self, incarnation: Incarnation) -> None:
@@ -446,19 +442,7 @@ class Supervisor:
 
     def _send_whole(self, incarnation: Incarnation, now_s: float) -> None:
         incarnation.directory_sent_s = now_s
-        self._say(incarnation.name, self._directory.whole())
-
-    def _broadcast(self, event: DirectoryChanged | EndAsked, *, but: str = "") -> None:
-        frame = self._frame(event)
-        for name in self._crew:
-            if name != but:
-                self._links.send(name, frame)
-
-    def _say(self, name: str, event: Event) -> None:
-        self._links.send(name, self._frame(event))
-
-    def _frame(self, event: Event) -> bytes:
-        return encode_pack([Envelope(self._header, event)])
+        self._announcer.say(incarnation.name, self._directory.whole())
 
     @property
     def crew(self) -> Sequence[Incarnation]:

@@ -408,9 +408,7 @@ class SimulatedEngine:
 
     def _sleep(self) -> None:
         if self._requests or self._is_asleep:
-            raise RuntimeError(
-                f"it was to sleep, with requests that run: {len(self._requests)} (asleep: {self._is_asleep})"
-            )
+            raise RuntimeError(f"it was to sleep; requests: {len(self._requests)}, asleep: {self._is_asleep}")
         self._is_asleep = True
         self._timers.call_later(self._model.sleep_s, lambda: self._emit(EngineSlept()))
 

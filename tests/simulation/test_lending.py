@@ -21,7 +21,10 @@ from penstock.runtime.scenario.load import load_scenario
 from penstock.runtime.scenario.resolve import resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from penstock.runtime.hosts.virtual.process import Process
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -106,5 +109,9 @@ def test_a_lent_engine_that_is_scaled_away_gives_its_device_back_when_nothing_of
     ][:NUM_LEAVING]
     assert len(trials) == NUM_LEAVING
     assert not any(map(fails, trials))
-    with patch.object(Supervisor, "_end", lambda _, __, then: then()):
+
+    def end_at_once(_self: Supervisor, _process: Process, then: Callable[[], None]) -> None:
+        then()
+
+    with patch.object(Supervisor, "_end", end_at_once):
         assert any(map(fails, trials))

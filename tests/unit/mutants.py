@@ -342,8 +342,8 @@ MUTANTS = (
     Mutant(
         "an announced version goes down with the engines that serve it",
         "actors/weight_publisher/announcing.py",
-        "self.version = max(self.version, newest)",
-        "self.version = newest",
+        "if newest <= self.version:",
+        "if newest == self.version:",
         PUBLISHER,
     ),
     Mutant(

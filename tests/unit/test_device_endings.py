@@ -158,7 +158,11 @@ def test_processes_that_do_not_end_in_time_are_named(
     actor: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None are killed here, as if they were amid a call of a driver that does not return."""
-    monkeypatch.setattr("penstock.runtime.hosts.processes.whole_end.kill", lambda *_: True)
+
+    def spare(_pid: int, _start_ticks: int) -> bool:
+        return True
+
+    monkeypatch.setattr("penstock.runtime.hosts.processes.whole_end.kill", spare)
     whole = descendants_with_ticks(actor.pid)
     began_s = time.monotonic()
     left = end_whole((actor.pid, start_ticks_of(actor.pid)), MARKS, timeout_s=0.2)

@@ -120,7 +120,7 @@ def test_a_rank_and_an_actor_tell_whose_it_is(error: Exception, of_rank: Failure
 def test_a_run_that_has_diverged_says_what_to_change_and_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def is_running(record: RunRecord) -> bool:
+    def is_running(_: Path, record: RunRecord) -> bool:
         return record.state == "running"
 
     monkeypatch.setattr(status, "is_alive", is_running)

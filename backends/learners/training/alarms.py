@@ -127,7 +127,7 @@ class Alarms:
                 f"({objective.clip_low:g})"
             )
             return
-        can_bound = objective.policy_loss in ("ppo", "gspo") and objective.dual_clip is None
+        can_bound = "dual_clip" in LOSSES[objective.policy_loss].keys and objective.dual_clip is None
         yield (
             f"{worth}: the policy is near what drew them ({figures[LOG_RATIO]:.2g} nats a token, {LOG_RATIO}), but few "
             f"tokens that it finds more than {HEAVY:g} times likelier hold {figures[HEAVY_WEIGHT]:.0%} of the weight "

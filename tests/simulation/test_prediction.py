@@ -457,7 +457,7 @@ def test_what_cold_caches_and_waits_made_dearer_is_taken_out_where_cores_are_not
     assert busy < 0.05
     by_cpu_time = [band._replace(wall_s=0.0) for band in added_up([*recording.bands, *recording.disturbed])]
     before = calibrate([recording._replace(bands=by_cpu_time, disturbed=(), learner_waits=None)])
-    assert error_elsewhere(before, "sync", CROWDED)[0] > 0.1, "cold caches decide here"
+    assert error_elsewhere(before, "sync", CROWDED)[0] > 2 * max(0.04, abs(error)), "cold caches decide here"
 
 
 def on_a_busy_machine(recording: Recording, seed: int) -> Recording:

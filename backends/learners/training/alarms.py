@@ -25,7 +25,14 @@ from penstock.backends.learners.objectives.mismatch import (
     TEMPERATURE_SLOPE,
 )
 from penstock.backends.learners.objectives.spec import LOSSES
-from penstock.backends.learners.objectives.unequal_weights import ESS, HEAVY, HEAVY_WEIGHT, LOG_RATIO, unequal
+from penstock.backends.learners.objectives.unequal_weights import (
+    ESS,
+    HEAVY,
+    HEAVY_WEIGHT,
+    LOG_RATIO,
+    SMALLEST_ESS,
+    unequal,
+)
 from penstock.messages.errors import DivergedError
 
 if TYPE_CHECKING:
@@ -115,7 +122,8 @@ class Alarms:
     def _distance(self, figures: Mapping[str, float], version: int) -> Iterator[str]:
         # A likelihood weighs no token by what drew it.
         objective = self._options.objective
-        was, self._decides = self._decides, unequal(figures.get) if LOSSES[objective.policy_loss].has_ratio else None
+        is_looked_at = LOSSES[objective.policy_loss].has_ratio and figures.get(ESS, 1.0) < SMALLEST_ESS
+        was, self._decides = self._decides, unequal(figures.get) if is_looked_at else None
         if self._decides in (None, was):
             return
         worth = f"step {version}: the batch is worth {figures[ESS]:.0%} of its tokens ({ESS})"

@@ -136,7 +136,7 @@ def test_a_sample_is_opened_and_its_life_followed(tab: Tab) -> None:
     expect(life.locator("text=attempt 1")).to_be_visible()
     assert life.locator("path.again").count() == 1
     assert [each.inner_html() for each in life.locator("rect.made title").all()] == [
-        "version 0: 1 tokens",
+        "version 0: 1 token",
         "version 1: 2 tokens",
     ]
     page.click("text=as a table")

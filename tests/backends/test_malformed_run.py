@@ -175,7 +175,7 @@ def test_the_run_comes_to_the_end_of_its_rows(ended: Ended) -> None:
     assert ended.completed, ended.story
     assert "the dataset ended" in ended.story
     assert ended.run.plan.num_rows == 1 + len(MALFORMED)
-    counted = [int(notice.split()[0]) for notice in ended.run.plan.notices if "are skipped" in notice]
+    counted = [int(notice.split()[0]) for notice in ended.run.plan.notices if " skipped" in notice]
     assert sum(counted) == len(BAD_LINES)
 
 

@@ -48,7 +48,8 @@ ARGUMENTS: dict[str, object] = {
     "postscript_marker": "P.P.S", "num_bullets": 2, "num_highlights": 2, "section_spliter": "Part", "num_sections": 2,
     "prompt_to_repeat": "say a", "end_phrase": "a", "capital_frequency": 2, "capital_relation": "less than",
     "N": 3, "small_n": 2, "min_words": 1, "max_words": 9, "percentage": 40, "reference_text": "a b c d",
-    "options": "a/b", "word": "a", "sep": "-", **{f"keyword{place}": "a" for place in range(1, 6)},
+    "options": "a/b", "word": "a", "sep": "-", "n_start": 0, "n_end": 1, "n": 1, "m": 1,
+    **{f"keyword{place}": "a" for place in range(1, 6)},
 }  # fmt: skip
 CALL = RewardCall(0, 1.0, "", "", "AaBb", b"", False, b"", b"", 0, 0, 0)
 

@@ -47,7 +47,7 @@ RUNS: Final = ("runs", "features")
 """Those of whole runs."""
 FOLDER: Final = f"{HISTORY}/gpu"
 QUICK: Final = ("--pretend", "--repetitions", "1")
-QUICK_S: Final = 150
+QUICK_S: Final = 135
 
 
 class Outcome(NamedTuple):

@@ -12,6 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted, does
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,7 +84,7 @@ class Problems:
         if rest:
             listed = ", ".join(f"{count} × {kind}" for kind, count in rest.most_common())
             more = rest.total()
-            first += f". {more:,} more {'row has' if more == 1 else 'rows have'} problems: {listed}"
+            first += f". {counted(more, 'more row')} {does(more, 'have')} problems: {listed}"
         if is_skipped:
             raise DataError(f"no usable row is left in {source}. The first of {self._counts.total()}: {first}")
         if self._skip_key and num_good:

@@ -96,7 +96,8 @@ class Teller:
         self._options = options = setup.tracker
         self._start = setup.position
         self._lines = LineFollower(self._folder / METRICS_FILE)
-        self._version = self._sampled = -1
+        self._version = -1
+        self._shown: tuple[int, Sequence[TrackedSample]] = (-1, ())
         own = self._folder / TRACKERS_FOLDER / folder_name(options.name)
         own.mkdir(parents=True, exist_ok=True)
         run = TrackedRun(
@@ -138,8 +139,7 @@ class Teller:
     def finish(self) -> None:
         """What is left, the newest samples, and the files of the end."""
         self.tell()
-        if self._sampled != self._version:
-            self._samples()
+        self._samples()
         files = [file for name in (REPORT_FILE, SUMMARY_FILE) if (file := self._folder / name).exists()]
         summary = msgspec.json.decode((self._folder / SUMMARY_FILE).read_bytes(), type=dict[str, Any])
         self._call(partial(self._tracker.finish, summary, files))
@@ -155,10 +155,12 @@ class Teller:
         self.num_told += self._call(partial(self._tracker.metrics, version, finite))
 
     def _samples(self) -> None:
-        self._sampled = self._version
+        # What became of samples is recorded in bundles, often after the figures of their step: a short run's are all
+        # new at its end.
         if self._options.samples:
             found = tracked_samples(self._folder, self._options.samples)
-            if found:
+            if found and (self._version, found) != self._shown:
+                self._shown = self._version, found
                 self._call(partial(self._tracker.samples, max(0, self._version), found))
 
     def _call(self, call: Callable[[], None]) -> bool:

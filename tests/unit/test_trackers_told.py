@@ -23,6 +23,7 @@ from penstock.messages.training import ActorReported
 from penstock.runtime.observability.evaluations import read_evaluations
 from penstock.runtime.observability.recorder import RunRecorder
 from penstock.runtime.observability.summary import RunSummary, read_summary
+from penstock.runtime.observability.tracker_process import Setup, Teller
 from penstock.runtime.observability.trackers import read_steps
 from penstock.runtime.observability.tracking import Trackers
 from penstock.runtime.preflight.functions import check_functions_load, check_user_code
@@ -137,9 +138,7 @@ def told(
     """A run of so many steps and one evaluation, of which these trackers are told."""
     folder.mkdir(exist_ok=True)
     (folder / "scenario.yaml").write_text(SCENARIO)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_samples, "TextTokenizer", kept.Words)
-        kept.write(folder, 10, kept.command(versions[0], 0.5), kept.command(versions[1], None, reason="ValueError: x"))
+    _keep_samples(folder, versions)
     (temporary := folder / "tmp").mkdir(exist_ok=True)
     with (
         _temporary_files_in(temporary),
@@ -156,6 +155,12 @@ def told(
         assert [*temporary.iterdir()] == [], "and nothing that its library staged"
     assert read_summary(folder) == summary
     return summary
+
+
+def _keep_samples(folder: Path, versions: Sequence[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_samples, "TextTokenizer", kept.Words)
+        kept.write(folder, 10, kept.command(versions[0], 0.5), kept.command(versions[1], None, reason="ValueError: x"))
 
 
 def notes(folder: Path, name: str = "Notes") -> list[Any]:
@@ -206,6 +211,24 @@ def test_it_is_shown_the_newest_samples_now_and_then_and_at_the_end(clean: Path)
     (sample,) = found[0][1]
     assert (sample["name"], sample["prompt"], sample["fate"]) == ("2/0", "what?", "failed: scoring_failed")
     assert (sample["reward"], sample["reason"]) == (None, "ValueError: x")
+
+
+def test_samples_that_are_recorded_after_the_figures_of_the_last_step_are_shown_at_the_end(
+    tmp_path: Path, file: Path
+) -> None:
+    (tmp_path / "scenario.yaml").write_text(SCENARIO)
+    recorder = RunRecorder(tmp_path, FACTS_WITH_SETS)
+    options = msgspec.structs.replace(*named(file, "Notes"), samples_every=1)
+    teller = Teller(Setup(str(tmp_path), options, is_evaluation_log=False, position=0, resumes=False))
+    for version in (1, 2):
+        recorder.step(step(version), 10.0 + version)
+    teller.tell()
+    _keep_samples(tmp_path, (1, 2))
+    recorder.finish(finished(2), 20.0)
+    teller.finish()
+    calls = [(kind, version) for kind, version, *_ in notes(tmp_path)[1:]]
+    assert calls == [("metrics", 1), ("metrics", 2), ("samples", 2), ("finish", 2)]
+    assert teller.progress.reason == ""
 
 
 def test_the_report_and_the_summary_come_last(clean: Path) -> None:

@@ -1,0 +1,108 @@
+"""A Ray on this machine that gets further nodes while it is used: ``python host_growing.py NUM_GPUS`` starts its first.
+
+A process of its own: a process has one Ray, and the tests have theirs. It reads requests from standard input, answers
+each with a line of JSON, and ends with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.runtime.hosts.ray.cluster import make_temp_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+OBJECT_STORE_BYTES = 80 << 20
+
+
+class Growing:
+    """The cluster, for a test."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.address = str(self._ask("address"))
+
+    def add(self, num_gpus: int) -> str:
+        """Another node with so many GPUs that are declared, not there; its id."""
+        return str(self._ask(f"add {num_gpus}"))
+
+    def free(self) -> dict[str, int]:
+        """GPUs that nobody has taken, by node."""
+        return {str(node): int(num) for node, num in self._ask("free").items()}
+
+    def num_actors(self, node_id: str) -> int:
+        """That live on this node: as long as there is one, no autoscaler takes the node back."""
+        return int(self._ask(f"actors {node_id}"))
+
+    def _ask(self, request: str) -> Any:  # noqa: ANN401 - JSON
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(request + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+@contextmanager
+def growing(*, num_gpus: int) -> Generator[Growing]:
+    """A cluster of one node with so many GPUs."""
+    temp_folder = make_temp_folder()
+    (temp_folder / "ray").mkdir()
+    here = Path(__file__)
+    path = os.pathsep.join(filter(None, [str(here.parent), os.environ.get("PYTHONPATH")]))
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    process = subprocess.Popen(
+        [sys.executable, str(here), str(num_gpus)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment | {"PYTHONPATH": path, "RAY_TMPDIR": str(temp_folder)},
+    )
+    try:
+        yield Growing(process)
+    finally:
+        process.communicate(timeout=60.0)
+        shutil.rmtree(temp_folder, ignore_errors=True)
+
+
+def main() -> None:
+    import ray
+    from ray._private import state
+    from ray.cluster_utils import Cluster
+
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever Ray prints
+    arguments: dict[str, Any] = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
+    head = arguments | {"num_gpus": int(sys.argv[1]), "include_dashboard": False}
+    cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+    ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+    untyped_state: Any = state
+    for line in sys.stdin:
+        answer: Any = None
+        match line.split():
+            case ["address"]:
+                answer = cluster.address
+            case ["add", num_gpus]:
+                answer = cluster.add_node(**arguments, num_gpus=int(num_gpus)).node_id
+            case ["free"]:
+                found = untyped_state.available_resources_per_node()
+                answer = {node: found[node].get("GPU", 0) for node in found}
+            case ["actors", node_id]:
+                actors = untyped_state.actors().values()
+                answer = sum(each["State"] == "ALIVE" and each["Address"]["NodeID"] == node_id for each in actors)
+            case _:
+                raise AssertionError(line)
+        print(json.dumps(answer), file=out, flush=True)
+    ray.shutdown()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

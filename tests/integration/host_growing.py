@@ -1,7 +1,9 @@
 """A Ray on this machine that gets further nodes while it is used: ``python host_growing.py NUM_GPUS`` starts its first.
 
 A process of its own: a process has one Ray, and the tests have theirs. It reads requests from standard input, answers
-each with a line of JSON, and ends with it.
+each with a line of JSON, and ends with it. Nodes come when they are asked for, or with ``python host_growing.py NUM_GPUS
+GPUS_OF_A_NODE`` by Ray's own autoscaler, whose cloud is this machine: it brings them for what is pending, and takes
+those back that are idle.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 OBJECT_STORE_BYTES = 80 << 20
+IDLE_MINUTES = 0.1
+MAX_NODES = 2
 
 
 class Growing:
@@ -51,15 +56,20 @@ class Growing:
 
 
 @contextmanager
-def growing(*, num_gpus: int) -> Generator[Growing]:
-    """A cluster of one node with so many GPUs."""
+def growing(*, num_gpus: int, gpus_of_a_node: int = 0) -> Generator[Growing]:
+    """A cluster of one node with so many GPUs.
+
+    Args:
+        num_gpus: of the first node.
+        gpus_of_a_node: that an autoscaler may bring; 0: there is no autoscaler.
+    """
     temp_folder = make_temp_folder()
     (temp_folder / "ray").mkdir()
     here = Path(__file__)
     path = os.pathsep.join(filter(None, [str(here.parent), os.environ.get("PYTHONPATH")]))
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     process = subprocess.Popen(
-        [sys.executable, str(here), str(num_gpus)],
+        [sys.executable, str(here), str(num_gpus), *([str(gpus_of_a_node)] if gpus_of_a_node else [])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -81,7 +91,10 @@ def main() -> None:
     os.dup2(2, 1)  # whatever Ray prints
     arguments: dict[str, Any] = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
     head = arguments | {"num_gpus": int(sys.argv[1]), "include_dashboard": False}
+    if len(sys.argv) > 2:
+        head |= autoscaled(int(sys.argv[1]), int(sys.argv[2]))
     cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+    os.environ.pop("RAY_OVERRIDE_NODE_ID_FOR_TESTING", None)  # of the first node alone
     ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
     untyped_state: Any = state
     for line in sys.stdin:
@@ -102,6 +115,41 @@ def main() -> None:
         print(json.dumps(answer), file=out, flush=True)
     ray.shutdown()
     cluster.shutdown()
+
+
+def autoscaled(num_gpus: int, gpus_of_a_node: int) -> dict[str, Any]:
+    """What the first node is started with, beside the autoscaler."""
+    import ray
+    from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FAKE_HEAD_NODE_TYPE
+
+    untyped: Any = ray
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = int(probe.getsockname()[1])
+    worker = {"CPU": 1, "GPU": gpus_of_a_node, "object_store_memory": OBJECT_STORE_BYTES}
+    lists = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
+    more = ("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files", "rsync_exclude", "rsync_filter")
+    config = {
+        "cluster_name": "growing",
+        "provider": {"type": "fake_multinode", "gcs_address": f"{untyped.util.get_node_ip_address()}:{port}"},
+        "available_node_types": {
+            FAKE_HEAD_NODE_TYPE: {"resources": {"CPU": 1, "GPU": num_gpus}, "node_config": {}, "max_workers": 0},
+            "worker": {"resources": worker, "node_config": {}, "min_workers": 0, "max_workers": MAX_NODES},
+        },
+        "head_node_type": FAKE_HEAD_NODE_TYPE,
+        "max_workers": MAX_NODES,
+        "idle_timeout_minutes": IDLE_MINUTES,
+        "upscaling_speed": 10,
+        "file_mounts_sync_continuously": False,
+        **{name: {} for name in ("auth", "docker", "file_mounts")},
+        **{name: [] for name in (*lists, *more)},
+    }
+    path = Path(os.environ["RAY_TMPDIR"]) / "autoscaler.json"
+    path.write_text(json.dumps(config))
+    os.environ.update(
+        RAY_FAKE_CLUSTER="1", AUTOSCALER_UPDATE_INTERVAL_S="1", RAY_OVERRIDE_NODE_ID_FOR_TESTING=FAKE_HEAD_NODE_ID
+    )
+    return {"autoscaling_config": str(path), "gcs_server_port": port}
 
 
 if __name__ == "__main__":

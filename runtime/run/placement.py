@@ -80,7 +80,7 @@ class Placement(NamedTuple):
     num_learner_ranks: int = 1
     """So many of its block's GPUs the learner uses."""
     on_demand: tuple[Wish, ...] = ()
-    """Engines that are alone on their GPUs, and have them while they are in the run: also those that have not joined."""
+    """Engines that are alone on their GPUs, and have them while they are in the run, or when they join it."""
 
     def block_of(self, name: str) -> Block | None:
         """The block that this actor uses."""
@@ -204,7 +204,9 @@ def _on_demand(scenario: Scenario, blocks: Sequence[Block]) -> tuple[Wish, ...]:
         return ()
     group = replace(scenario.engines, count=most_engines(scenario.engines) - scenario.engines.lent)
     shared = {name for block in blocks if len(block.members) > 1 for name in block.members}
-    return tuple(Wish((name,), size) for name, size in _engines(_engine_need(0, group, "engines")) if name not in shared)
+    return tuple(
+        Wish((name,), size) for name, size in _engines(_engine_need(0, group, "engines")) if name not in shared
+    )
 
 
 def late_block(wish: Wish, nodes: Sequence[NodeGpus], placement: Placement) -> Block:

@@ -1,9 +1,9 @@
 """A Ray on this machine that gets further nodes while it is used: ``python host_growing.py NUM_GPUS`` starts its first.
 
 A process of its own: a process has one Ray, and the tests have theirs. It reads requests from standard input, answers
-each with a line of JSON, and ends with it. Nodes come when they are asked for, or with ``python host_growing.py NUM_GPUS
-GPUS_OF_A_NODE`` by Ray's own autoscaler, whose cloud is this machine: it brings them for what is pending, and takes
-those back that are idle.
+each with a line of JSON, and ends with it. Nodes come when they are asked for, or with a second argument, the GPUs of a
+node, by Ray's own autoscaler, whose cloud is this machine: it brings them for what is pending, and takes those back
+that are idle.
 """
 
 from __future__ import annotations
@@ -128,7 +128,13 @@ def autoscaled(num_gpus: int, gpus_of_a_node: int) -> dict[str, Any]:
         port = int(probe.getsockname()[1])
     worker = {"CPU": 1, "GPU": gpus_of_a_node, "object_store_memory": OBJECT_STORE_BYTES}
     lists = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
-    more = ("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files", "rsync_exclude", "rsync_filter")
+    more = (
+        "head_start_ray_commands",
+        "worker_start_ray_commands",
+        "cluster_synced_files",
+        "rsync_exclude",
+        "rsync_filter",
+    )
     config = {
         "cluster_name": "growing",
         "provider": {"type": "fake_multinode", "gcs_address": f"{untyped.util.get_node_ip_address()}:{port}"},
@@ -142,7 +148,7 @@ def autoscaled(num_gpus: int, gpus_of_a_node: int) -> dict[str, Any]:
         "upscaling_speed": 10,
         "file_mounts_sync_continuously": False,
         **{name: {} for name in ("auth", "docker", "file_mounts")},
-        **{name: [] for name in (*lists, *more)},
+        **{name: [] for name in (*lists, *more, "rsync_exclude", "rsync_filter")},
     }
     path = Path(os.environ["RAY_TMPDIR"]) / "autoscaler.json"
     path.write_text(json.dumps(config))

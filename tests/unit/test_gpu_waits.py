@@ -106,11 +106,13 @@ def test_one_that_waits_is_started_when_its_gpus_have_come_and_not_twice() -> No
     assert (bench.reserved, bench.started, bench.reports) == (["engine/1"], [], [])
     for now_s in (TOLD_AFTER_S, 40.0, 40.2):
         bench.engines.look(now_s)
-    assert [report.state for report in bench.reports] == [f"waits for {LACKS}, for {at} s" for at in (3, 40)]
+    states = [f"waits for {LACKS}, for {at} s" for at in (3, 40)]
+    assert [report.state for report in bench.reports] == states
     del bench.lacking["engine/1"]
     bench.engines.look(43.0)
     bench.engines.look(43.2)
     assert bench.started == [("engine/1", 1)]
+    assert [report.state for report in bench.reports] == [*states, "starting"]
     told = [f"it waits for {LACKS}, 600 s at most", "its GPUs have come, after 43 s"]
     assert bench.notices == [f"engine/1: {text}" for text in told]
     assert bench.said == [EngineNoticed(engine="engine/1", engine_epoch=1, text=text) for text in told]

@@ -6,8 +6,8 @@ Invariants:
 * One that says that its machine is taken is told to leave, and another takes its place when the notice has run out.
 * Under ``engines.scale: by_bound`` the Buffer is asked for other engines as an operator would ask it.
 * Who goes is given up as one that is lost, and followed only if it is wanted again.
-* What an engine has left to a successor is ended when it goes for good, and its GPUs are given back: by the launcher, on
-  whatever machine.
+* What an engine has left to a successor is ended when it goes for good, and its GPUs are given back: by the launcher,
+  on whatever machine.
 * An engine is started when what it takes of a machine is reserved for it (``gpu_waits.py``).
 * The Buffer is told of one that was lost too often until it has recorded that the run goes on without it.
 
@@ -191,12 +191,12 @@ class EngineCrew:
         self._end_left(name)
 
     def look(self, now_s: float) -> None:
-        """Take those whose time is up, and tell the Buffer of those that are given up."""
+        """Start those whose GPUs have come, take those whose time is up, tell the Buffer of those that are given up."""
+        self._waits.look(now_s)
         if now_s >= self._tell_at_s:
             self._tell_at_s = now_s + TELL_AGAIN_S
             for given_up in self.membership.unrecorded():
                 self._ask(given_up)
-        self._waits.look(now_s)
         for name in self.membership.late(now_s):
             how = "not empty yet when its machine is taken"
             if not self.membership.is_taken(name):

@@ -2,7 +2,7 @@
 
 Invariants:
 
-* Such an engine has no process and no peer knows it, so nobody waits for it: it counts in no quorum and is lent nothing.
+* Such an engine has no process and no peer knows it, so nobody waits for it: it counts in no quorum.
 * It is started when the launcher lacks nothing any more. If that takes too long it is given up, with the reason.
 * A wait that lasts is told: on the terminal, with its age in the actor's line, and in the ledger.
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 TOLD_AFTER_S: Final = 3.0
 """Where there is room Ray needs a moment all the same."""
 TELL_EVERY_S: Final = 1.0
+STARTING: Final = "starting"
+"""As ``ActorReported.state``, until its process says what it does."""
 
 
 class _Wait(NamedTuple):
@@ -88,6 +90,7 @@ class GpuWaits:
                 del self._waits[name]
                 if wait.is_told:
                     self._tell(name, wait.epoch, f"its GPUs have come, after {waited_s:.0f} s")
+                    self._sink.on_report(ActorReported(name=name, epoch=wait.epoch, state=STARTING))
                 self._start(name, wait.epoch)
             elif waited_s >= self._timeout_s:
                 del self._waits[name]

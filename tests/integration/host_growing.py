@@ -83,10 +83,11 @@ def growing(*, num_gpus: int, gpus_of_a_node: int = 0) -> Generator[Growing]:
 
 
 def main() -> None:
-    import ray
+    import ray as untyped_ray
     from ray._private import state
     from ray.cluster_utils import Cluster
 
+    ray: Any = untyped_ray
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever Ray prints
     arguments: dict[str, Any] = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
@@ -135,9 +136,14 @@ def autoscaled(num_gpus: int, gpus_of_a_node: int) -> dict[str, Any]:
         "rsync_exclude",
         "rsync_filter",
     )
-    config = {
+    config: dict[str, Any] = {
         "cluster_name": "growing",
-        "provider": {"type": "fake_multinode", "gcs_address": f"{untyped.util.get_node_ip_address()}:{port}"},
+        "provider": {
+            "type": "fake_multinode",
+            "gcs_address": f"{untyped.util.get_node_ip_address()}:{port}",
+            "use_node_id_as_ip": True,  # all have one
+            "disable_node_updaters": True,  # which would log in by SSH
+        },
         "available_node_types": {
             FAKE_HEAD_NODE_TYPE: {"resources": {"CPU": 1, "GPU": num_gpus}, "node_config": {}, "max_workers": 0},
             "worker": {"resources": worker, "node_config": {}, "min_workers": 0, "max_workers": MAX_NODES},

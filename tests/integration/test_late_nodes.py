@@ -88,8 +88,26 @@ def test_a_run_begins_with_what_it_needs_and_an_engine_joins_with_a_node(tmp_pat
     assert audit_ledger(folder / LEDGER_FILE).is_clean
 
 
+def test_an_autoscaler_brings_the_node_of_an_engine_and_takes_it_back_when_that_has_left(tmp_path: Path) -> None:
+    with growing(num_gpus=2, gpus_of_a_node=1) as nodes:
+        options = (*OPTIONS, "engines.gpu_timeout_s=100", f"runtime.ray_address={nodes.address}")
+        with LiveRun(CHAOS / "torch.yaml", tmp_path, options) as run:
+            run.await_steps(2)
+            folder, first = run.folder, set(nodes.free())
+            penstock("scale", str(folder), "engines=+1")
+            step = await_state(run, lambda: "engine/1" in trained_by(folder), 2)
+            [second] = set(nodes.free()) - first
+            assert second.startswith(node_of(run, "engine/1"))
+            penstock("scale", str(folder), "engines=-1")
+            step = await_state(run, lambda: set(nodes.free()) == first, step)
+            run.await_steps(step + 2)
+            summary = run.interrupt()
+    assert summary.restarts == ()
+    assert audit_ledger(folder / LEDGER_FILE).is_clean
+
+
 def node_of(run: LiveRun, name: str) -> str:
-    return re.findall(rf"{name} \d+ is process \d+ on node (\w+)", run.log)[-1]
+    return str(re.findall(rf"{name} \d+ is process \d+ on node (\w+)", run.log)[-1])
 
 
 def num_devices(folder: Path, log: str) -> int:

@@ -103,8 +103,18 @@ def main() -> None:
         assert groups.lacks("engine/3") == "a node with 2 GPUs"
         groups.remove(groups.part_with("engine/3"))
         wait_for(lambda: not pending_bundles(nodes.address))
+
+        # Where two nodes have room for the halves of one, it lies over these.
+        halves = {nodes.add(1), nodes.add(1)}
+        wait_for(lambda: {node.node_id for node in cluster.nodes() if node.num_gpus} == halves)
+        groups.reserve("engine/3", cluster.nodes)
+        wait_for(lambda: not groups.lacks("engine/3"))
+        assert set(groups.further_nodes_of("engine/3")) == halves
+        devices, node_id = place_of(started(groups.seat_of("engine/3")))
+        assert len(devices) == 1
+        assert node_id in halves
         groups.release()
-        wait_for(lambda: nodes.free() == {cluster.node_id: 2, second: 4})
+        wait_for(lambda: nodes.free() == {cluster.node_id: 2, second: 4, **dict.fromkeys(halves, 1)})
         cluster.stop(is_orderly=True)
     print("all is well")
 

@@ -213,7 +213,7 @@ class EnginesRecorded(Entry, frozen=True, kw_only=True):
 
 class EngineNoted(Entry, frozen=True, kw_only=True):
     """How an incarnation of an engine came up: that it has taken over the server of the one before, or why that was
-    started anew. It changes nothing."""
+    started anew; that it waits for its GPUs. It changes nothing."""
 
     engine: str
     engine_epoch: int

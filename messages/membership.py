@@ -68,8 +68,8 @@ class EngineEmptied(Event, frozen=True, kw_only=True):
 
 
 class EngineNoticed(Event, frozen=True, kw_only=True):
-    """EngineWorker → Buffer: how this incarnation came up, where that is worth a line in the ledger: that it has taken
-    over a server, or why it has not. If this is lost, the line is missing."""
+    """EngineWorker, or supervisor → Buffer: how this incarnation came up, where that is worth a line in the ledger:
+    that it has taken over a server, or why it has not; that it waits for GPUs. If this is lost, the line is missing."""
 
     delivery: ClassVar[Delivery] = Delivery.LOSSY
     engine: str

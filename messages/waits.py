@@ -12,6 +12,19 @@ OPERATOR: Final = "operator"
 """As ``Wait.on``: whoever started the run, or looks after it."""
 
 
+_WAITS_FOR: Final = "waits for "
+
+
+def waiting_state(what: str, waited_s: float) -> str:
+    """As ``ActorReported.state`` of an engine that has no process yet, since ``what`` it takes has still to come."""
+    return f"{_WAITS_FOR}{what}, for {waited_s:.0f} s"
+
+
+def is_waiting(state: str) -> bool:
+    """Whether a state is one of :func:`waiting_state`."""
+    return state.startswith(_WAITS_FOR)
+
+
 class Wait(Value, frozen=True, array_like=True):
     """One thing that an actor waits for."""
 

@@ -205,6 +205,10 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     """The learner lends its devices when it has waited so long for a batch."""
     leave_timeout_s: Annotated[float, Meta(gt=0)] = 30.0
     """An engine that is to leave hands back what it has, and goes; after so long it is taken anyway."""
+    gpu_timeout_s: Annotated[float, Meta(gt=0)] | None = 900.0
+    """On a cluster (``runtime.ray_address``) an engine that joins is given GPUs of its own then, and waits so long for
+    them at most, as for a node that an autoscaler brings; when it leaves, they go back. null: the GPUs of ``max``
+    engines are reserved from the start to the end, as they are on one machine."""
     notice_s: Annotated[float, Meta(gt=0)] | None = None
     """Seconds between word that an engine's machine will be taken, and that moment. Such word is SIGTERM to the
     engine's process, `notice_file`, or `notice_url`. The engine then hands back what it has, with every token, and

@@ -118,9 +118,10 @@ def machine_text(outcomes: Mapping[str, str]) -> str:
 
 def _gpus(scenario: Scenario) -> str:
     """What Ray is asked for; whether the cluster has it is seen when the run starts."""
-    num_gpus = num_gpus_asked(scenario)
+    num_gpus, at_start = num_gpus_asked(scenario), num_gpus_asked(scenario, at_start=True)
     if not num_gpus:
         return ""
     is_optional = all(need.is_optional for need in needs_of(scenario))
     how = scenario.engines.placement
-    return f"; asks for {counted(num_gpus, 'GPU')}{' where there are any' * is_optional} (placement {how})"
+    later = f", and for more as engines join, {num_gpus} at most" if at_start < num_gpus else ""
+    return f"; asks for {counted(at_start, 'GPU')}{' where there are any' * is_optional}{later} (placement {how})"

@@ -22,11 +22,12 @@ from penstock.messages.names import (
     teacher_name,
 )
 from penstock.messages.texts import counted
+from penstock.runtime.run.placement import reserves_on_demand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.backends.engines.options import EngineGroupOptions, EnginesOptions
+    from penstock.backends.engines.options import EngineGroupOptions
     from penstock.backends.engines.reward_model_options import RewardModelOptions
     from penstock.backends.learners.options import LearnerOptions
     from penstock.runtime.scenario import Scenario
@@ -50,7 +51,7 @@ def placement(scenario: Scenario) -> list[Placed]:
         return [Placed(BUFFER, 1, 1, "cpu", "batches that were recorded"), _learner(learner)]
     return [
         Placed(PROMPT_SOURCE, 1, 1, "cpu"),
-        *_engines(scenario.engines),
+        *_engines(scenario),
         *_teachers(scenario),
         *_reward_models(scenario),
         Placed(SCORER, 1 + rewards, 1, "cpu", f"with {rewards} for the reward function"),
@@ -79,8 +80,8 @@ def _learner(options: LearnerOptions) -> Placed:
     )
 
 
-def _engines(options: EnginesOptions) -> Iterator[Placed]:
-    first = 0
+def _engines(scenario: Scenario) -> Iterator[Placed]:
+    first, options = 0, scenario.engines
     for group in engine_groups(options):
         last = first + group.count - 1
         yield Placed(
@@ -88,19 +89,22 @@ def _engines(options: EnginesOptions) -> Iterator[Placed]:
             group.count,
             group.num_threads,
             group.device,
-            f"{group.backend}, {group.slots} slots each{_gpus(group)}{_bounds(options)}",
+            f"{group.backend}, {group.slots} slots each{_gpus(group)}{_bounds(scenario)}",
         )
         first = last + 1
 
 
-def _bounds(options: EnginesOptions) -> str:
+def _bounds(scenario: Scenario) -> str:
     """Where engines may join and leave; then there is one kind of them."""
+    options = scenario.engines
     if not are_elastic(options):
         return ""
     by_bound = f", by the bound after {options.scale_hold_s:g} s or more" if options.scale == "by_bound" else ""
     least, most = fewest_engines(options), most_engines(options)
     if options.lent:
         return f"; {least} at least and {most} at most{by_bound}, {options.lent} of them on the learner's device"
+    if reserves_on_demand(scenario):
+        return f"; {least} at least and {most} at most{by_bound}, with GPUs while they are there"
     return f"; {least} at least and {most} at most{by_bound}, for which GPUs are reserved"
 
 

@@ -11,12 +11,14 @@ from rich.markup import escape
 from rich.padding import Padding
 
 from penstock.messages.texts import counted
+from penstock.messages.waits import is_waiting
 from penstock.runtime.hosts.processes.descendants import is_stopped
 from penstock.runtime.launch.launch import begin_again, resume_command
 from penstock.runtime.launch.runs import SCENARIO_NAME, driven_instead, is_alive, other_host, read_record
 from penstock.runtime.launch.status import state_of
 from penstock.runtime.observability.accounting import read_accounts
 from penstock.runtime.observability.accounting_view import accounts_tables
+from penstock.runtime.observability.actors_file import read_actors
 from penstock.runtime.observability.figures import CURSORS, REWARD
 from penstock.runtime.observability.operations import pause_in_force, policy_in_force, read_operations
 from penstock.runtime.observability.samples import reason_counts
@@ -47,7 +49,8 @@ def show_status(folder: Path, console: Console) -> int:
     console.print(f"  {escape(terminal_lines(_state(folder, record, alive=alive)))}", soft_wrap=True)
     if record.earlier:
         console.print(f"  {_earlier(record)}")
-    for line in (*_progress(folder, is_running=record.state == "running"), *_operated(folder, record, alive=alive)):
+    lines = (*_progress(folder, is_running=record.state == "running"), *_operated(folder, record, alive=alive))
+    for line in (*lines, *(_waiting(folder) if alive else ())):
         console.print(f"  {escape(terminal_lines(line))}", soft_wrap=True)
     console.print(Padding(accounts_tables(read_accounts(folder)), (0, 0, 0, 2)))
     if counts := reason_counts(folder):
@@ -128,6 +131,14 @@ def _operated(folder: Path, record: RunRecord, *, alive: bool) -> Iterator[str]:
         waits = "the run trains what is out, and then waits; " if alive else "resumed, it waits; "
         command = shlex.join(("penstock", "pause", str(folder), "--off"))
         yield f"new grants are paused for {since}, since step {pause.version}: {waits}to let them go on: {command}"
+
+
+def _waiting(folder: Path) -> Iterator[str]:
+    """The engines of a run that goes on whose machines are still to come."""
+    now = read_actors(folder)
+    for actor in () if now is None else now.actors:
+        if is_waiting(actor.state):
+            yield f"{actor.name} {actor.state}"
 
 
 def _is_cursor(name: str) -> bool:

@@ -166,7 +166,7 @@ def _of_source(actors: Sequence[ActorNow], last: _Last, _steps: Sequence[StepRow
 
 def _of_engines(actors: Sequence[ActorNow], _last: _Last, _steps: Sequence[StepRow]) -> tuple[list[Figure], str]:
     running, queued, occupancy = (_total(actors, name) for name in (RUNNING, QUEUED, OCCUPANCY))
-    slots = None if occupancy is None else 100 * occupancy / len(actors)
+    slots = None if occupancy is None else 100 * occupancy / sum(OCCUPANCY in actor.metrics for actor in actors)
     told = ""
     if queued and running and queued > running:
         told = f"{counted(round(queued), 'request')} {does(round(queued), 'wait')} for a slot"

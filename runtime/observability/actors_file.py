@@ -99,12 +99,13 @@ class ActorsFile:
         if before is not None and report.epoch < before.epoch:
             return
         metrics: dict[str, float | None] = {metric.name: metric.value for metric in report.metrics}
+        activity = before.activity if before is not None and before.epoch == report.epoch else None
         self._actors[report.name] = ActorNow(
             name=report.name,
             epoch=report.epoch,
             at_s=now_s,
             state=report.state,
-            activity=report.activities[-1].activity if report.activities else before.activity if before else None,
+            activity=report.activities[-1].activity if report.activities else activity,
             is_down=False,
             num_restarts=before.num_restarts if before else 0,
             metrics=metrics,

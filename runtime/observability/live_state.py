@@ -140,7 +140,7 @@ class LiveState:
         actor = self.actors.setdefault(name, ActorState())
         actor.is_down = True
         actor.num_restarts += 1
-        actor.running = None
+        actor.running = actor.activity = None
 
     def leaves(self, name: str) -> None:
         """This engine is not in the run any more."""

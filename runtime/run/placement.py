@@ -16,6 +16,8 @@ Invariants:
   ``spread`` on the one with the most.
 * What the cluster cannot give is refused, never made smaller; only ``auto`` devices do without, all together, in a
   cluster that has no GPU at all.
+* At the start of a run on a cluster, engines that may join later have no place yet: each is given GPUs of its own when
+  it does, and gives them back when it leaves (``engines.gpu_timeout_s``).
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from penstock.backends.engines.options import engine_groups, largest_groups, lent_engines, num_engines
+from penstock.backends.engines.options import (
+    are_elastic,
+    engine_groups,
+    largest_groups,
+    lent_engines,
+    most_engines,
+    num_engines,
+)
 from penstock.backends.engines.spec import ENGINES, ONE_GPU, EngineSize, are_modelled
 from penstock.backends.learners.spec import LEARNERS, is_modelled
 from penstock.backends.protocol import Capability
@@ -44,6 +53,8 @@ if TYPE_CHECKING:
 
 FROM_RAY: Final = ("auto", "cuda")
 """Devices that Ray assigns. ``cuda:1`` is the user's own choice, ``cpu`` needs none."""
+ANY_NODE: Final = "any"
+"""In a block: where Ray finds room, now or later."""
 
 
 class Block(NamedTuple):
@@ -68,6 +79,8 @@ class Placement(NamedTuple):
     blocks: tuple[Block, ...] = ()
     num_learner_ranks: int = 1
     """So many of its block's GPUs the learner uses."""
+    on_demand: tuple[Wish, ...] = ()
+    """Engines that are alone on their GPUs, and have them while they are in the run, or when they join it."""
 
     def block_of(self, name: str) -> Block | None:
         """The block that this actor uses."""
@@ -87,9 +100,18 @@ class Placement(NamedTuple):
         return slice(first, first + block.engine_gpus[index])
 
 
-def needs_of(scenario: Scenario) -> list[Need]:
-    """Everybody who asks Ray for GPUs of its own: the learner, then the engines, also those that may join, then the
-    teachers and reward models.
+def reserves_on_demand(scenario: Scenario) -> bool:
+    """Whether engines are given GPUs when they join, and not before: there may be more nodes by then."""
+    engines = scenario.engines
+    return scenario.runtime.ray_address is not None and are_elastic(engines) and engines.gpu_timeout_s is not None
+
+
+def needs_of(scenario: Scenario, *, at_start: bool = False) -> list[Need]:
+    """Everybody who asks Ray for GPUs of its own: the learner, then the engines, then the teachers and reward models.
+
+    Args:
+        scenario: that asks.
+        at_start: without the engines that are given GPUs when they join.
 
     Raises:
         UserFault: the options of an engine give no number of GPUs.
@@ -103,8 +125,10 @@ def needs_of(scenario: Scenario) -> list[Need]:
     if scenario.run.only == "learner":
         return needs
     first = 0
-    num_lent = scenario.engines.lent  # the last of the one kind that there is then
-    for index, group in enumerate(largest_groups(scenario.engines)):
+    groups, num_lent = largest_groups(scenario.engines), scenario.engines.lent  # the last of the one kind that there is
+    if at_start and reserves_on_demand(scenario):
+        groups, num_lent = engine_groups(scenario.engines), 0
+    for index, group in enumerate(groups):
         own = replace(group, count=group.count - num_lent) if num_lent else group
         needs += _engine_need(first, own, f"engines.more[{index - 1}]" if index else "engines")
         first += group.count
@@ -135,21 +159,27 @@ def _need(names: tuple[str, ...], options: EngineBlock, key: str) -> list[Need]:
     return [Need(names, size, key, may_share=may_share, is_optional=options.device == "auto")]
 
 
-def num_gpus_asked(scenario: Scenario) -> int:
-    """By all together; those of engines that the learner is put on count once."""
-    needs = needs_of(scenario)
+def num_gpus_asked(scenario: Scenario, *, at_start: bool = False) -> int:
+    """By all together, or by those of :func:`needs_of` ``at_start``; those of engines that the learner is put on count
+    once."""
+    needs = needs_of(scenario, at_start=at_start)
     is_guest = scenario.engines.placement == "colocate" and _can_share(needs)
     return sum(len(need.names) * need.size.num_gpus for need in needs[is_guest:])
 
 
-def place(scenario: Scenario, nodes: Sequence[NodeGpus]) -> Placement:
+def place(scenario: Scenario, nodes: Sequence[NodeGpus], *, at_start: bool = False) -> Placement:
     """A place for everybody who needs one. Of nodes that are equally good the earlier one is taken.
+
+    Args:
+        scenario: whose actors are placed.
+        nodes: of the cluster.
+        at_start: of the run, when engines that are given GPUs as they join get none yet.
 
     Raises:
         UserFault: the cluster cannot give it, with what was asked, what there is, and what would fit; or the options of
             an engine give no number of GPUs.
     """
-    needs = needs_of(scenario)
+    needs = needs_of(scenario, at_start=at_start)
     if not any(node.num_gpus for node in nodes) and all(need.is_optional for need in needs):
         return Placement()
     num_ranks = scenario.learner.num_ranks
@@ -157,7 +187,7 @@ def place(scenario: Scenario, nodes: Sequence[NodeGpus]) -> Placement:
     if blocks is None:
         together = _together(scenario, needs)
         raise UserFault(refusal_of(scenario, needs, nodes, together, lambda some: _has_place(scenario, some, nodes)))
-    placement = Placement(tuple(blocks), num_ranks)
+    placement = Placement(tuple(blocks), num_ranks, _on_demand(scenario, blocks) if at_start else ())
     if (shared := _crowded(blocks, num_ranks)) is not None:
         *engines, _ = shared.members
         raise UserFault(
@@ -167,6 +197,31 @@ def place(scenario: Scenario, nodes: Sequence[NodeGpus]) -> Placement:
             "or take another engines.placement"
         )
     return placement
+
+
+def _on_demand(scenario: Scenario, blocks: Sequence[Block]) -> tuple[Wish, ...]:
+    if not reserves_on_demand(scenario):
+        return ()
+    group = replace(scenario.engines, count=most_engines(scenario.engines) - scenario.engines.lent)
+    shared = {name for block in blocks if len(block.members) > 1 for name in block.members}
+    return tuple(
+        Wish((name,), size) for name, size in _engines(_engine_need(0, group, "engines")) if name not in shared
+    )
+
+
+def late_block(wish: Wish, nodes: Sequence[NodeGpus], placement: Placement) -> Block:
+    """What an engine asks for that joins: as the nodes can give it now, whichever they are; where they cannot, divided
+    as the engines of the start are, so that a node that comes is of use.
+
+    Args:
+        wish: of :attr:`Placement.on_demand`.
+        nodes: of the cluster, with what is free on them.
+        placement: of the start.
+    """
+    fitting = _fit(wish, {node.node_id: node.num_gpus for node in nodes}, spread=False)
+    alike = (len(each.node_ids) for each in placement.blocks if is_engine(each.members[0]) and len(each.members) == 1)
+    num_nodes = len(fitting[0].node_ids) if fitting else min(alike, default=wish.size.node_counts[0])
+    return Block(wish.members, wish.size.num_gpus // num_nodes, (ANY_NODE,) * num_nodes)
 
 
 def _has_place(scenario: Scenario, needs: Sequence[Need], nodes: Sequence[NodeGpus]) -> bool:

@@ -13,10 +13,12 @@ from penstock.messages.names import LEARNER, engine_name
 from penstock.runtime.cli.dry_run import placement_text
 from penstock.runtime.run.gpu_needs import NodeGpus
 from penstock.runtime.run.placement import (
+    ANY_NODE,
     Block,
     Placement,
     colocated,
     has_nodes_of_its_own,
+    late_block,
     num_gpus_asked,
     place,
 )
@@ -298,3 +300,75 @@ def test_a_dry_run_says_what_will_be_asked_for() -> None:
     assert "sglang, 64 slots each, 8 GPUs each over 2 nodes" in text
     assert "sglang, 64 slots each, running already" in text
     assert "; asks for 17 GPUs where there are any (placement auto)" in text
+
+
+# --- engines that join a run on a cluster -----------------------------------------------------------------------
+
+CLUSTER = {"ray_address": "auto"}
+
+
+def joining(engines: dict[str, Any], *, count: int = 1, most: int = 3, **blocks: object) -> Scenario:
+    made = {"runtime": CLUSTER, **blocks}
+    return scenario({"device": "cuda", **engines, "count": count, "max": most}, **made)
+
+
+def test_at_the_start_engines_that_may_join_ask_for_nothing() -> None:
+    made = joining(sglang(1, 2))
+    placed = place(made, nodes(3), at_start=True)
+    assert set(places(placed)) == {LEARNER, "engine/0"}
+    assert [wish.members for wish in placed.on_demand] == [("engine/0",), ("engine/1",), ("engine/2",)]
+    assert {wish.size.num_gpus for wish in placed.on_demand} == {2}
+    assert (num_gpus_asked(made, at_start=True), num_gpus_asked(made)) == (3, 7)
+    with pytest.raises(UserFault, match=r"engine/0 … engine/2 asked for 2 GPUs each. 3 are free"):
+        place(made, nodes(3))  # what a job that has to bring all of its nodes is planned with
+
+
+@pytest.mark.parametrize("where", [{"runtime": {}}, {"gpu_timeout_s": None}])
+def test_on_one_machine_and_where_the_scenario_says_so_all_are_reserved(where: dict[str, Any]) -> None:
+    blocks = {"runtime": where["runtime"]} if "runtime" in where else {}
+    made = joining({**sglang(1, 2), **({} if blocks else where)}, **blocks)
+    placed = place(made, nodes(7), at_start=True)
+    assert (set(places(placed)), placed.on_demand) == ({LEARNER, *map(engine_name, range(3))}, ())
+    assert num_gpus_asked(made, at_start=True) == 7
+
+
+def test_who_shares_a_gpu_or_is_lent_the_learners_keeps_it() -> None:
+    placed = place(joining({"backend": "torch"}), nodes(1), at_start=True)
+    assert places(placed)["engine/0"].members == (LEARNER, "engine/0")
+    assert [wish.members for wish in placed.on_demand] == [("engine/1",), ("engine/2",)]
+    placed = place(joining({"backend": "torch", "lent": 1}, learner={"device": "cuda"}), nodes(2), at_start=True)
+    assert places(placed)["engine/2"].members == ("engine/2", LEARNER)
+    assert [wish.members for wish in placed.on_demand] == [("engine/0",), ("engine/1",)]
+
+
+def test_where_nobody_gets_a_gpu_nobody_who_joins_asks_for_one() -> None:
+    assert place(joining({"device": "auto"}), nodes(0), at_start=True).on_demand == ()
+    on_cpu = joining({"device": "cpu"}, learner={"device": "cpu"})
+    assert place(on_cpu, nodes(4), at_start=True).on_demand == ()
+
+
+@pytest.mark.parametrize(
+    ("at_start", "free", "asked"),
+    [
+        ((1, 8), (0, 8), (8, 1)),  # as it is free, on one node
+        ((1, 8), (4, 4), (4, 2)),  # or on two
+        ((1, 8), (0, 0), (8, 1)),  # as the first one has it
+        ((1, 4, 4), (0, 2), (4, 2)),  # which lies on two nodes, so that these have four GPUs each
+    ],
+)
+def test_who_joins_asks_for_what_is_there_or_for_nodes_like_those_that_are(
+    at_start: tuple[int, ...], free: tuple[int, ...], asked: tuple[int, int]
+) -> None:
+    placed = place(joining(sglang(1, 8)), nodes(*at_start), at_start=True)
+    wish = placed.on_demand[1]
+    per_node, num_nodes = asked
+    assert late_block(wish, nodes(*free), placed) == Block(wish.members, per_node, (ANY_NODE,) * num_nodes)
+
+
+def test_a_dry_run_says_what_is_asked_for_later() -> None:
+    text = placement_text(resolve(joining(sglang(1, 2))))
+    assert "1 at least and 3 at most, with GPUs while they are there" in text
+    assert "; asks for 3 GPUs, and for more as engines join, 7 at most (placement auto)" in text
+    alone = placement_text(resolve(joining(sglang(1, 2), runtime={})))
+    assert "1 at least and 3 at most, for which GPUs are reserved" in alone
+    assert "; asks for 7 GPUs (placement auto)" in alone

@@ -123,7 +123,7 @@ class Session:
             self._recorder = self._open_recorder(stack, trackers)
             self._view.phase(host.phase)
             host.start()
-            placement = place(scenario, host.nodes())
+            placement = place(scenario, host.nodes(), at_start=True)
             plan = job.plan
             if preparation is not None:
                 prepared = preparation.finish(self._view.phase)
@@ -184,6 +184,7 @@ class Session:
             first_epoch=job.first_epoch,
             shares_devices=sharing_devices(job.scenario),
             leave_timeout_s=job.scenario.engines.leave_timeout_s,
+            gpu_timeout_s=job.scenario.engines.gpu_timeout_s or 0.0,  # null: all is reserved, nobody waits
             fewest_engines=engines_kept(job.scenario.engines),
             scaling=scaling_of(job.scenario.engines),
             stop_timeout_s=runtime.stop_timeout_s,
@@ -288,7 +289,7 @@ class Session:
         _log.info("%s %d: %s", name, epoch, state)
         if state in ("lost", "ended", "left"):
             self._waits.forget(name)
-        if state == "starting" and name not in self._present:
+        if state in ("starting", "left") and name not in self._present:  # one may leave that never got its GPUs
             self._present.add(name)
             self._recorder.joins(name, self._clock.now_s())
         if state == "left":

@@ -172,6 +172,12 @@ class LocalLauncher:
         self._numbers[boot.name, boot.epoch] = number
         self._answers[number] = boot.name, boot.epoch, answer
 
+    def reserve(self, name: str) -> None:
+        """Nothing to do: whatever GPUs this machine has are the run's."""
+
+    def lacks(self, name: str) -> str:
+        return ""
+
     def end_left(self, name: str) -> None:
         from penstock.runtime.hosts.processes.left_behind import end_left_here
 

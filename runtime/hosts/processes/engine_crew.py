@@ -6,12 +6,15 @@ Invariants:
 * One that says that its machine is taken is told to leave, and another takes its place when the notice has run out.
 * Under ``engines.scale: by_bound`` the Buffer is asked for other engines as an operator would ask it.
 * Who goes is given up as one that is lost, and followed only if it is wanted again.
-* What an engine has left to a successor is ended when it goes for good: by the launcher, on whatever machine.
+* What an engine has left to a successor is ended when it goes for good, and its GPUs are given back: by the launcher,
+  on whatever machine.
+* An engine is started when what it takes of a machine is reserved for it (``gpu_waits.py``).
 * The Buffer is told of one that was lost too often until it has recorded that the run goes on without it.
 
 | waits for | who ends it |
 |---|---|
 | a leaver to be empty | PromptSource; else ``engines.leave_timeout_s``, or the notice that it gave |
+| the GPUs of an engine that joins or comes back | the launcher; else ``engines.gpu_timeout_s`` |
 | the Buffer to record that an engine is given up | the Buffer, or its successor; else the end of the run |
 """
 
@@ -24,19 +27,20 @@ from penstock.messages.membership import EngineEmptied, EnginesWanted
 from penstock.messages.names import SUPERVISOR, is_engine
 from penstock.messages.training import StepReported
 from penstock.runtime.hosts.processes.control import MachineNoticed
+from penstock.runtime.hosts.processes.gpu_waits import GpuWaits
 from penstock.runtime.shell.engine_membership import EngineMembership
 from penstock.runtime.shell.engine_scaling import EngineScaler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.messages.membership import EngineGivenUp
+    from penstock.messages.membership import EngineGivenUp, EngineNoticed
     from penstock.messages.operator import EnginesAsked
     from penstock.messages.training import ActorReported
     from penstock.runtime.hosts.processes.control import DirectoryChanged
     from penstock.runtime.hosts.processes.directory import Directory
     from penstock.runtime.hosts.processes.incarnations import Incarnation
-    from penstock.runtime.hosts.processes.ports import RunSink, SupervisorSettings
+    from penstock.runtime.hosts.processes.ports import Launcher, RunSink, SupervisorSettings
 
 
 TELL_AGAIN_S: Final = 1.0
@@ -55,9 +59,9 @@ class EngineCrew:
         start: Callable[[str, int], None],
         end: Callable[[Incarnation, float, Callable[[float], None]], None],
         part_from: Callable[[Incarnation], None],
-        end_left: Callable[[str], None],
+        launcher: Launcher,
         broadcast: Callable[[DirectoryChanged], None],
-        ask: Callable[[EnginesAsked | EngineGivenUp], None],
+        ask: Callable[[EnginesAsked | EngineGivenUp | EngineNoticed], None],
         forget: Callable[[str], None],
         fail: Callable[[str], None],
         sink: RunSink,
@@ -71,20 +75,30 @@ class EngineCrew:
             start: starts an incarnation of this name and epoch.
             end: has an incarnation end, where that has to be waited for, and goes on then.
             part_from: gives an incarnation up, before everyone.
-            end_left: ends the servers that were left to a successor of this name.
+            launcher: reserves what engines take, and ends what they have left to a successor.
             broadcast: tells everyone.
-            ask: says to the Buffer which engines there are to be, or are not.
+            ask: says to the Buffer which engines there are to be, or are not, and what is to be written down.
             forget: has the restarts of this name count no more.
             fail: ends the run with this story.
             sink: is told what happens.
         """
         self._settings, self._directory, self._crew, self._due = settings, directory, crew, due
-        self._start, self._end, self._part_from, self._end_left = start, end, part_from, end_left
+        self._start, self._end, self._part_from, self._end_left = start, end, part_from, launcher.end_left
         self._broadcast, self._sink = broadcast, sink
         self.membership = EngineMembership(settings.leave_timeout_s, settings.fewest_engines)
         self._ask, self._scaler = ask, None if settings.scaling is None else EngineScaler(settings.scaling)
         self._forget, self._fail = forget, fail
         self._tell_at_s = 0.0
+        self._waits = GpuWaits(
+            launcher, settings.gpu_timeout_s, start=start, give_up=self._waited_in_vain, note=ask, sink=sink
+        )
+
+    def start(self, name: str, epoch: int, now_s: float) -> None:
+        """Start an incarnation of whomever: of an engine as soon as there is what it takes."""
+        if is_engine(name):
+            self._waits.start(name, epoch, now_s)
+        else:
+            self._start(name, epoch)
 
     def reported(self, report: ActorReported | StepReported) -> None:
         """An actor says what it did, or that a step is trained; other engines may have to be there for it."""
@@ -131,9 +145,13 @@ class EngineCrew:
             del self._due[name]
         for name, at_s in self.membership.returns():
             self._due[name] = (at_s, self._directory.next_epoch(name, self._settings.first_epoch))
+        for name in self._waits.names:
+            if not self.membership.is_wanted(name):
+                self._never_started(name, self._waits.drop(name))
+                self._sink.on_notice(SUPERVISOR, f"{name} is not waited for any more")
         present = {name for name in self._crew if is_engine(name)}
-        for name in self.membership.missing(present | self._due.keys()):
-            self._start(name, self._directory.next_epoch(name, self._settings.first_epoch))
+        for name in self.membership.missing(present | self._due.keys() | self._waits.names):
+            self._waits.start(name, self._directory.next_epoch(name, self._settings.first_epoch), now_s)
         for name in self.membership.surplus(present):
             self.membership.leaves(name, now_s)
             if self._crew[name].process is None:
@@ -157,13 +175,24 @@ class EngineCrew:
         self._tell_at_s = now_s
         return True
 
+    def _waited_in_vain(self, name: str, epoch: int, story: str, now_s: float) -> None:
+        """Its GPUs have not come in time."""
+        self._broadcast(self._directory.give_up(name, epoch))  # word on each incarnation is heard once
+        if not self.gives_up(name, epoch, story, now_s):
+            self._fail(f"{name}: {story}")
+
+    def _never_started(self, name: str, epoch: int) -> None:
+        self._broadcast(self._directory.give_up(name, epoch))
+        self.has_gone(name, epoch)
+
     def has_gone(self, name: str, epoch: int) -> None:
         """This incarnation, which was just killed, is followed by none."""
         self._sink.on_actor(name, epoch, "left")
         self._end_left(name)
 
     def look(self, now_s: float) -> None:
-        """Take those whose time is up, and tell the Buffer of those that are given up."""
+        """Start those whose GPUs have come, take those whose time is up, tell the Buffer of those that are given up."""
+        self._waits.look(now_s)
         if now_s >= self._tell_at_s:
             self._tell_at_s = now_s + TELL_AGAIN_S
             for given_up in self.membership.unrecorded():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.engines.served.base.left_servers import end_servers, left_servers
@@ -33,19 +34,25 @@ def marks_of(name: str, boot: Boot) -> list[bytes]:
     return owner_marks(name, run_variables(boot.run_id, boot.run_folder))
 
 
-def end_left_here(name: str, boot: Boot) -> None:
-    """End the servers that incarnations of this engine have left on this machine; returns at once. Those of one that
-    starts after this call are others.
+def end_left_here(name: str, boot: Boot) -> Future[None]:
+    """End the servers that incarnations of this engine have left on this machine; returns at once, and says when it is
+    done. Those of one that starts after this call are others.
 
     Args:
         name: of the engine.
         boot: of any actor of its run.
     """
-    found = left_servers(marks_of(name, boot))
+    found, done = left_servers(marks_of(name, boot)), Future[None]()
+
+    def end() -> None:
+        tell_left(name, end_servers(found))
+        done.set_result(None)
+
     if found:
-        threading.Thread(
-            target=lambda: tell_left(name, end_servers(found)), name=f"end-left-{name}", daemon=True
-        ).start()
+        threading.Thread(target=end, name=f"end-left-{name}", daemon=True).start()
+    else:
+        done.set_result(None)
+    return done
 
 
 def tell_left(name: str, pids: Sequence[int]) -> None:

@@ -60,9 +60,19 @@ class Launcher(Protocol):
         """Kill a process, whatever state it is in."""
         ...
 
+    def reserve(self, name: str) -> None:
+        """This actor is to be started: ask for what it takes of a machine, where that is not the run's from the start.
+        Returns at once."""
+        ...
+
+    def lacks(self, name: str) -> str:
+        """What has to come before an actor that :meth:`reserve` was called for can be launched, as ``a node with 2
+        GPUs``; empty where nothing has to."""
+        ...
+
     def end_left(self, name: str) -> None:
         """Nobody comes after this engine, which was just killed: end the servers that it and those before it have left
-        to a successor, on whatever machine. Returns at once."""
+        to a successor, on whatever machine, and then give back what was reserved for it. Returns at once."""
         ...
 
     def end_whole(self, name: str, process: ProcessStarted) -> Sequence[Future[list[int]]]:
@@ -216,6 +226,8 @@ class SupervisorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Actors on devices that others take in turns with them."""
     leave_timeout_s: float = 30.0
     """How long an engine that is to leave may take to hand everything back."""
+    gpu_timeout_s: float = 900.0
+    """How long an engine that is to join may wait for what the launcher lacks."""
     fewest_engines: int | None = None
     """That are left when others are lost for good; None: all have to be there from the start to the end."""
     scaling: ScalingSettings | None = None

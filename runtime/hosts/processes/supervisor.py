@@ -15,7 +15,7 @@ Invariants:
 | a new process: ``ProcessStarted`` | the process; else ``START_TIMEOUT_S`` |
 | a heartbeat | the process; else ``heartbeat_timeout_s`` |
 | a restart that is due | the clock |
-| an engine that is to leave | ``engine_crew.py`` |
+| an engine that is to leave, or whose GPUs are to come | ``engine_crew.py``, ``gpu_waits.py`` |
 | the end of one that shares devices | ``endings.py`` |
 | ``RunFinished``, once it is asked for | the Buffer, when a checkpoint is recorded; else ``stop_timeout_s`` |
 | the end of every process, once it is asked for | the processes; else ``END_TIMEOUT_S``, then SIGKILL |
@@ -136,7 +136,7 @@ class Supervisor:
         self._endings = Endings(settings.shares_devices, launcher, fail)
         self._engines = EngineCrew(
             settings, self._directory, self._crew, self._due, ask=partial(self._announcer.say, BUFFER),
-            start=self._start, end=self._endings.end, part_from=self._part_from, end_left=launcher.end_left,
+            start=self._start, end=self._endings.end, part_from=self._part_from, launcher=launcher,
             broadcast=self._announcer.broadcast, forget=self.restarts.forget, fail=fail, sink=sink,
         )  # fmt: skip
         self._outcome: Outcome | None = None
@@ -395,7 +395,7 @@ class Supervisor:
         for name, (due_s, epoch) in list(self._due.items()):
             if due_s <= now_s and self._outcome is None:
                 del self._due[name]
-                self._start(name, epoch)
+                self._engines.start(name, epoch, now_s)
 
     def _give_up(self, incarnation: Incarnation, cause: str, *, is_for_good: bool = False) -> None:
         if incarnation.name in self._endings:

@@ -19,13 +19,15 @@ import os
 import secrets
 import sys
 import tempfile
-from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+import threading
+from concurrent.futures import Future, wait
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from penstock.backends.engines.served.base.left_servers import END_TIMEOUT_S
 from penstock.backends.processes.temp_folders import TEMP_PREFIX, make_folder, remove_folder
 from penstock.messages.errors import UserFault, first_line
 from penstock.messages.names import LEARNER, engine_index, is_engine
@@ -35,9 +37,10 @@ from penstock.runtime.hosts.processes.ports import EndedProcess
 from penstock.runtime.hosts.processes.prepare_process import PreparationProcess
 from penstock.runtime.hosts.processes.wakeup import Wakeup
 from penstock.runtime.hosts.ray.groups import PlacementGroups, gpus_of_nodes
+from penstock.runtime.hosts.ray.ray_start import BareErrors, lean_head
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator
+    from collections.abc import Callable, Collection
 
     from penstock.runtime.hosts.processes.control import ProcessStarted
     from penstock.runtime.hosts.processes.job import DriverJob
@@ -53,6 +56,8 @@ MAX_TEMP_PATH: Final = 40
 KILL_TIMEOUT_S: Final = 2.0
 NUM_KILLER_THREADS: Final = 4
 """A process is killed while servers end."""
+GIVE_BACK_TIMEOUT_S: Final = 2 * END_TIMEOUT_S
+"""For what an engine has left to end, on each node, before its GPUs go back to Ray."""
 SPREAD: Final = "SPREAD"
 SPARE: Final = "spare"
 SESSIONS: Final = "/r"
@@ -125,7 +130,7 @@ class RayCluster:
         else:
             options["address"] = address
         try:
-            with _BareErrors(), _lean_head() if address is None else nullcontext():
+            with BareErrors(), lean_head() if address is None else nullcontext():
                 ray.init(**options)
         except (RuntimeError, ConnectionError, OSError, ValueError, TimeoutError) as error:
             where = "Ray could not be started" if address is None else f"runtime.ray_address: {address}"
@@ -179,40 +184,6 @@ class RayCluster:
             return []
         found = self._ray._private.worker._global_node.all_processes
         return [(name, info.process) for name in ("gcs_server", "raylet") for info in found[name]]
-
-
-class _BareErrors:
-    """A context manager. Ray raises a bare ``Exception`` where a node does not start in time; it leaves the block as a
-    RuntimeError with the same words."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is Exception:
-            raise RuntimeError(str(error)) from error
-
-
-@contextmanager
-def _lean_head() -> Generator[None]:
-    """Within the block Ray starts neither its autoscaler nor its log monitor nor the server of its dashboard: 250 MB
-    and two seconds of CPU for services that a run on one machine does not use. Where a version of Ray starts them by
-    other means, it just starts them."""
-    from ray._private.node import Node
-
-    names = [name for name in ("start_monitor", "start_log_monitor", "start_api_server") if hasattr(Node, name)]
-    originals = {name: getattr(Node, name) for name in names}
-    for name in names:
-        setattr(Node, name, _start_nothing)
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(Node, name, original)
-
-
-def _start_nothing(node: object, **_options: object) -> None:
-    """In place of a method of Ray's node. A node of a new cluster has no address of a dashboard until one starts."""
 
 
 class RayHost:
@@ -291,6 +262,8 @@ class RayLauncher:
         self._actor_class: Any = ray.remote(ActorProcess)
         self._killer_class: Any = ray.remote(NodeKiller)
         self._killers: dict[str, Any] = {}
+        self._places: dict[str, str] = {}
+        """The node of each actor that is there, or that another will follow."""
         self._spare: Any = None
 
     def fileno(self) -> int:
@@ -312,16 +285,40 @@ class RayLauncher:
         result = actor.run.remote(msgspec.msgpack.encode(boot), holder, devices)
         result.future().add_done_callback(self._on_done(boot.name, boot.epoch))
 
+    def reserve(self, name: str) -> None:
+        self._groups.reserve(name, self._cluster.nodes)
+
+    def lacks(self, name: str) -> str:
+        return self._groups.lacks(name)
+
     def end_left(self, name: str) -> None:
         from penstock.runtime.hosts.processes.left_behind import end_left_here, marks_of
 
         boot = self._boot
         if boot is None:
             return
-        end_left_here(name, boot)
+        ends: list[Future[Any]] = [end_left_here(name, boot)]
         marks = marks_of(name, boot)
         for killer in self._killers.values():  # an engine comes back on other nodes, so what it left may be on any
-            killer.end_left.remote(marks).future().add_done_callback(_on_left(name))
+            ends.append(killer.end_left.remote(marks).future())
+            ends[-1].add_done_callback(_on_left(name))
+        self._give_back(name, ends)
+
+    def _give_back(self, name: str, ends: list[Future[Any]]) -> None:
+        """What was reserved for an engine of which nothing is left when these have ended, and a node that nobody else
+        of the run is on: a small actor of ours would keep an autoscaler from taking it back."""
+        node_id, group = self._places.pop(name, ""), self._groups.part_with(name)
+        if group is None:
+            return
+        killer = None if node_id in self._places.values() else self._killers.pop(node_id, None)
+
+        def give_back() -> None:
+            wait(ends, GIVE_BACK_TIMEOUT_S)
+            self._groups.remove(group)
+            if killer is not None:
+                self._ray.kill(killer, no_restart=True)
+
+        threading.Thread(target=give_back, name=f"give-back-{name}", daemon=True).start()
 
     def end_whole(self, name: str, process: ProcessStarted) -> list[Future[list[int]]]:
         from penstock.runtime.hosts.processes.whole_end import end_whole_here, marks_of_actor
@@ -341,6 +338,7 @@ class RayLauncher:
             self._spare.warm_up.remote(self._boot.wiring)
 
     def announced(self, process: ProcessStarted) -> None:
+        self._places[process.address.name] = process.node_id
         if not self.is_local(process):
             self._killer_of(process.node_id)
 

@@ -4,6 +4,8 @@ Invariants:
 
 * A block is reserved as a whole before any actor starts, on the very nodes that the placement names. Until the run ends
   nobody else gets its GPUs, also not while an engine is restarted.
+* An engine that joins later asks for a block of its own then, wherever there is or will be room, and nothing is started
+  before Ray has it. When the engine leaves for good, Ray gets the block back, and with it, maybe, an idle node.
 * A block whose node is lost is reserved anew, wherever there is room.
 * With one user a block is given to him: Ray sets his ``CUDA_VISIBLE_DEVICES``. One GPU with several users is split. Of
   more GPUs with several users Ray can give away only the whole, so a process that does nothing else holds them, and the
@@ -12,6 +14,7 @@ Invariants:
 | waits for | who ends it |
 |---|---|
 | the reservation | Ray, within ``RESERVE_TIMEOUT_S``; then the run is refused |
+| that of an engine that joins | Ray; else ``engines.gpu_timeout_s`` (``gpu_waits.py``), and the engine is given up |
 | the devices that a holder has | the holder's start; the start deadline of who waits |
 """
 
@@ -21,13 +24,18 @@ Invariants:
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import counted
 from penstock.runtime.hosts.processes.boot import VISIBLE_DEVICES
 from penstock.runtime.run.gpu_needs import NodeGpus
+from penstock.runtime.run.placement import late_block
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from penstock.runtime.run.placement import Block, Placement
 
 RESERVE_TIMEOUT_S: Final = 30.0
@@ -82,6 +90,12 @@ class PlacementGroups:
         self._placement = placement
         self._groups: dict[Block, Any] = {}
         self._holders: dict[Block, Any] = {}
+        self._blocks = {name: block for block in placement.blocks for name in block.members}
+        self._wishes = {wish.members[0]: wish for wish in placement.on_demand}
+        self._asked: set[Any] = set()
+        """Groups that Ray was asked for without a wait."""
+        self._granted: set[Any] = set()
+        """Of these the ones that it has reserved. Grows on a thread of Ray's."""
         for block in placement.blocks:
             self._groups[block] = _reserve(block, on=block.node_ids)
         for block, group in self._groups.items():
@@ -94,9 +108,59 @@ class PlacementGroups:
         for block in placement.blocks:
             self._hold(block)
 
+    def reserve(self, name: str, nodes: Callable[[], Sequence[NodeGpus]]) -> None:
+        """Ask for the GPUs of an engine that joins, or whose node is gone; returns at once. Nothing for anybody else.
+
+        Args:
+            name: of an actor that is to be started.
+            nodes: says what is free now.
+        """
+        wish = self._wishes.get(name)
+        if wish is None:
+            return
+        block = self._blocks.get(name)
+        if block is not None and not self._has_lost_a_node(block):
+            return
+        if (gone := self.part_with(name)) is not None:
+            self.remove(gone)
+        block = late_block(wish, nodes(), self._placement)
+        group = self._groups[block] = _reserve(block, on=None)
+        self._blocks[name] = block
+        self._asked.add(group)
+        group.ready().future().add_done_callback(partial(self._on_ready, group))
+
+    def _on_ready(self, group: Any, future: Any) -> None:  # noqa: ANN401 - on a thread of Ray's
+        if future.exception() is None:  # else it was removed
+            self._granted.add(group)
+
+    def lacks(self, name: str) -> str:
+        """What has to come before an actor that was asked for can be started; empty where nothing has to."""
+        block = self._blocks.get(name)
+        group = None if block is None else self._groups[block]
+        if block is None or group not in self._asked or group in self._granted:
+            return ""
+        gpus, num_nodes = counted(block.gpus_per_node, "GPU"), len(block.node_ids)
+        return f"a node with {gpus}" if num_nodes == 1 else f"{num_nodes} nodes with {gpus} each"
+
+    def part_with(self, name: str) -> Any:  # noqa: ANN401 - a type of Ray's
+        """Of an engine that nobody follows: its group, to be removed when nothing of the engine is left. None for who
+        keeps it to the end of the run. If the engine joins again meanwhile, it gets another one."""
+        if name not in self._wishes or (block := self._blocks.pop(name, None)) is None:
+            return None
+        group = self._groups.pop(block)
+        self._asked.discard(group)
+        self._granted.discard(group)
+        return group
+
+    def remove(self, group: Any) -> None:  # noqa: ANN401 - a type of Ray's
+        """Give its GPUs back to Ray."""
+        from ray.util.placement_group import remove_placement_group
+
+        remove_placement_group(group)
+
     def seat_of(self, name: str) -> Seat | None:
         """Where this actor belongs; None for who gets no GPU. A block whose node is gone is reserved anew."""
-        block = self._placement.block_of(name)
+        block = self._blocks.get(name)
         if block is None:
             return None
         if self._has_lost_a_node(block):
@@ -110,7 +174,7 @@ class PlacementGroups:
         """The nodes of an actor whose block lies over several."""
         from ray.util.placement_group import placement_group_table
 
-        block = self._placement.block_of(name)
+        block = self._blocks.get(name)
         if block is None or len(block.node_ids) == 1:
             return []
         bundles: dict[int, str] = placement_group_table(self._groups[block])["bundles_to_node_id"]
@@ -118,12 +182,11 @@ class PlacementGroups:
 
     def release(self) -> None:
         """Give everything back. Ray does so itself when the run's connection ends."""
-        from ray.util.placement_group import remove_placement_group
-
         self._holders.clear()  # Ray ends an actor that nobody refers to
         for group in self._groups.values():
-            remove_placement_group(group)
+            self.remove(group)
         self._groups.clear()
+        self._blocks.clear()
 
     def _hold(self, block: Block) -> None:
         if len(block.members) > 1 and block.gpus_per_node > 1:
@@ -139,10 +202,8 @@ class PlacementGroups:
         return state not in ("CREATED", "PENDING", "PREPARED")
 
     def _reserve_anew(self, block: Block) -> None:
-        from ray.util.placement_group import remove_placement_group
-
         self._holders.pop(block, None)
-        remove_placement_group(self._groups[block])
+        self.remove(self._groups[block])
         self._groups[block] = _reserve(block, on=None)
         self._hold(block)
 

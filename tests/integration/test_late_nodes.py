@@ -88,6 +88,7 @@ def test_a_run_begins_with_what_it_needs_and_an_engine_joins_with_a_node(tmp_pat
     assert audit_ledger(folder / LEDGER_FILE).is_clean
 
 
+@pytest.mark.slow
 def test_an_autoscaler_brings_the_node_of_an_engine_and_takes_it_back_when_that_has_left(tmp_path: Path) -> None:
     with growing(num_gpus=2, gpus_of_a_node=1) as nodes:
         options = (*OPTIONS, "engines.gpu_timeout_s=100", f"runtime.ray_address={nodes.address}")

@@ -12,6 +12,7 @@ Invariants:
 |---|---|
 | the head of a request | the client; ``idle_s`` |
 | its body | the client; ``body_s`` |
+| the rest of a body that is refused | the client; ``LINGER_S`` |
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ class Bounds(Value, frozen=True, kw_only=True):
 
 
 BOUNDS: Final = Bounds()
+LINGER_S: Final = 10.0
+"""A client that is refused in the midst of its body may finish it for as long, so that it reads the answer; never
+longer than any body has."""
 
 
 class RequestError(Exception):
@@ -161,6 +165,7 @@ async def listen(
         shutdown_timeout=shutdown_s,
         handler_cancellation=handler_cancellation,
         keepalive_timeout=bounds.idle_s,
+        lingering_time=min(bounds.body_s, LINGER_S),
         logger=_LOG,
     )
     await runner.setup()

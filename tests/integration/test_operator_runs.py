@@ -111,7 +111,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
         return found
 
 
-@pytest.mark.long_run
+@pytest.mark.slow  # what follows a switch is the control plane's, which the modelled run below has all of
 def test_each_bound_holds_with_engines_and_a_learner_of_torch(tmp_path: Path) -> None:
     options = (
         "learner.groups_per_batch=4",

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(240)
 
 SCENARIO = Path(__file__).parent / "by_bound.yaml"
+FEWER = ("sampling.samples_per_group=2", "engines.slots=4")
+"""For longer runs. Half of the samples for half of the slots: all are as busy, for half of the events."""
 NUM_TRIALS = 20
 """Of those that follow the bound, for each policy."""
 
 
 def simulation(*overrides: str) -> Simulation:
-    return Simulation(resolve(load_scenario(SCENARIO, list(overrides))))
+    return Simulation(resolve(load_scenario(SCENARIO, list(overrides))), with_digest=False)
 
 
 def changes_of(ledger: MemoryLedger) -> list[EnginesRecorded]:
@@ -53,6 +55,7 @@ def slow_down(simulated: Simulation, factor: float) -> None:
     simulated.host.supervisor.processes[LEARNER].slowness = factor
 
 
+@functools.cache
 def step_s(*overrides: str) -> float:
     simulated = simulation("engines.scale=fixed", "run.num_steps=60", *overrides)
     assert simulated.run().completed
@@ -83,7 +86,7 @@ def test_from_either_end_it_settles_at_the_fewest_engines_that_do_not_bind(first
 
 
 def test_a_learner_that_becomes_slower_half_way_lets_engines_go() -> None:
-    simulated = simulation("engines.count=4", "run.num_steps=450")
+    simulated = simulation(*FEWER, "engines.count=4", "run.num_steps=450")
     simulated.host.clock.at(500.0, slow_down, simulated, 2.0)
     found = ran(simulated)
     assert is_right(max(found))
@@ -100,14 +103,14 @@ def test_responses_that_become_longer_bring_engines() -> None:
         return int(length_of(model, max_tokens, command, run_seed=run_seed) * factor) + 1
 
     with patch.object(lengths, "num_tokens_of", longer):
-        found = ran(simulation("engines.count=2", "run.num_steps=500"))
+        found = ran(simulation(*FEWER, "engines.count=2", "run.num_steps=500"))
     assert found == sorted(found), "longer and longer: nobody has to go"
     assert is_right(found[-1], 1.6)
     assert len(found) <= 6, found
 
 
 def test_a_thousand_steady_steps_with_noise_change_at_most_one_engine() -> None:
-    found = ran(simulation("engines.count=5", "run.num_steps=1000", "learner.simulated.jitter_sigma=0.3"))
+    found = ran(simulation(*FEWER, "engines.count=5", "run.num_steps=1000", "learner.simulated.jitter_sigma=0.3"))
     assert len(found) <= 2, found
 
 

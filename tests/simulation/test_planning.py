@@ -199,10 +199,10 @@ def say_nothing(_: Estimator, scenario: Scenario) -> float:
 
 
 def test_where_the_estimate_says_nothing_simulations_find_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked(num_devices=8, max_staleness=1, num_seeds=2, budget=36, slots=(4, 8, 16))
+    asked = Asked(num_devices=8, max_staleness=1, num_seeds=1, budget=24, slots=(4, 8, 16))
     space = space_of(asked)
     with Workers(1) as workers:
-        best = search(space, replace(asked, budget=16), workers, on_round=lambda _: lambda: None)
+        best = search(space, replace(asked, budget=12), workers, on_round=lambda _: lambda: None)
         monkeypatch.setattr(Estimator, "tokens_per_s", say_nothing)
         found = search(space, asked, workers, on_round=lambda _: lambda: None)
         monkeypatch.setattr(planning, "NUM_CLIMBERS", 0)

@@ -1,5 +1,11 @@
 """Rows from a file with one JSON object a line, plain or compressed by gzip (``.gz``) or Zstandard (``.zst``). Blank
-lines are no rows."""
+lines are no rows.
+
+Invariants:
+
+* An object that names a key twice is a bad row: decoders keep one of the two values and say nothing. A row in which the
+  keys found are as many as the bytes have ends of keys is good; only of the others the names are looked at.
+"""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -14,13 +20,16 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 import msgspec
 
 from penstock.backends.data.problems import DataError, RowProblem
-from penstock.backends.data.row import RawRow, shown
+from penstock.backends.data.row import MAX_SHOWN_CHARACTERS, RawRow, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 _DECODER = msgspec.json.Decoder()
+_UNCOUNTED = (b" :", b"\t:", b"\r:", b'\\\\":')
+"""Where one of these is, counting does not tell ends of keys from the rest: a space before a colon, a key that ends in a
+backslash."""
 
 
 def jsonl_rows(path: Path) -> Iterator[RawRow | RowProblem]:
@@ -57,14 +66,54 @@ def parsed_line(place: str, line: bytes, *, is_first: bool) -> RawRow | RowProbl
         line = line.removeprefix(codecs.BOM_UTF8)
     try:
         value: object = _DECODER.decode(line)
+        repeated = _repeated_key(line, cast("dict[str, object]", value)) if isinstance(value, dict) else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _malformed(place, line.rstrip(b"\r\n"), is_first=is_first)
     if isinstance(value, dict):
+        if repeated is not None:
+            name = repeated[:MAX_SHOWN_CHARACTERS]
+            return RowProblem(
+                place,
+                "a key stands twice",
+                f"the key {name!r} stands twice in one object, and only one of its values could count; leave one",
+            )
         return RawRow(place, value)  # pyright: ignore[reportUnknownArgumentType]  # JSON keys are texts
     message = f"expected one JSON object a line, found {shown(value)}"
     if is_first and isinstance(value, list):
         message += ". The file holds one array; `jq -c '.[]' FILE > rows.jsonl` turns it into lines"
     return RowProblem(place, "not a JSON object", message)
+
+
+def _repeated_key(line: bytes, row: dict[str, object]) -> str | None:
+    """The first key that stands twice in one object of the line."""
+    num_ends = line.count(b'":') - line.count(b'\\":')  # without those that texts quote
+    if (num_ends == len(row) or num_ends == _num_keys(row)) and not any(each in line for each in _UNCOUNTED):
+        return None
+    repeated: list[str] = []
+
+    def look(pairs: list[tuple[str, object]]) -> None:
+        seen = set[str]()
+        for key, _ in pairs:
+            if key in seen:
+                repeated.append(key)
+            seen.add(key)
+
+    json.loads(line, object_pairs_hook=look, parse_int=str)  # a number may have any number of digits
+    return repeated[0] if repeated else None
+
+
+def _num_keys(row: dict[str, object]) -> int:
+    """Of the row and everything inside."""
+    num_keys = 0
+    inside: list[object] = [row]
+    while inside:
+        value = inside.pop()
+        if isinstance(value, dict):
+            num_keys += len(value)
+            inside.extend(each for each in value.values() if isinstance(each, dict | list))
+        else:
+            inside.extend(each for each in cast("list[object]", value) if isinstance(each, dict | list))
+    return num_keys
 
 
 def _malformed(place: str, line: bytes, *, is_first: bool) -> RowProblem:

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from penstock.backends.data.backend import DatasetBackend
 from penstock.backends.data.dataset import BATCH_ROWS, load_dataset
 from penstock.backends.data.generated import lines_rows
+from penstock.backends.data.jsonl import parsed_line
 from penstock.backends.data.lines import lines_row
 from penstock.backends.data.options import DataOptions
 from penstock.backends.data.problems import DataError
@@ -205,6 +206,38 @@ def test_a_bad_row_names_file_line_and_what_was_found(
     assert told.startswith(f"{rows}:{place}: ")
     assert message in told
     assert told.endswith("Mend the file, or set data.skip_bad_rows: true to skip and count such rows")
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('{"prompt": "a", "label": "1", "label": "2"}', "label"),
+        ('{"prompt":"a","label":{"x":1,"y":[{"z":1,"z":2}]}}', "z"),
+        ('{"prompt": "a", "label" : 1, "label": 2}', "label"),
+        (r'{"prompt": "a", "label": "\":", "l\u0061bel": ""}', "label"),
+        (r'{"prompt": "a", "b\\": "\":", "b\\": 1}', r"b\\"),
+        ('{"prompt": {"a": 1}, "prompt": "a", "label": 1}', "prompt"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path, tokenizer_folder: Path, line: str, key: str) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", {"prompt": "a", "label": "1"}, line + "\n")
+    told = refusal(path, tokenizer_folder, prompt_key="prompt", label_key="label")
+    assert told.startswith(f"{path}:2: the key '{key}' stands twice in one object, and only one of its values")
+    assert load(path, tokenizer_folder, skip_bad_rows=True).skipped == {"a key stands twice": 1}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        r'{"prompt": "say \"a\": b", "label": "\\"}',
+        '{"prompt" : "a : b", "label":{"x":[{"y":1},{"y":2}],"label":3}}',
+        r'{"prompt": "a", "label": {"b\\": "\":", "b": 1, "huge": 1%s}}' % ("0" * 4000),
+    ],
+)
+def test_a_text_that_looks_like_keys_is_none(line: str) -> None:
+    row = parsed_line("rows.jsonl:1", line.encode(), is_first=True)
+    assert isinstance(row, RawRow)
+    assert row.columns == json.loads(line)
 
 
 def test_a_line_that_is_not_utf8_names_its_column(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 _DECODER = msgspec.json.Decoder()
 _UNCOUNTED = (b" :", b"\t:", b"\r:", b'\\\\":')
-"""Where one of these is, counting does not tell ends of keys from the rest: a space before a colon, a key that ends in a
-backslash."""
+"""Where one of these is, ends of keys cannot be counted: whitespace before a colon, a key that ends in a backslash."""
 
 
 def jsonl_rows(path: Path) -> Iterator[RawRow | RowProblem]:

@@ -226,10 +226,9 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
     **dict.fromkeys(
         ("enable_chunked_prefill", "max_num_batched_tokens"), ("engines.sglang", "chunked_prefill_size in it")
     ),
+    "recompute_granularity": ("learner.megatron.recompute", ""),
     "free_cache_engine": ("engines.placement", "colocate: who has not the turn sleeps"),
-    **dict.fromkeys(
-        ("multi_turn", "multi_turn.enable"), ("episode.kind", "function, with episode.generate: multi_turn")
-    ),
+    **dict.fromkeys(("multi_turn", "multi_turn.enable"), ("episode.generate", "multi_turn, with kind: function")),
     "tool_config_path": ("episode.tools", ""),
     "max_assistant_turns": ("episode.max_turns", ""),
     "log_prob_use_dynamic_bsz": ("learner.max_tokens_per_micro_batch", "samples are always packed"),
@@ -281,10 +280,8 @@ has to be known of it."""
 
 
 NEEDLESS: Final[dict[str, str]] = {
-    "critic_warmup": "the policy is trained from the first batch on",
-    **dict.fromkeys(
-        ("use_mbridge", "vanilla_mbridge"), "weights are read and written under Hugging Face's names always"
-    ),
+    "critic_warmup": "the policy is trained from the first batch on, as with 0",
+    **dict.fromkeys(("use_mbridge", "vanilla_mbridge"), "weights are always under Hugging Face's names"),
     **dict.fromkeys(
         ("resume_mode", "resume_from_path", "resume_from_checkpoint"), "`penstock resume RUN` goes on with a run"
     ),

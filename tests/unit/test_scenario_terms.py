@@ -190,7 +190,7 @@ def test_all_unknown_keys_are_told_at_once() -> None:
     with pytest.raises(UserFault) as caught:
         load_scenario(
             SCENARIOS / "sync.yaml",
-            ["run.sed=1", "trainer.nnodes=2", "trainer.x=1", *(f"a{n}.b=1" for n in range(220))],,
+            ["run.sed=1", "trainer.nnodes=2", "trainer.x=1", *(f"a{n}.b=1" for n in range(220))],
         )
     first, second, third, *_, last = str(caught.value).splitlines()
     assert first == "override 'run.sed=1': run.sed: no such key; did you mean 'seed'?"

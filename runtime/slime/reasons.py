@@ -25,7 +25,7 @@ _LOGGED: Final = ("same", "figures and samples: docs/observability.md")
 _SIZE: Final = ("same", "not needed: the checkpoint's config.json says it")
 _ADAPTERS: Final = (
     "other",
-    "adapters are trained by learner.backend: torch (learner.lora), beside linear layers alone",
+    "adapters are for learner.backend: torch (learner.lora), beside linear layers alone",
 )
 _ON_DISK: Final = ("same", "how a checkpoint is written changes nothing that is trained")
 

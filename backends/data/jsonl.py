@@ -130,7 +130,7 @@ def _malformed(place: str, line: bytes, *, is_first: bool) -> RowProblem:
             "objects, `jq -c '.[]'` takes an array apart)",
         )
     try:
-        json.loads(text, parse_constant=_refuse_constant)
+        json.loads(text, parse_constant=_refuse_constant, parse_int=_read_int)
     except json.JSONDecodeError as error:
         before = text[max(0, error.pos - 20) : error.pos]
         after = text[error.pos : error.pos + 20]
@@ -143,6 +143,13 @@ def _malformed(place: str, line: bytes, *, is_first: bool) -> RowProblem:
 
 def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is no JSON value; write null or a number")
+
+
+def _read_int(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:
+        raise ValueError(f"a number of {len(digits)} digits is longer than can be read; write it as a text") from None
 
 
 def _what(text: str) -> str:

@@ -194,6 +194,7 @@ GOOD = {"prompt": "a=", "label": "a"}
         ('{"prompt": "x"\n', "2:15", "malformed JSON: expecting ',' delimiter, at the end of the line"),
         ('{"prompt": "x" "label": "y"}\n', "2:16", "between"),
         ('{"prompt": NaN}\n', "2", "malformed JSON: NaN is no JSON value"),
+        (f'{{"prompt": {"9" * 5000}}}\n', "2", "malformed JSON: a number of 5000 digits is longer than can be read"),
         ("[1, 2]\n", "2", "expected one JSON object a line, found a list ([1, 2])"),
         ('"text"\n', "2", "found a text ('text')"),
     ],
@@ -353,6 +354,15 @@ def test_a_key_may_lead_into_an_object(tmp_path: Path, tokenizer_folder: Path, k
 def test_a_column_of_a_name_with_dots_comes_before_an_object(tmp_path: Path, tokenizer_folder: Path) -> None:
     rows = write_lines(tmp_path / "rows.jsonl", {"prompt": "a=", "a.b": "column", "a": {"b": "object"}})
     assert load(rows, tokenizer_folder, label_key="a.b").prompt(0, 0).label == "column"
+
+
+def test_columns_of_one_name_are_refused_where_they_are_wanted(tmp_path: Path, tokenizer_folder: Path) -> None:
+    columns = [pa.array(["a", "b"]), pa.array(["1", "2"]), pa.array(["3", "4"])]
+    path = str(tmp_path / "rows.parquet")
+    pq.write_table(pa.table(columns, names=["prompt", "label", "label"]), path)
+    told = refusal(path, tokenizer_folder, label_key="label")
+    assert told == f"{path}: 2 columns are called 'label', and only one could count; leave one"
+    assert load(path, tokenizer_folder, label_key=None).num_rows == 2
 
 
 def test_bad_parquet_files_and_rows_are_named(tmp_path: Path, tokenizer_folder: Path) -> None:

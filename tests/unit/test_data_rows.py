@@ -316,11 +316,16 @@ def test_a_missing_file_shows_what_is_there(tmp_path: Path, tokenizer_folder: Pa
 
 
 def test_an_unknown_kind_of_file_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
-    (tmp_path / "rows.csv").write_text("prompt\na\n")
-    told = refusal(str(tmp_path / "rows.csv"), tokenizer_folder)
+    folder = tmp_path / "of mine's é"
+    folder.mkdir()
+    (folder / "rows.csv").write_text('\ufeffprompt,label\n"a\nb",007\n')
+    told = refusal(str(folder / "rows.csv"), tokenizer_folder)
     assert "cannot tell what kind of file" in told
-    subprocess.run([sys.executable, "-c", told.partition('python -c "')[2][:-1]], cwd=tmp_path, check=True)
-    assert load(str(tmp_path / "rows.parquet"), tokenizer_folder, label_key=None).prompt(0, 0).text == "a"
+    program = told.partition("Its rows as JSON: python ")[2]
+    subprocess.run(f"{sys.executable} {program}", shell=True, check=True, timeout=60)
+    (row,) = read_rows(parse_source(str(folder / "rows.jsonl")), ["prompt"], seed=0)
+    assert isinstance(row, RawRow)
+    assert row.columns == {"prompt": "a\nb", "label": "007"}
 
 
 def test_parquet_rows_carry_types_and_nested_columns(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_row_that_is_far_too_long_is_refused_before_it_is_tokenised(
         return load_dataset(options, tmp_path, seed=0, max_context=512)
 
     monkeypatch.setattr(TextTokenizer, "encode", noted)
-    options = DataOptions(path=str(rows), stream=stream)
+    options = DataOptions(path=str(rows), stream=stream, label_key=None)
     told = r"rows\.jsonl:2: the prompt has 2200000 characters, which are 440000 tokens or more; at most 511 fit"
     with pytest.raises(DataError, match=told):
         read(options)

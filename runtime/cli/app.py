@@ -7,6 +7,7 @@ import io
 import os
 import re
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -61,7 +62,11 @@ def _check_names(names: list[str]) -> None:
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise UserFault(f"{ascii(name)[1:-1]}: expected UTF-8; give what is named so another name") from None
+            advice = "give what is named so another name"
+            with suppress(UnicodeDecodeError):
+                os.fsencode(name).decode()
+                advice = f"the locale has {sys.getfilesystemencoding()} in its place; set LC_ALL=C.UTF-8"
+            raise UserFault(f"{ascii(name)[1:-1]}: expected UTF-8; {advice}") from None
 
 
 def main() -> None:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _DECODER = msgspec.json.Decoder()
-_UNCOUNTED = (b" :", b"\t:", b"\r:", b'\\\\":')
-"""Where one of these is, ends of keys cannot be counted: whitespace before a colon, a key that ends in a backslash."""
 
 
 def jsonl_rows(path: Path) -> Iterator[RawRow | RowProblem]:
@@ -85,8 +83,12 @@ def parsed_line(place: str, line: bytes, *, is_first: bool) -> RawRow | RowProbl
 
 def _repeated_key(line: bytes, row: dict[str, object]) -> str | None:
     """The first key that stands twice in one object of the line."""
-    num_ends = line.count(b'":') - line.count(b'\\":')  # without those that texts quote
-    if (num_ends == len(row) or num_ends == _num_keys(row)) and not any(each in line for each in _UNCOUNTED):
+    num_keys = len(row) if line.count(b":") == len(row) else _num_keys(row)
+    if line.count(b":") == num_keys:  # each key has one
+        return None
+    num_ends = line.count(b'":') - line.count(b'\\":')  # without those within texts
+    is_uncounted = b" :" in line or b"\t:" in line or b"\r:" in line or b'\\\\":' in line
+    if num_ends == num_keys and not is_uncounted:  # by whitespace before a colon, or a key that ends in a backslash
         return None
     repeated: list[str] = []
 
@@ -102,16 +104,15 @@ def _repeated_key(line: bytes, row: dict[str, object]) -> str | None:
 
 
 def _num_keys(row: dict[str, object]) -> int:
-    """Of the row and everything inside."""
+    """Of the row and everything inside; exact types, as the decoder makes no others."""
     num_keys = 0
     inside: list[object] = [row]
-    while inside:
-        value = inside.pop()
-        if isinstance(value, dict):
+    for value in inside:  # which grows meanwhile
+        values = cast("list[object]", value)
+        if type(value) is dict:
             num_keys += len(value)
-            inside.extend(each for each in value.values() if isinstance(each, dict | list))
-        else:
-            inside.extend(each for each in cast("list[object]", value) if isinstance(each, dict | list))
+            values = value.values()
+        inside += [each for each in values if type(each) is dict or type(each) is list]
     return num_keys
 
 

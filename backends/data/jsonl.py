@@ -23,7 +23,7 @@ from penstock.backends.data.problems import DataError, RowProblem
 from penstock.backends.data.row import MAX_SHOWN_CHARACTERS, RawRow, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 _DECODER = msgspec.json.Decoder()
@@ -108,7 +108,7 @@ def _num_keys(row: dict[str, object]) -> int:
     num_keys = 0
     inside: list[object] = [row]
     for value in inside:  # which grows meanwhile
-        values = cast("list[object]", value)
+        values = cast("Iterable[object]", value)
         if type(value) is dict:
             num_keys += len(value)
             values = value.values()

@@ -127,7 +127,7 @@ def test_help_after_a_benchmark_is_its_own() -> None:
             "'max_staleness'?\n",
         ),
         (["simulate", SCENARIOS / "sync.yaml", "engines.count=0"], "must be a whole number from 1 to 65536; found 0"),
-        (["run", "quickstrat"], "no scenario of this name comes with Penstock; there are quickstart\n"),
+        (["run", "quickstrat"], "no scenario of this name comes with Penstock; did you mean quickstart?\n"),
         (["run", "scenarios/quickstart.yaml"], "no such file; the scenario that comes with Penstock is run by name"),
         (["run", "."], "penstock: .: a folder, and no scenario; name the YAML file\n"),
         (["run", SCENARIOS / "local_model.yaml"], "model.path: "),

@@ -83,8 +83,9 @@ def parsed_line(place: str, line: bytes, *, is_first: bool) -> RawRow | RowProbl
 
 def _repeated_key(line: bytes, row: dict[str, object]) -> str | None:
     """The first key that stands twice in one object of the line."""
-    num_keys = len(row) if line.count(b":") == len(row) else _num_keys(row)
-    if line.count(b":") == num_keys:  # each key has one
+    num_colons = line.count(b":")
+    num_keys = len(row) if num_colons == len(row) else _num_keys(row)
+    if num_colons == num_keys:  # each key has one
         return None
     num_ends = line.count(b'":') - line.count(b'\\":')  # without those within texts
     is_uncounted = b" :" in line or b"\t:" in line or b"\r:" in line or b'\\\\":' in line

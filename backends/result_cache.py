@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import penstock.backends
+from penstock.backends.user_cache import user_cache
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,14 +117,16 @@ class ResultCache:
 
 
 def open_cache(kind: str) -> ResultCache | None:
-    """The user's cache of this kind of results; None where it is switched off."""
+    """The user's cache of this kind of results; None where it is switched off, or this user has no home folder."""
     given = os.environ.get(CACHE_VARIABLE, "")
     if given == OFF:
         return None
     if given:
         return ResultCache(Path(given).expanduser().absolute() / kind)
-    users = os.environ.get("XDG_CACHE_HOME")
-    return ResultCache((Path(users) if users else Path.home() / ".cache") / "penstock" / kind)
+    try:
+        return ResultCache(user_cache("the cache of results", CACHE_VARIABLE) / kind)
+    except UserFault:
+        return None
 
 
 def key_of(parts: Mapping[str, bytes | str]) -> str:

@@ -290,7 +290,9 @@ class _Loader:
                     assert self._recorded is not None
                     recorded.append(self._recorder.rendered(recorded_row(row, self._options, self._recorded)))
                 else:
-                    live.append(self._reader.checked(row))
+                    checked = self._reader.checked(row)
+                    self._limit.check_text(checked.text, self._tokenizer)
+                    live.append(checked)
             except BadColumnError as error:
                 self._problems.add(error.at(row.place))
         self._add_live(live)

@@ -76,6 +76,16 @@ class TokenLimit(NamedTuple):
             return cls(options.max_prompt_tokens, "data.max_prompt_tokens")
         return cls(max_context - 1, f"model.max_context, {max_context}, less one for the response")
 
+    def check_text(self, text: str, tokenizer: TextTokenizer) -> None:
+        """Before the text of a prompt is tokenised, which takes a second for a megabyte.
+
+        Raises:
+            BadColumnError: it becomes too many tokens in any case.
+        """
+        num_tokens = tokenizer.min_tokens(text)
+        if num_tokens > self.max_tokens:
+            raise self._too_long(f"has {len(text)} characters, which are {num_tokens} tokens or more")
+
     def checked(self, ids: list[int] | str) -> list[int]:
         """The ids of a prompt as the tokenizer gave them.
 
@@ -86,11 +96,11 @@ class TokenLimit(NamedTuple):
         if not tokens:
             raise BadColumnError("the prompt has no tokens", "the prompt becomes no token at all")
         if len(tokens) > self.max_tokens:
-            raise BadColumnError(
-                LONG_PROMPT,
-                f"the prompt has {len(tokens)} tokens; at most {self.max_tokens} fit ({self.advice})",
-            )
+            raise self._too_long(f"has {len(tokens)} tokens")
         return tokens
+
+    def _too_long(self, found: str) -> BadColumnError:
+        return BadColumnError(LONG_PROMPT, f"the prompt {found}; at most {self.max_tokens} fit ({self.advice})")
 
 
 class RowReader:
@@ -203,8 +213,9 @@ def teacher_tokens(row: CheckedRow, tokenizer: TextTokenizer, limit: TokenLimit,
     """
     if not row.teacher_text:
         return b""
-    (ids,) = tokenizer.encode([row.teacher_text], special=special)
     try:
+        limit.check_text(row.teacher_text, tokenizer)
+        (ids,) = tokenizer.encode([row.teacher_text], special=special)
         return pack_tokens(limit.checked(ids))
     except BadColumnError as error:
         raise BadColumnError(f"for the teacher: {error.kind}", f"for the teacher: {error.message}") from None

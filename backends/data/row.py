@@ -226,7 +226,7 @@ def wanted_columns(place: Path, columns: Sequence[str], optional: Sequence[str],
     """What to read of a source that knows its columns: ``columns``, and those of ``optional`` that it has.
 
     Raises:
-        DataError: it lacks one of ``columns``.
+        DataError: it lacks one of ``columns``, or has several of a name.
     """
     for column in columns:
         if _outer(column, present) not in present:
@@ -236,7 +236,11 @@ def wanted_columns(place: Path, columns: Sequence[str], optional: Sequence[str],
             )
             raise DataError(f"{place}: {missing_column(column, present, advice).message}")
     outer = [_outer(name, present) for name in (*columns, *optional)]
-    return list(dict.fromkeys(name for name in outer if name in present))
+    wanted = list(dict.fromkeys(name for name in outer if name in present))
+    for name in wanted:
+        if (number := present.count(name)) > 1:
+            raise DataError(f"{place}: {number} columns are called {name!r}, and only one could count; leave one")
+    return wanted
 
 
 def value_of(row: RawRow, key: str) -> object:

@@ -11,7 +11,9 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections import deque
 from itertools import islice
 from pathlib import Path
@@ -32,10 +34,6 @@ if TYPE_CHECKING:
 JSONL_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
 COMPRESSED_SUFFIXES: Final = (".gz", ".zst")
 PARQUET_SUFFIXES: Final = (".parquet", ".pq")
-CSV_ADVICE: Final = (
-    'A table becomes rows with: python -c "import pyarrow.csv as c, pyarrow.parquet as p; '
-    "p.write_table(c.read_csv('rows.csv'), 'rows.parquet')\""
-)
 GENERATED: Final = ("lines", "sums", "shapes", "reasoning_gym")
 
 RowT = TypeVar("RowT")
@@ -157,8 +155,15 @@ def _open(path: str, columns: Sequence[str], optional: Sequence[str], seed: int)
     raise DataError(
         f"{file}: cannot tell what kind of file this is from {suffix or 'a name without ending'!r}; expected "
         f"{', '.join(JSONL_SUFFIXES)} (one JSON object a line; compressed: {' or '.join(COMPRESSED_SUFFIXES)} after "
-        f"it) or {', '.join(PARQUET_SUFFIXES)}" + (f". {CSV_ADVICE}" if suffix == ".csv" else "")
+        f"it) or {', '.join(PARQUET_SUFFIXES)}" + (_csv_advice(file) if suffix == ".csv" else "")
     )
+
+
+def _csv_advice(file: Path) -> str:
+    """Cells become texts as they stand: ``007`` is no number, and a line end within quotes none of the row."""
+    reads = f'csv.DictReader(open({json.dumps(str(file), ensure_ascii=False)}, newline="", encoding="utf-8-sig"))'
+    program = shlex.quote(f"import csv, json; [print(json.dumps(row)) for row in {reads}]")
+    return f". Its rows as JSON: python -c {program} > {shlex.quote(str(file.with_suffix('.jsonl')))}"
 
 
 def _suffix(file: Path) -> str:

@@ -231,7 +231,9 @@ def _records(
             problems.add(each.row)
             continue
         try:
-            good.append((each, indexing.reader.checked(each.row)))
+            checked = indexing.reader.checked(each.row)
+            indexing.limit.check_text(checked.text, indexing.tokenizer)
+            good.append((each, checked))
         except BadColumnError as error:
             problems.add(error.at(each.row.place))
     encoded = indexing.tokenizer.encode([row.text for _, row in good], special=indexing.reader.adds_special)

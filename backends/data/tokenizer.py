@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from penstock.backends.checkpoint.tokenizer_files import CONVERT, has_tiktoken_only
 from penstock.backends.data.control_tokens import ControlTokens
+from penstock.backends.data.length_bound import LengthBound
 from penstock.backends.data.problems import DataError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._control = ControlTokens((token.content, token.special) for token in added)
+        self._bound = LengthBound(self._tokenizer)
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int] | str]:
         """Token ids of each text, or, as a text, why the tokenizer refuses it.
@@ -53,6 +55,10 @@ class TextTokenizer:
         except Exception:  # one text spoils the batch, and the library raises Exception itself
             return [self._encode_one(text, special=special) for text in texts]
         return [encoding.ids for encoding in encodings]
+
+    def min_tokens(self, text: str) -> int:
+        """See :meth:`~penstock.backends.data.length_bound.LengthBound.min_tokens`."""
+        return self._bound.min_tokens(text)
 
     def inert(self, text: str, *, keeps_marks: bool = False) -> str:
         """See :meth:`~penstock.backends.data.control_tokens.ControlTokens.inert`."""

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -20,6 +21,8 @@ from penstock.runtime.safe_text import without_credentials
 __all__ = ["app", "control_commands", "main", "planning_commands", "prepare_commands", "run_commands", "view_commands"]
 
 INTERRUPTED = 130
+NO_HOME = "Could not determine home directory."
+"""The words of ``pathlib``, which has no type of error for it."""
 
 
 def _unwrap_help(program: typer.Typer) -> None:
@@ -46,12 +49,33 @@ def _refuse_dashed_keys(words: list[str]) -> None:
             raise UserFault(f"{word}: keys of a scenario have no dashes before them; write {found[1]}")
 
 
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UserFault("the current folder was removed; change to one that exists") from None
+
+
+def _check_names(names: list[str]) -> None:
+    """Paths are written into files that are UTF-8."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            advice = "give what is named so another name"
+            with suppress(UnicodeDecodeError):
+                os.fsencode(name).decode()
+                advice = f"the locale has {sys.getfilesystemencoding()} in its place; set LC_ALL=C.UTF-8"
+            raise UserFault(f"{ascii(name)[1:-1]}: expected UTF-8; {advice}") from None
+
+
 def main() -> None:
     """The entry point of the ``penstock`` command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # where the locale knows no such sign, another one
             stream.reconfigure(errors="replace")
     try:
+        _check_names([_current_folder(), *sys.argv[1:]])
         _refuse_dashed_keys(sys.argv[1:])
         app(obj=OWN_PROCESS)
     except UserFault as error:
@@ -65,6 +89,14 @@ def main() -> None:
         why = (error.strerror or "").lower()
         errors.print(f"[bold red]penstock:[/] {escape(str(what))} cannot be written: {why}; make room")
         sys.exit(1)
+    except RuntimeError as error:
+        if str(error) != NO_HOME:
+            raise
+        errors.print(
+            "[bold red]penstock:[/] a path begins with ~, or is in the home folder where nothing else is said, and no "
+            "home folder is known; write the path in full, or set HOME to a folder"
+        )
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 

@@ -130,7 +130,10 @@ def check_package(name: str) -> Finding:
 def check_sglang(*, is_cpu: bool | None = None) -> Finding:
     """The environment of SGLang's servers, in which the server is imported if it is there."""
     is_cpu = not has_cuda_gpu() if is_cpu is None else is_cpu
-    folder = default_folder(is_cpu=is_cpu)
+    try:
+        folder = default_folder(is_cpu=is_cpu)
+    except UserFault as error:
+        return Finding("SGLang", "absent", str(error))
     fix = f"for scenarios with engines.backend: sglang: {build_command(folder, is_cpu=is_cpu)}"
     try:
         if read_mark(folder) is None:

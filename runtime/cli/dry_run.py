@@ -112,7 +112,8 @@ def machine_text(outcomes: Mapping[str, str]) -> str:
     ]
     if failed:
         lines += ["", f"{len(failed)} of {len(outcomes)} checks failed:"]
-        lines += [f"{subject}: {outcome.removeprefix(f'{FAILED}: ')}" for subject, outcome in failed.items()]
+        told = {subject: outcome.removeprefix(f"{FAILED}: ") for subject, outcome in failed.items()}
+        lines += [f"{subject}: {text.removeprefix(f'{subject}: ')}" for subject, text in told.items()]
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -46,7 +47,7 @@ def write_new_scenario(file: Path, wanted: Wanted, console: Console) -> None:
     text = shipped_scenarios()[TEMPLATE].read_text(encoding="utf-8")
     text = text[text.index("\nrun:") :]  # what leads it is about the template
     for block, key, value in (
-        ("run", "name", re.sub(r"[^\w.-]", "_", file.stem)),
+        ("run", "name", _run_name(file)),
         ("model", "path", _from(file.parent, wanted.model)),
         ("data", "path", _from(file.parent, wanted.data)),
         ("reward", "function", _from(file.parent, wanted.reward)),
@@ -67,14 +68,19 @@ def write_new_scenario(file: Path, wanted: Wanted, console: Console) -> None:
         raise UserFault(str(error).replace(str(scratch), str(file))) from None
     finally:
         scratch.unlink(missing_ok=True)
-    shown = escape(terminal_lines(str(file)))
-    console.print(f"wrote {shown}. What comes next:", soft_wrap=True)
+    console.print(f"wrote {escape(terminal_lines(str(file)))}. What comes next:", soft_wrap=True)
+    shown = escape(terminal_lines(shlex.quote(str(file))))
     for command, meaning in (
         (f"penstock data check {shown}", "read all rows, and show the first prompts as the model will see them"),
         (f"penstock run {shown} --dry-run", "every key with its default, and what is missing here"),
         (f"penstock run {shown}", "train"),
     ):
         console.print(f"  [bold]{command}[/]  [dim]{meaning}[/]", soft_wrap=True)
+
+
+def _run_name(file: Path) -> str:
+    """As ``run.name`` has to be; of a file that is called something else altogether, one that says nothing."""
+    return re.sub(r"[^\w.-]", "_", file.stem, flags=re.ASCII).strip("._-")[:64] or "run"
 
 
 def _from(folder: Path, value: str) -> str:

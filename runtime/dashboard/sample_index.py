@@ -29,6 +29,7 @@ import msgspec
 from penstock.actors.scorer.reward_alarms import SMALLEST_SPREAD
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.backends.user_cache import user_cache
 from penstock.messages.errors import UserFault
 from penstock.messages.evaluation import GroupEvaluated
 from penstock.messages.ledger import GroupClosed, GroupRecorded, LedgerEntry, StepRecorded
@@ -116,9 +117,8 @@ def index_file(run_folder: Path) -> Path:
     """Where the index of a run is, or will be."""
     if os.access(run_folder, os.W_OK):
         return run_folder / INDEX_FILE
-    cache = os.environ.get("XDG_CACHE_HOME")
     name = hashlib.blake2b(str(run_folder.resolve()).encode(), digest_size=8).hexdigest()
-    return (Path(cache) if cache else Path.home() / ".cache") / "penstock" / "dashboard" / name / INDEX_FILE.name
+    return user_cache(f"an index of {run_folder}, which is read-only") / "dashboard" / name / INDEX_FILE.name
 
 
 def open_index(run_folder: Path) -> sqlite3.Connection:

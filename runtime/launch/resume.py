@@ -49,6 +49,19 @@ NUM_STEPS: Final = "run.num_steps"
 FREE_KEYS: Final = (
     NUM_STEPS,
     "episode.max_images_gb",
+    "reward.timeout_s",
+    "reward.num_retries",
+    "reward.num_workers",
+    "reward.alarms.stop_after",
+    "weights.transport",
+    "weights.fan_out",
+    "weights.bucket_size_bytes",
+    "weights.stage_timeout_s",
+    "weights.commit_timeout_s",
+    "weights.drain_timeout_s",
+    "learner.save_every",
+    "learner.rank_timeout_s",
+    "learner.step_timeout_s",
     "learner.num_ranks",
     "learner.critic_ranks",
     "learner.parallel",
@@ -66,7 +79,8 @@ FREE_KEYS: Final = (
     "learner.megatron.expert_tensor_parallel",
     "learner.megatron.recompute",
 )
-"""Checkpoints are read by any number of ranks, divided in any way; how full the disk may get changes no sample."""
+"""Checkpoints are read by any number of ranks, divided in any way. How full the disk may get, how long something may
+take and which way weights go change no sample, and a time-out that was too short is what many a run ends with."""
 FREE_BLOCKS: Final = ("prompt_source", "engines", "runtime", "observability")
 REASONS: Final = {
     "run": "the run keeps its name, its seed and its folder",

@@ -6,6 +6,7 @@ from collections import Counter
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from penstock.messages.texts import does
 from penstock.runtime.observability.compared_runs import UNSET, circumstances_changed, may_differ_within_an_arm
 from penstock.runtime.observability.summary import policies_text
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 _EVALUATED: Final = "evaluation.datasets"
 _WHAT_REWARDS_ARE: Final = ("reward.", "data.", "episode.", "sampling.", "filter.", _EVALUATED)
 """Blocks of a scenario that say which questions are asked, what an answer earns, and whose reward is shown."""
+_HOW_THEY_ARE_MADE: Final = ("timeout_s", ".num_workers", ".num_retries", ".stop_after", ".max_running")
+"""Ends of keys of these blocks that say how long and how many at a time: the rewards are the same."""
 _MEANS: Final = {
     "model": "The runs did not train the same model: neither rewards nor wall times are comparable.",
     "machine": "The runs did not run on the same kind of machine: wall times and rates are no fair comparison.",
@@ -34,8 +37,8 @@ def cautions_of(
     yield from (_MEANS[each.name] for each in circumstances)
     if unknown := [run.name for run in runs if not run.starts]:
         yield f"Model, machine and software are not known of {_listed(unknown)}, which has no starts.jsonl."
-    if differ := [key.name for key in keys if key.name.startswith(_WHAT_REWARDS_ARE) and not _is_of_some(key)]:
-        yield f"Rewards do not measure the same thing where {_listed(differ)} differs."
+    if differ := [key.name for key in keys if _is_of_rewards(key.name) and not _is_of_some(key)]:
+        yield f"Rewards do not measure the same thing where {_listed(differ)} {does(len(differ), 'differ')}."
     yield from (text for run in runs for text in _of_run(run))
     if beside := _at_once(runs):
         yield f"While {_listed(beside)} ran, others of these did; if on one machine, they slowed each other down."
@@ -47,6 +50,10 @@ def cautions_of(
             yield f"The runs of arm {arm.name} differ in {_listed(watched)}, which is taken for no difference."
     if alone := [f"arm {arm.name}" for arm in arms if len(arm.runs) == 1]:
         yield f"Of {_listed(alone)} there is one run, so nothing says how much of a difference is chance."
+
+
+def _is_of_rewards(key: str) -> bool:
+    return key.startswith(_WHAT_REWARDS_ARE) and not key.endswith(_HOW_THEY_ARE_MADE)
 
 
 def _is_of_some(key: Difference) -> bool:

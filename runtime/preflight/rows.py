@@ -130,6 +130,7 @@ class _Measure:
             return
         self._num_measured += 1
         text = self._reader.checked(row).text
+        self._limit.check_text(text, self._tokenizer)
         (ids,) = self._tokenizer.encode([text], special=self._reader.adds_special)
         self._limit.checked(ids)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario.named import Named
 
 MIN_LISTED_KEYS: Final = 3
-MAX_LISTED_KEYS: Final = 40
+MAX_LISTED_KEYS: Final = 200
 """Unknown ones, so many of which are told at once; of fewer the first."""
 
 

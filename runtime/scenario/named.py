@@ -7,9 +7,9 @@ is loaded. ``run.folder`` is not among the keys: runs are written where the comm
 
 from __future__ import annotations
 
+import os
 from functools import cache, reduce
 from operator import getitem
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
@@ -22,6 +22,7 @@ from penstock.runtime.scenario.structure import Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from penstock.runtime.scenario.source import KeyPath
 
@@ -92,4 +93,4 @@ def absolute(names: Names, value: str, folder: Path) -> str:
         return value
     if names.is_function and not is_user_code(value):
         return value
-    return str(folder / Path(value).expanduser())
+    return str(folder / os.path.expanduser(value))  # that of Path raises where nobody has such a name

@@ -38,7 +38,5 @@ def find_scenario(given: Path) -> Path:
     if given.suffix:
         hint = f"; with Penstock comes {close}" if close else ""
         raise UserFault(f"{given}: cannot read this scenario: no such file or directory{hint}")
-    raise UserFault(
-        f"{given}: no such file, and no scenario of this name comes with Penstock; "
-        f"there are {close or ', '.join(shipped)}"
-    )
+    there = f"did you mean {close}?" if close else f"there are {', '.join(shipped)}"
+    raise UserFault(f"{given}: no such file, and no scenario of this name comes with Penstock; {there}")

@@ -42,6 +42,8 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
             "gradient_accumulation_steps",
             "ppo_micro_batch_size_per_gpu",
             "ppo_max_token_len_per_gpu",
+            "log_prob_micro_batch_size_per_gpu",
+            "log_prob_max_token_len_per_gpu",
             "max_tokens_per_gpu",
             "max_tokens_per_mb",
         ),
@@ -205,8 +207,31 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
     ),
     **dict.fromkeys(("strategy", "trainer.backend", "train_backend"), ("learner.backend", "torch or megatron")),
     **dict.fromkeys(
-        ("param_offload", "optimizer_offload", "adam_offload"), ("learner.cpu_offload", "for parallel: fsdp")
+        ("param_offload", "optimizer_offload", "grad_offload", "adam_offload"),
+        ("learner.cpu_offload", "for parallel: fsdp"),
     ),
+    "filter_overlong_prompts": ("data.skip_long_prompts", "otherwise they are refused"),
+    "truncation": ("data.skip_long_prompts", "otherwise they are refused; no prompt is cut"),
+    "data.seed": ("run.seed", ""),
+    **dict.fromkeys(("reward_manager", "reward_manager.name"), ("reward.function", "")),
+    **dict.fromkeys(
+        (f"overlong_buffer.{key}" for key in ("enable", "len", "penalty_factor")), ("reward.length_penalty", "")
+    ),
+    "ulysses_sequence_parallel_size": ("learner.megatron.context_parallel", "with learner.backend: megatron"),
+    "expert_tensor_parallel_size": ("learner.megatron.expert_tensor_parallel", ""),
+    "use_torch_compile": ("learner.compile", ""),
+    "nccl_timeout": ("learner.rank_timeout_s", ""),
+    "lora_alpha": ("learner.lora.alpha", ""),
+    "enforce_eager": ("engines.sglang", "disable_cuda_graph in it"),
+    **dict.fromkeys(
+        ("enable_chunked_prefill", "max_num_batched_tokens"), ("engines.sglang", "chunked_prefill_size in it")
+    ),
+    "recompute_granularity": ("learner.megatron.recompute", ""),
+    "free_cache_engine": ("engines.placement", "colocate: who has not the turn sleeps"),
+    **dict.fromkeys(("multi_turn", "multi_turn.enable"), ("episode.generate", "multi_turn, with kind: function")),
+    "tool_config_path": ("episode.tools", ""),
+    "max_assistant_turns": ("episode.max_turns", ""),
+    "log_prob_use_dynamic_bsz": ("learner.max_tokens_per_micro_batch", "samples are always packed"),
     "use_dynamic_bsz": ("learner.max_tokens_per_micro_batch", "samples are always packed"),
     "clip_ratio_c": ("learner.objective.dual_clip", ""),
     "loss_agg_mode": ("learner.objective.reduction", "token_mean, sequence_mean or constant"),
@@ -254,11 +279,31 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
 has to be known of it."""
 
 
+NEEDLESS: Final[dict[str, str]] = {
+    "critic_warmup": "the policy is trained from the first batch on, as with 0",
+    **dict.fromkeys(("use_mbridge", "vanilla_mbridge"), "weights are always under Hugging Face's names"),
+    **dict.fromkeys(
+        ("resume_mode", "resume_from_path", "resume_from_checkpoint"), "`penstock resume RUN` goes on with a run"
+    ),
+    "val_only": "`penstock evaluate MODEL` evaluates without training",
+    "calculate_log_probs": "engines tell the log-probs of what they draw always",
+}
+"""What has no key here, and needs none."""
+BLOCKS: Final = {
+    "override_transformer_config": "learner.megatron.transformer",
+    "engine_kwargs.sglang": "engines.sglang",
+}
+"""Blocks whose keys are those of the same libraries here."""
+
+
 def known_elsewhere(path: Sequence[str | int]) -> str:
     """A sentence for a key that other systems have at this path, or anywhere; empty where nothing is known of it."""
     names = [str(part).lower().lstrip("+").replace("-", "_") for part in path]
     terms = (".".join(names[first:]) for first in range(len(names)))
-    if (term := next((term for term in terms if term in TERMS), None)) is None:
-        return ""
+    if (term := next((term for term in terms if term in TERMS or term in NEEDLESS), None)) is None:
+        found = [(name, key) for name, key in BLOCKS.items() if f".{name}." in ".".join(names)]
+        return "".join(f"no such key; what others have in {name} is in {key} here" for name, key in found)
+    if term in NEEDLESS:
+        return f"no such key, and none is needed: {NEEDLESS[term]}"
     key, note = TERMS[term]
     return f"no such key; what others call {term} is {key} here{f' ({note})' if note else ''}"

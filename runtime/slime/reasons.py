@@ -23,11 +23,24 @@ _KERNEL: Final = ("but_for", "layers compute with Transformer Engine's kernels")
 _FRAGILE: Final = ("other", "what a run has recorded is trained by `penstock run --only learner --from RUN`")
 _LOGGED: Final = ("same", "figures and samples: docs/observability.md")
 _SIZE: Final = ("same", "not needed: the checkpoint's config.json says it")
+_ADAPTERS: Final = (
+    "other",
+    "adapters are for learner.backend: torch (learner.lora), beside linear layers alone",
+)
 _ON_DISK: Final = ("same", "how a checkpoint is written changes nothing that is trained")
 
 REASONS: Final[Mapping[str, tuple[Effect, str]]] = {
     "allgather-cp": ("same", "how attention is divided over context-parallel ranks is megatron-core's choice"),
     "async-save": _ON_DISK,
+    "use-lora": _ADAPTERS,
+    "lora-target-preset": _ADAPTERS,
+    "lora-rank": _ADAPTERS,
+    "lora-alpha": _ADAPTERS,
+    "lora-weight-decay": _ADAPTERS,
+    "lora-learning-rate": _ADAPTERS,
+    "lora-load": _ADAPTERS,
+    "save-lora": ("same", "with learner.lora a checkpoint has the adapters beside the merged model"),
+    "lora-save-merged-hf": ("same", "a checkpoint's model has the adapters merged"),
     "no-save-optim": ("same", "a checkpoint has what it takes to go on"),
     "no-load-optim": ("same", "a run begins with a fresh optimizer; `penstock resume` goes on with its own"),
     "no-load-rng": ("same", "a run begins with its own seed"),

@@ -57,6 +57,30 @@ def test_an_output_that_is_full_is_told_in_one_line() -> None:
     assert (done.returncode, done.stderr) == (1, told)
 
 
+def test_a_current_folder_that_cannot_be_used_is_told_in_one_line(tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    odd.mkdir()
+    done = penstock("list", folder=odd)
+    assert (done.returncode, done.stderr) == (
+        2, f"penstock: {tmp_path}/caf\\udce9: expected UTF-8; give what is named so another name\n"
+    )  # fmt: skip
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    inside = f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); {COMMAND[-1]}"
+    done = subprocess.run([sys.executable, "-c", inside, "list"], capture_output=True, text=True, timeout=120)
+    told = "penstock: the current folder was removed; change to one that exists\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
+def test_a_home_folder_that_nobody_has_is_told(tmp_path: Path) -> None:
+    done = penstock("data", "check", "local_model", "model.path=~no-such-user/m", "data.path=lines:1", folder=tmp_path)
+    assert done.returncode == 2
+    assert f"no tokenizer in {tmp_path}/~no-such-user/m: there is no such folder" in done.stderr
+    done = penstock("resume", "~no-such-user/run", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("penstock: a path begins with ~, or is in the home folder where nothing else is said")
+
+
 def test_where_the_locale_has_no_such_sign_another_one_stands_there(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "200"}
     command = [*COMMAND, "list", "läufe"]
@@ -103,7 +127,7 @@ def test_help_after_a_benchmark_is_its_own() -> None:
             "'max_staleness'?\n",
         ),
         (["simulate", SCENARIOS / "sync.yaml", "engines.count=0"], "must be a whole number from 1 to 65536; found 0"),
-        (["run", "quickstrat"], "no scenario of this name comes with Penstock; there are quickstart\n"),
+        (["run", "quickstrat"], "no scenario of this name comes with Penstock; did you mean quickstart?\n"),
         (["run", "scenarios/quickstart.yaml"], "no such file; the scenario that comes with Penstock is run by name"),
         (["run", "."], "penstock: .: a folder, and no scenario; name the YAML file\n"),
         (["run", SCENARIOS / "local_model.yaml"], "model.path: "),

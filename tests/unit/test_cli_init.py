@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from io import StringIO
 from pathlib import Path
 
@@ -41,6 +42,14 @@ def test_the_scenario_has_what_was_asked_for_with_paths_as_its_folder_sees_them(
     assert file.read_text().startswith(f"# yaml-language-server: $schema={SCHEMA}\n")
     assert (file.parent / SCHEMA).is_file()
     assert said.count("penstock ") == 3
+
+
+@pytest.mark.parametrize(("stem", "name"), [("scén é", "sc_n"), ("実験", "run"), (".x", "x"), ("a" * 90, "a" * 64)])
+def test_a_file_of_any_name_gives_a_run_a_name_and_commands_to_paste(tmp_path: Path, stem: str, name: str) -> None:
+    file = tmp_path / f"{stem}.yaml"
+    said = written(file)
+    assert load_scenario(file).run.name == name
+    assert f"penstock run {shlex.quote(str(file))}  train" in said
 
 
 @pytest.mark.parametrize(

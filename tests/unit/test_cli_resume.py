@@ -120,7 +120,10 @@ def test_what_a_run_cannot_change_is_refused_with_the_reason(folder: Path, overr
 def test_what_a_run_can_change_is_changed(folder: Path) -> None:
     before = load_scenario(folder / "scenario.yaml")
     overrides = ("run.num_steps=20", "engines.count=3", "runtime.encrypt=false", "observability.report=false")
-    after = overridden(folder, (*overrides, "episode.max_images_gb=200"))
+    patient = ("reward.timeout_s=60", "learner.step_timeout_s=9000", "weights.transport=disk", "learner.save_every=3")
+    after = overridden(folder, (*overrides, *patient, "episode.max_images_gb=200"))
+    assert (after.reward.timeout_s, after.learner.step_timeout_s, after.learner.save_every) == (60, 9000, 3)
+    assert after.weights.transport == "disk"
     assert after.episode.max_images_gb == 200, "as the message says whose folder of images is full"
     assert (after.run.num_steps, after.engines.count) == (20, 3)
     assert (after.runtime.encrypt, after.observability.report) == (False, False)

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from penstock.backends.data.backend import DatasetBackend
 from penstock.backends.data.dataset import BATCH_ROWS, load_dataset
 from penstock.backends.data.generated import lines_rows
+from penstock.backends.data.jsonl import parsed_line
 from penstock.backends.data.lines import lines_row
 from penstock.backends.data.options import DataOptions
 from penstock.backends.data.problems import DataError
@@ -193,6 +194,7 @@ GOOD = {"prompt": "a=", "label": "a"}
         ('{"prompt": "x"\n', "2:15", "malformed JSON: expecting ',' delimiter, at the end of the line"),
         ('{"prompt": "x" "label": "y"}\n', "2:16", "between"),
         ('{"prompt": NaN}\n', "2", "malformed JSON: NaN is no JSON value"),
+        (f'{{"prompt": {"9" * 5000}}}\n', "2", "malformed JSON: a number of 5000 digits is longer than can be read"),
         ("[1, 2]\n", "2", "expected one JSON object a line, found a list ([1, 2])"),
         ('"text"\n', "2", "found a text ('text')"),
     ],
@@ -205,6 +207,38 @@ def test_a_bad_row_names_file_line_and_what_was_found(
     assert told.startswith(f"{rows}:{place}: ")
     assert message in told
     assert told.endswith("Mend the file, or set data.skip_bad_rows: true to skip and count such rows")
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('{"prompt": "a", "label": "1", "label": "2"}', "label"),
+        ('{"prompt":"a","label":{"x":1,"y":[{"z":1,"z":2}]}}', "z"),
+        ('{"prompt": "a", "label" : 1, "label": 2}', "label"),
+        (r'{"prompt": "a", "label": "\":", "l\u0061bel": ""}', "label"),
+        (r'{"prompt": "a", "b\\": "\":", "b\\": 1}', r"b\\"),
+        ('{"prompt": {"a": 1}, "prompt": "a", "label": 1}', "prompt"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path, tokenizer_folder: Path, line: str, key: str) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", {"prompt": "a", "label": "1"}, line + "\n")
+    told = refusal(path, tokenizer_folder, prompt_key="prompt", label_key="label")
+    assert told.startswith(f"{path}:2: the key '{key}' stands twice in one object, and only one of its values")
+    assert load(path, tokenizer_folder, skip_bad_rows=True).skipped == {"a key stands twice": 1}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        r'{"prompt": "say \"a\": b", "label": "\\"}',
+        '{"prompt" : "a : b", "label":{"x":[{"y":1},{"y":2}],"label":3}}',
+        r'{"prompt": "a", "label": {"b\\": "\":", "b": 1, "huge": 1%s}}' % ("0" * 4000),
+    ],
+)
+def test_a_text_that_looks_like_keys_is_none(line: str) -> None:
+    row = parsed_line("rows.jsonl:1", line.encode(), is_first=True)
+    assert isinstance(row, RawRow)
+    assert row.columns == json.loads(line)
 
 
 def test_a_line_that_is_not_utf8_names_its_column(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -282,11 +316,16 @@ def test_a_missing_file_shows_what_is_there(tmp_path: Path, tokenizer_folder: Pa
 
 
 def test_an_unknown_kind_of_file_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
-    (tmp_path / "rows.csv").write_text("prompt\na\n")
-    told = refusal(str(tmp_path / "rows.csv"), tokenizer_folder)
+    folder = tmp_path / "of mine's é"
+    folder.mkdir()
+    (folder / "rows.csv").write_text('\ufeffprompt,label\n"a\nb",007\n')
+    told = refusal(str(folder / "rows.csv"), tokenizer_folder)
     assert "cannot tell what kind of file" in told
-    subprocess.run([sys.executable, "-c", told.partition('python -c "')[2][:-1]], cwd=tmp_path, check=True)
-    assert load(str(tmp_path / "rows.parquet"), tokenizer_folder, label_key=None).prompt(0, 0).text == "a"
+    program = told.partition("Its rows as JSON: python ")[2]
+    subprocess.run(f"{sys.executable} {program}", shell=True, check=True, timeout=60)
+    (row,) = read_rows(parse_source(str(folder / "rows.jsonl")), ["prompt"], seed=0)
+    assert isinstance(row, RawRow)
+    assert row.columns == {"prompt": "a\nb", "label": "007"}
 
 
 def test_parquet_rows_carry_types_and_nested_columns(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -320,6 +359,15 @@ def test_a_key_may_lead_into_an_object(tmp_path: Path, tokenizer_folder: Path, k
 def test_a_column_of_a_name_with_dots_comes_before_an_object(tmp_path: Path, tokenizer_folder: Path) -> None:
     rows = write_lines(tmp_path / "rows.jsonl", {"prompt": "a=", "a.b": "column", "a": {"b": "object"}})
     assert load(rows, tokenizer_folder, label_key="a.b").prompt(0, 0).label == "column"
+
+
+def test_columns_of_one_name_are_refused_where_they_are_wanted(tmp_path: Path, tokenizer_folder: Path) -> None:
+    columns = [pa.array(["a", "b"]), pa.array(["1", "2"]), pa.array(["3", "4"])]
+    path = str(tmp_path / "rows.parquet")
+    pq.write_table(pa.table(columns, names=["prompt", "label", "label"]), path)
+    told = refusal(path, tokenizer_folder, label_key="label")
+    assert told == f"{path}: 2 columns are called 'label', and only one could count; leave one"
+    assert load(path, tokenizer_folder, label_key=None).num_rows == 2
 
 
 def test_bad_parquet_files_and_rows_are_named(tmp_path: Path, tokenizer_folder: Path) -> None:

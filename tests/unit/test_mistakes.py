@@ -20,7 +20,7 @@ def changed(old: str, new: str) -> Files:
 YAML = (
     Mistake("a scenario that is not there", "run absent.yaml", ("absent.yaml: cannot read", "no such file")),
     Mistake("a folder as scenario", "run model", ("model: a folder, and no scenario; name the YAML file",)),
-    Mistake("a shipped scenario misspelt", "run quikstart", ("quikstart", "there are quickstart")),
+    Mistake("a shipped scenario misspelt", "run quikstart", ("quikstart", "did you mean quickstart?")),
     Mistake(
         "a tab",
         "RUN",

@@ -239,7 +239,7 @@ def test_a_single_lucky_step_does_not_count_as_reaching(tmp_path: Path) -> None:
 
 
 def test_what_is_no_fair_comparison_is_said(tmp_path: Path) -> None:
-    one = made(tmp_path / "one", [0.5] * 2, extra="reward:\n  function: math\n")
+    one = made(tmp_path / "one", [0.5] * 2, extra="reward:\n  function: math\n  timeout_s: 30\n  num_workers: 2\n")
     other = made(tmp_path / "other", [0.5] * 2, extra="reward:\n  function: lines\n")
     same = made(tmp_path / "same", [0.5] * 2, extra="reward:\n  function: lines\nobservability:\n  samples: 5\n")
     idle = made(tmp_path / "idle", [], policy="fully_async")

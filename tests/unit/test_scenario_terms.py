@@ -40,6 +40,11 @@ def test_no_term_hides_a_key_of_ours() -> None:
         ("actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.n: no such key; what others call n is sampling."),
         ("+critic.optim.lr=1", "what others call critic.optim.lr is learner.objective.critic_learning_rate here"),
         ("actor_rollout_ref.rollout.top_p=1", "did you mean sampling.top_p?"),
+        (
+            "+actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3",
+            "what others have in engine_kwargs.sglang is in engines.sglang here",
+        ),
+        ("trainer.critic_warmup=0", "no such key, and none is needed: the policy is trained from the first batch on"),
         ("actor.model.path=a", "actor.model.path: no such key here; did you mean model.path?"),
     ],
 )
@@ -184,7 +189,8 @@ def test_each_name_of_a_page_is_answered_with_a_key(page: str) -> None:
 def test_all_unknown_keys_are_told_at_once() -> None:
     with pytest.raises(UserFault) as caught:
         load_scenario(
-            SCENARIOS / "sync.yaml", ["run.sed=1", "trainer.nnodes=2", "trainer.x=1", *(f"a{n}.b=1" for n in range(60))]
+            SCENARIOS / "sync.yaml",
+            ["run.sed=1", "trainer.nnodes=2", "trainer.x=1", *(f"a{n}.b=1" for n in range(220))],
         )
     first, second, third, *_, last = str(caught.value).splitlines()
     assert first == "override 'run.sed=1': run.sed: no such key; did you mean 'seed'?"

@@ -91,6 +91,7 @@ class PromptMaker:
         place = f"{self._place}: row {number}"
         try:
             checked = self._reader.checked(RawRow(place, _COLUMNS.decode(row)))
+            self._limit.check_text(checked.text, self._tokenizer)
             special = self._reader.adds_special
             (ids,) = self._tokenizer.encode([checked.text], special=special)
             checked, ids = self._reader.seen(checked, ids)

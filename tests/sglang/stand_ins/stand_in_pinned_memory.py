@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.abc
-import sys
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
+from before_import import before_import
 
-_LORA = "sglang.srt.lora"
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _FACTORIES = ("arange", "empty", "full", "ones", "tensor", "zeros")
 
 
@@ -34,23 +31,12 @@ def _itself(tensor: object, *_device: object) -> object:
     return tensor
 
 
-class _PinsNothing(importlib.abc.MetaPathFinder):
-    """Finds no module; sees the first import of SGLang's LoRA coming."""
-
-    def __init__(self) -> None:
-        self._is_done = False
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname == _LORA and not self._is_done:
-            self._is_done = True
-            torch: Any = importlib.import_module("torch")  # partly typed
-            if not torch.cuda.is_available():
-                torch.Tensor.pin_memory = _itself
-                for name in _FACTORIES:
-                    setattr(torch, name, _unpinned(getattr(torch, name)))
-        return None
+def _pin_nothing() -> None:
+    torch: Any = importlib.import_module("torch")  # partly typed
+    if not torch.cuda.is_available():
+        torch.Tensor.pin_memory = _itself
+        for name in _FACTORIES:
+            setattr(torch, name, _unpinned(getattr(torch, name)))
 
 
-sys.meta_path.insert(0, _PinsNothing())
+before_import("sglang.srt.lora", _pin_nothing)

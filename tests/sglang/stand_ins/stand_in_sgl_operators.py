@@ -8,16 +8,10 @@ implementation, so that who calls one is told). Nothing else is changed.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
+from before_import import before_import
 
-_MODEL = "sglang.srt.models.qwen3_5"
 _OPERATORS = (
     "fused_sigmoid_mul_cpu(Tensor a, Tensor b) -> Tensor",
     "fused_qk_gemma_rmsnorm_cpu(Tensor a, Tensor b) -> Tensor",
@@ -26,22 +20,17 @@ _OPERATORS = (
 )
 
 
-class _DeclaresOperators(importlib.abc.MetaPathFinder):
-    """Finds no module; sees the first import of the model coming."""
-
-    def __init__(self) -> None:
-        self._library: Any = None  # keeps the declarations alive
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname == _MODEL and self._library is None:
-            torch: Any = importlib.import_module("torch")  # partly typed
-            self._library = torch.library.Library("sgl_kernel", "FRAGMENT")
-            for operator in _OPERATORS:
-                if not hasattr(torch.ops.sgl_kernel, operator.partition("(")[0]):
-                    self._library.define(operator)
-        return None
+_kept_alive: list[Any] = []
+"""The declarations, which end with their library."""
 
 
-sys.meta_path.insert(0, _DeclaresOperators())
+def _declare() -> None:
+    torch: Any = importlib.import_module("torch")  # partly typed
+    library = torch.library.Library("sgl_kernel", "FRAGMENT")
+    _kept_alive.append(library)
+    for operator in _OPERATORS:
+        if not hasattr(torch.ops.sgl_kernel, operator.partition("(")[0]):
+            library.define(operator)
+
+
+before_import("sglang.srt.models.qwen3_5", _declare)

@@ -9,15 +9,10 @@ for its multimodal configurations even when it serves a text model.
 
 from __future__ import annotations
 
-import importlib.abc
 import importlib.metadata
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
+from before_import import before_import
 
 _OPERATORS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -25,22 +20,17 @@ _OPERATORS = (
 )
 
 
-class _DeclaresOperators(importlib.abc.MetaPathFinder):
-    """Finds no module; sees the first import of torchvision coming."""
-
-    def __init__(self) -> None:
-        self._library: Any = None  # keeps the declarations alive
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname == "torchvision" and self._library is None:
-            torch: Any = importlib.import_module("torch")  # partly typed
-            if not torch.backends.cuda.is_built() and not importlib.metadata.version("torchvision").endswith("+cpu"):
-                self._library = torch.library.Library("torchvision", "DEF")
-                for operator in _OPERATORS:
-                    self._library.define(operator)
-        return None
+_kept_alive: list[Any] = []
+"""The declarations, which end with their library."""
 
 
-sys.meta_path.insert(0, _DeclaresOperators())
+def _declare() -> None:
+    torch: Any = importlib.import_module("torch")  # partly typed
+    if not torch.backends.cuda.is_built() and not importlib.metadata.version("torchvision").endswith("+cpu"):
+        library = torch.library.Library("torchvision", "DEF")
+        _kept_alive.append(library)
+        for operator in _OPERATORS:
+            library.define(operator)
+
+
+before_import("torchvision", _declare)

@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 import pynvml
 
+from penstock.backends.user_cache import user_cache
 from penstock.messages.errors import UserFault
 
 SGLANG_VERSION: Final = "0.5.23"
@@ -115,8 +116,7 @@ def environments_folder() -> Path:
     given = os.environ.get(ENVIRONMENTS_VARIABLE)
     if given:
         return Path(given).expanduser().absolute()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "penstock" / "envs"
+    return user_cache("the folder of environments", ENVIRONMENTS_VARIABLE) / "envs"
 
 
 def default_folder(*, is_cpu: bool) -> Path:

@@ -1,17 +1,19 @@
-"""A model that sees on two ranks with whole weights: what one rank would train, also where a rank sees no image."""
+"""A model that sees on two ranks, with whole weights and with shares: what one rank would train, also where a rank sees
+no image."""
 
 # safetensors and torch are typed in part only:
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
 from vision_cases import model_folder, picture, prompt_of
 
 from penstock.backends.learners.options import LearnerOptions
+from penstock.backends.learners.torch.parallel import whole
 from penstock.backends.learners.torch.sharded_load import load_divided
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.backends.learners.worker_group.workers import SOLO
@@ -62,8 +64,8 @@ def group_of(folder: Path, number: int, text: str, images: tuple[Path, int] | No
     )
 
 
-def trained(workers: WorkerGroup, folder: Path, groups: tuple[Group, ...]) -> Trained:
-    options = LearnerOptions(parallel="ddp", learning_rate=1e-3, max_tokens_per_micro_batch=40)
+def trained(workers: WorkerGroup, folder: Path, groups: tuple[Group, ...], **division: Any) -> Trained:
+    options = LearnerOptions(learning_rate=1e-3, max_tokens_per_micro_batch=40, **division)
     model = load_divided(folder, workers, options, dtype="float32")
     assert model.eyes is not None
     look, num_looks = model.eyes._features, 0  # pyright: ignore[reportPrivateUsage]
@@ -81,12 +83,19 @@ def trained(workers: WorkerGroup, folder: Path, groups: tuple[Group, ...]) -> Tr
     for step in (1, 2):
         result = trainer.train(groups, version=AGE + step, min_token_version=0)
         figures.append({m.name: m.value for m in result.metrics if not m.name.startswith("perf/")})
-    weights = {name: tensor.detach().numpy().copy() for name, tensor in model.named_tensors().items()}
+    shares = dict(model.weights(whole))
+    weights = {name: tensor.numpy().copy() for name, tensor in model.checkpoint_names.rename(shares).items()}
     return Trained(figures, weights, num_looks)
 
 
+DIVISIONS = ({"parallel": "ddp"}, {"parallel": "fsdp"}, {"parallel": "fsdp", "shard_size": 1})
+
+
+@pytest.mark.parametrize("division", DIVISIONS, ids=["ddp", "fsdp", "hsdp"])
 @pytest.mark.parametrize("num_seeing", [1, 2])
-def test_two_ranks_train_what_one_trains(num_seeing: int, ranks: Ranks, tmp_path: Path) -> None:
+def test_two_ranks_train_what_one_trains(
+    num_seeing: int, division: dict[str, Any], ranks: Ranks, tmp_path: Path
+) -> None:
     folder = model_folder(tmp_path / "model")
     texts = [*["user: #\nassistant: ", "user: # and #\nassistant: "][:num_seeing], "user: hm\nassistant: "]
     groups = tuple(
@@ -94,7 +103,7 @@ def test_two_ranks_train_what_one_trains(num_seeing: int, ranks: Ranks, tmp_path
         for number, text in enumerate(texts)
     )
     alone = trained(SOLO, folder, groups)
-    found = ranks.run(2, trained, folder, groups)
+    found = ranks.run(2, trained, folder, groups, **division)
     for each in found:
         assert each.figures[-1]["train/grad_norm"] > 0
         for one, other in zip(each.figures, alone.figures, strict=True):

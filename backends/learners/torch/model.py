@@ -109,10 +109,7 @@ class PackedModel:
         model = _load(folder, dtype)
         _leave_files(model)
         packed = cls(model.to(device).eval(), device)  # type: ignore[arg-type]  # to() is decorated without types
-        if (part := find_vision_part(folder)) is not None:
-            from penstock.backends.learners.torch.vision import LearnerEyes  # brings image processing
-
-            packed.eyes = LearnerEyes(model, part)
+        packed.open_eyes(folder)
         packed.check_isolation()
         return packed
 
@@ -123,7 +120,16 @@ class PackedModel:
         Raises:
             CheckpointError: as for :meth:`load`, as far as names and shapes tell.
         """
-        return cls(_load(folder, dtype, device_map="meta"), device)
+        packed = cls(_load(folder, dtype, device_map="meta"), device)
+        packed.open_eyes(folder)
+        return packed
+
+    def open_eyes(self, folder: Path) -> None:
+        """Let it look at images, if the model in this folder does."""
+        if (part := find_vision_part(folder)) is not None:
+            from penstock.backends.learners.torch.vision import LearnerEyes  # brings image processing
+
+            self.eyes = LearnerEyes(self.model, part)
 
     @property
     def vocab_size(self) -> int:
@@ -308,13 +314,15 @@ class PackedModel:
         finally:
             handle.remove()
 
-    def _with_images(self, packed: PackedTokens) -> dict[str, Tensor]:
-        if self.eyes is None:
+    @contextmanager
+    def _looking(self, packed: PackedTokens) -> Generator[None]:
+        if self.eyes is None and packed.looks:
             raise CheckpointError(
                 f"{type(self.model).__name__} takes text only, and a prompt has images; train a model that sees "
                 "(model.path), or remove data.multimodal_keys"
             )
-        return self.eyes.inputs(packed, self.device)
+        with nullcontext() if self.eyes is None else self.eyes.looking(packed, self.device):
+            yield
 
     def _over_kept(self, logits: Tensor, targets: Tensor, kept: NDArray[np.int64], temperature: float) -> Tensor:
         """Log-probs ``[T]`` of each target over the tokens ``[T, W]`` that were kept for it."""
@@ -330,13 +338,12 @@ class PackedModel:
         inputs, places = token_inputs(
             packed, self.layout, device=self.device, dtype=self.dtype, num_places=self.num_places
         )
-        if packed.looks:
-            inputs = {"packed_rows": inputs["packed_rows"], **self._with_images(packed)}
         if self.layout == "padded":
             with kept_places(self.model, places):
                 output = self.model(**inputs, use_cache=False)
         else:
-            output = self.model(**inputs, logits_to_keep=places, use_cache=False)
+            with self._looking(packed):
+                output = self.model(**inputs, logits_to_keep=places, use_cache=False)
         return cast("Tensor", output.logits)[0]
 
 

@@ -109,7 +109,10 @@ class PackedModel:
         model = _load(folder, dtype)
         _leave_files(model)
         packed = cls(model.to(device).eval(), device)  # type: ignore[arg-type]  # to() is decorated without types
-        packed.open_eyes(folder)
+        if (part := find_vision_part(folder)) is not None:
+            from penstock.backends.learners.torch.vision import LearnerEyes  # brings image processing
+
+            packed.eyes = LearnerEyes(model, part)
         packed.check_isolation()
         return packed
 
@@ -120,16 +123,7 @@ class PackedModel:
         Raises:
             CheckpointError: as for :meth:`load`, as far as names and shapes tell.
         """
-        packed = cls(_load(folder, dtype, device_map="meta"), device)
-        packed.open_eyes(folder)
-        return packed
-
-    def open_eyes(self, folder: Path) -> None:
-        """Let it look at images, if the model in this folder does."""
-        if (part := find_vision_part(folder)) is not None:
-            from penstock.backends.learners.torch.vision import LearnerEyes  # brings image processing
-
-            self.eyes = LearnerEyes(self.model, part)
+        return cls(_load(folder, dtype, device_map="meta"), device)
 
     @property
     def vocab_size(self) -> int:

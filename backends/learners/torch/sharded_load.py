@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import AutoModelForCausalLM
 
 from penstock.backends.checkpoint.checkpoint_names import bare_name
-from penstock.backends.checkpoint.huggingface_classes import auto_class
 from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.learners.checkpoints.shards import shard_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from penstock.backends.learners.options import LearnerOptions, LoraOptions
     from penstock.backends.learners.worker_group.workers import WorkerGroup
@@ -114,7 +114,7 @@ def _load_shares(
     model = PackedModel.without_memory(folder, dtype=dtype, device=workers.device)
     with _opened(folder) as tensors:
         sources = _sources(folder, model, tensors)
-        buffers = _computed_buffers(model, auto_class(folder))
+        buffers = _computed_buffers(model)
         model.freeze(options)
         adapters = {} if lora is None else _adapted(model, lora)
         model.freeze_facts(model.dtype)
@@ -180,9 +180,7 @@ def _read(tensor: Tensor, pieces: Sequence[_Piece], tensors: CheckpointTensors) 
             rows[first - begin : last - begin].copy_(values.to(dtype).reshape(-1))
 
 
-def _computed_buffers(
-    model: PackedModel, kind: type[AutoModelForCausalLM | AutoModelForImageTextToText]
-) -> dict[str, Tensor]:
+def _computed_buffers(model: PackedModel) -> dict[str, Tensor]:
     """What the architecture computes from its config, on the host, by name; its parameters get no memory for it."""
 
     def without_memory(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter:
@@ -193,7 +191,7 @@ def _computed_buffers(
     try:
         with torch.random.fork_rng(devices=[]), quiet_transformers():
             config = copy.deepcopy(model.model.config)
-            built: PreTrainedModel = cast("Any", kind).from_config(config, dtype=model.dtype)
+            built: PreTrainedModel = cast("Any", AutoModelForCausalLM).from_config(config, dtype=model.dtype)
     finally:
         handle.remove()
     return dict(built.named_buffers(remove_duplicate=False))

@@ -73,8 +73,8 @@ class LearnerEyes:
             handle.remove()
 
     def _blind(self, ids: Tensor) -> dict[str, Tensor]:
-        """Embeddings of text. Other ranks may see images meanwhile, so this one runs the tower over one blank square, of
-        which nothing is taken, and to which a gradient of 0 flows back."""
+        """Embeddings of text. Other ranks may see images meanwhile, so this one runs the tower over one blank square,
+        of which nothing is taken, and to which a gradient of 0 flows back."""
         embedded = cast("Tensor", self._model.get_input_embeddings()(ids))
         side, patch = self._part.merge_size, cast("Any", self._model.model).visual.patch_embed
         num_values = patch.in_channels * patch.temporal_patch_size * patch.patch_size**2

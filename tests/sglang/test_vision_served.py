@@ -21,7 +21,6 @@ from live_run import LiveRun
 from vision_cases import model_folder, picture, prompt_of, sequence_of
 
 from penstock.backends.checkpoint.make_vision import PUBLISHED_PATCH_SIZE
-from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.learners.batch.packing import pack
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.messages.arrays import floats_view, tokens_view
@@ -77,16 +76,15 @@ def respell(folder: Path) -> None:
     tokenizer = json.loads(file.read_text())
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary["yes"] = vocabulary.pop("!")
-    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][-1], "id": vocabulary["yes"], "content": "yes"})
-    tokenizer["added_tokens"].sort(key=lambda token: token["id"])
+    added = {**tokenizer["added_tokens"][-1], "id": vocabulary["yes"], "content": "yes"}
+    tokenizer["added_tokens"].insert(2, added)
     file.write_text(json.dumps(tokenizer))
 
 
 def later_turn(folder: Path, pictures: Path) -> GenerateCall:
     """An image, an answer whose tokens nobody would make of its text, and two more images behind it."""
-    (known,) = TextTokenizer(folder).encode(["yes"], special=False)
-    said = [token for letter in TextTokenizer(folder).encode([*"yes"], special=False) for token in letter]
-    assert isinstance(known, list)
+    known, _ = prompt_of(folder, "yes", ())
+    said = [token for letter in "yes" for token in prompt_of(folder, letter, ())[0]]
     assert len(known) < len(said) == 3
     before, first = prompt_of(folder, "user: #\nassistant: ", (picture(pictures, 7, (56, 28)),))
     shown = tuple(picture(pictures, seed, (28, 28)) for seed in (8, 9))

@@ -205,5 +205,5 @@ def test_what_stands_behind_a_drawn_image_is_the_models_doing_but_where_we_have_
     with pytest.raises(DrawnImageError) as caught:
         as_written(tokens_view(call.input_ids).tolist(), call.media)
     found = request.behind_drawn_image(caught.value)
-    assert type(found) is outcome
+    assert isinstance(found, outcome)
     assert "sample 0/0: token" in found.detail

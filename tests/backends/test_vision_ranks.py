@@ -129,7 +129,7 @@ def test_ranks_train_what_one_trains(division: str, num_seeing: int, ranks: Rank
     num_ranks, options = DIVISIONS[division]
     folder = model_folder(tmp_path / "model")
     groups = groups_of(folder, num_seeing, tmp_path)
-    alone = trained(SOLO, folder, groups, options)
+    alone = trained(SOLO, folder, groups, OPTIONS)
     found = ranks.run(num_ranks, trained, folder, groups, options)
     for each in found:
         assert each.figures[-1]["train/grad_norm"] > 0

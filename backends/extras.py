@@ -11,6 +11,7 @@ EXTRAS: Final = {
     "wandb": "wandb",
     "mlflow": "mlflow",
     "PIL": "vision",
+    "syllapy": "ifbench",
 }
 """By the module that is imported."""
 
@@ -20,5 +21,5 @@ def missing_extra(module: str) -> str:
     if importlib.util.find_spec(module) is not None:
         return ""
     extra = EXTRAS[module]
-    what = "Pillow, which decodes images," if module == "PIL" else extra
+    what = {"PIL": "Pillow, which decodes images,", "syllapy": "syllapy"}.get(module, extra)
     return f'{what} is not installed; it comes with the extra {extra}: pip install -e ".[{extra}]"'

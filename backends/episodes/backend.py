@@ -50,7 +50,17 @@ from penstock.messages.commands import AbortGeneration, ApplyWeights, Generate, 
 from penstock.messages.engine_counts import added
 from penstock.messages.local import GenerationAdvanced, GenerationEnded, WeightsSwapped
 from penstock.messages.parts import cut
-from penstock.messages.samples import Cancelled, Completed, InfraError, Part, Prompt, SavePoint, StopReason, Truncated
+from penstock.messages.samples import (
+    Cancelled,
+    Completed,
+    InfraError,
+    Part,
+    PolicyError,
+    Prompt,
+    SavePoint,
+    StopReason,
+    Truncated,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -384,7 +394,7 @@ class EpisodeBackend:
             self._finish(episode, episode.outcome)
         elif isinstance(outcome, Cancelled):
             self._pause(episode)
-        elif isinstance(outcome, InfraError):
+        elif isinstance(outcome, InfraError | PolicyError):  # the engine makes no turn behind what the model has said
             self._give_up(episode, outcome)
         else:
             episode.turn = None
@@ -394,7 +404,7 @@ class EpisodeBackend:
             if episode.phase is EpisodePhase.PAUSING:
                 self._pause(episode)
 
-    def _give_up(self, episode: PlayedEpisode, outcome: InfraError) -> None:
+    def _give_up(self, episode: PlayedEpisode, outcome: InfraError | PolicyError) -> None:
         episode.outcome = outcome
         self._driver.closed(episode, outcome.detail)
         self._finish(episode, outcome)

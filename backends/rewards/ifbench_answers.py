@@ -1,8 +1,7 @@
 """Instructions of IFBench (Pyatkin et al., arXiv 2507.02833) that fix what the response says, or where a word stands in
 it, strictly. Those that ask how a response is written are in :mod:`.ifbench_checkers`.
 
-Two of the 58 have no checker in either: ``words:start_verb`` needs a tagger, ``words:odd_even_syllables`` a dictionary
-of syllables.
+One of the 58 has no checker in either: ``words:start_verb`` needs a tagger.
 """
 
 # ruff: noqa: SIM905 - a table of names
@@ -10,10 +9,13 @@ of syllables.
 from __future__ import annotations
 
 import re
+import string
 import unicodedata
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.extras import missing_extra
+from penstock.backends.rewards.functions import NoRewardError
 from penstock.backends.rewards.instruction_text import Given, lines, sentences, spoken_words, stream_safe
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ _LABELS: Final = ("My Answer:", "My Conclusion:", "Future Outlook:")
 _PLACEHOLDERS: Final = ("[answer]", "[conclusion]", "[outlook]")
 _QUESTION: Final = re.compile(r"^Question\b[ \t]*+\d*+[.:)]*+", re.MULTILINE)
 _OPTION: Final = re.compile(r"[A-Ea-e][.)]\s*+\w")
+_NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 _LIST_MARK: Final = re.compile(r"[\s*•#-]*+(?:\d++[.)]?+)?[\s*]*+")
 
 
@@ -123,6 +126,16 @@ def _keyword_twice(response: str, given: Given) -> bool:
     return _is_at(found, 2, word) and _is_at(found, -2, word)
 
 
+def _syllables(response: str, given: Given) -> bool:
+    """Counted as the paper's own checker does, word by word, without a mark of punctuation."""
+    if missing := missing_extra("syllapy"):
+        raise NoRewardError(f"the instruction 'words:odd_even_syllables' counts syllables: {missing}")
+    from syllapy import count
+
+    is_odd = [count(word) % 2 for word in response.translate(_NO_PUNCTUATION).lower().split()]
+    return all(before != after for before, after in pairwise(is_odd))
+
+
 CHECKERS: Final[Mapping[str, Callable[[str, Given], bool]]] = {
     "custom:character_reverse": _reversed_letters,
     "custom:word_reverse": _reversed_words,
@@ -135,5 +148,6 @@ CHECKERS: Final[Mapping[str, Callable[[str, Given], bool]]] = {
     "repeat:repeat_span": _span,
     "words:keywords_specific_position": _keyword_at,
     "words:words_position": _keyword_twice,
+    "words:odd_even_syllables": _syllables,
 }
 """By the name that rows have under ``instruction_id_list``."""

@@ -14,7 +14,7 @@ from penstock.backends.data.sources import COMPRESSED_SUFFIXES, parse_source
 from penstock.backends.engines.spec import some_can
 from penstock.backends.protocol import Capability
 from penstock.messages.option_keys import Names, is_user_code
-from penstock.runtime.scenario.media_rules import episode_image_rules, media_rules, training_rules
+from penstock.runtime.scenario.media_rules import media_rules, training_rules
 from penstock.runtime.scenario.named import MADE_DATA, named_values
 from penstock.runtime.scenario.pushed_rules import pushed_rules
 from penstock.runtime.scenario.row_metadata import metadata_blocks, unnamed
@@ -112,8 +112,6 @@ def _media(s: Scenario, source: NamedSource) -> Iterator[tuple[KeyPath, str]]:
     if not source.options.chat_template:
         yield key, "where images, videos and sounds stand is the chat template's to say; set data.chat_template: true"
     yield from media_rules(s, key, source.options.multimodal_keys)
-    if s.episode.kind != "single":
-        yield from episode_image_rules(s, key)
     yield from training_rules(s)
 
 

@@ -12,7 +12,7 @@ from penstock.backends.evaluation.sets import RunSettings, evaluation_sets
 from penstock.backends.learners.checkpoints.names import version_of
 from penstock.backends.protocol import Capability
 from penstock.backends.rewards.functions_asked import asked_functions
-from penstock.runtime.scenario.media_rules import episode_image_rules, media_rules
+from penstock.runtime.scenario.media_rules import media_rules
 from penstock.runtime.scenario.own_judge_rules import own_judge_rules
 
 if TYPE_CHECKING:
@@ -109,8 +109,6 @@ def _media(s: Scenario, each: EvaluationSet, key: KeyPath) -> Iterator[tuple[Key
     if not each.data.chat_template:
         yield key, "where images, videos and sounds stand is the chat template's to say; set chat_template: true"
     yield from media_rules(s, key, each.data.multimodal_keys)
-    if s.episode.kind != "single":
-        yield from episode_image_rules(s, key)
 
 
 def _lengths(

@@ -50,9 +50,9 @@ def image_rules(s: Scenario, run_folder: str) -> ImageRules | None:
 
 def are_placed_here(s: Scenario) -> bool:
     """Whether prompts hold all tokens of their images. Servers put them there by themselves, and may where nobody
-    trains on what they saw."""
-    nobody_trains = s.run.only in ("rollout", "evaluate")
-    return all_can(s.engines, Capability.SEES) and not (nobody_trains and all_can(s.engines, Capability.MEDIA))
+    trains on what they saw and no episode goes on behind it."""
+    nobody_goes_on = s.run.only in ("rollout", "evaluate") and s.episode.kind == "single"
+    return all_can(s.engines, Capability.SEES) and not (nobody_goes_on and all_can(s.engines, Capability.MEDIA))
 
 
 def media_rules(s: Scenario, key: KeyPath, keys: MediaKeys) -> Iterator[tuple[KeyPath, str]]:
@@ -66,7 +66,7 @@ def media_rules(s: Scenario, key: KeyPath, keys: MediaKeys) -> Iterator[tuple[Ke
             yield (
                 key,
                 f"learners and engines of the backend torch look at images, not at {other[0]}; collect samples with "
-                f"engines.backend: {servers} and run.only: rollout",
+                f"engines.backend: {servers}, run.only: rollout and episode.kind: single",
             )
         if s.model.make not in (None, SEEING_MODEL):
             yield ("model", "make"), f"takes text only, and rows have images; set it to {SEEING_MODEL}"
@@ -76,16 +76,6 @@ def media_rules(s: Scenario, key: KeyPath, keys: MediaKeys) -> Iterator[tuple[Ke
                 f"engines of the backend {served[0]} look at patches of 14 pixels, which published models have, and "
                 f"{SEEING_MODEL} has smaller ones; name a model (model.path), or set engines.backend: torch",
             )
-
-
-def episode_image_rules(s: Scenario, key: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    """Episodes that could not go on behind an image."""
-    if served := _served(s):
-        yield (
-            key,
-            f"engines of the backend {served[0]} take images in prompts only, and an episode shows them behind what "
-            "the model has said; set engines.backend: torch, or episode.kind: single",
-        )
 
 
 def _served(s: Scenario) -> list[str]:
@@ -98,7 +88,6 @@ def shown_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     key = ("episode", "images")
     if s.episode.images and s.episode.kind != "single":
         yield from media_rules(s, key, MediaKeys(image="images"))
-        yield from episode_image_rules(s, key)
         if all_can(s.engines, Capability.SEES) and not any(map(media_columns, _row_keys(s))):
             yield from training_rules(s)
 
@@ -117,10 +106,9 @@ def training_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
             f"{learner.backend} computes text only; set it to {seeing}",
         ),
         (
-            learner.num_ranks > 1 and learner.parallel != "ddp",
-            ("learner", "parallel"),
-            "a rank without images would wait for the shares of the others' vision tower; set it to ddp, or "
-            "learner.num_ranks to 1",
+            learner.tensor_parallel > 1,
+            ("learner", "tensor_parallel"),
+            "no ranks compute a vision tower together; set it to 1 (parallel: fsdp divides its weights)",
         ),
         (learner.lora is not None, ("learner", "lora"), "is for text only; remove it (learner.freeze trains less)"),
         (learner.warm_start is not None, ("learner", "warm_start"), "its demonstrations have no images; remove it"),

@@ -39,6 +39,7 @@ from penstock.messages.samples import (
     InfraError,
     Outcome,
     Part,
+    PolicyError,
     Prompt,
     Purpose,
     Reward,
@@ -451,6 +452,19 @@ def test_an_error_of_the_engine_ends_the_episode_as_an_infra_error(bench: Bench)
     (end,) = bench.heard(GenerationEnded)
     assert end.outcome == InfraError(detail="out of memory")
     assert bench.driver.closings == [(episode, "out of memory")]
+    assert [turn.outcome for turn in heard.ends] == [ABORTED]
+
+
+def test_a_turn_that_the_engine_makes_none_behind_ends_the_episode_as_the_models_doing(bench: Bench) -> None:
+    episode = bench.issue()
+    _, first = bench.turn(episode, PROMPT)
+    bench.engine.end(first, part([10, 11]))
+    heard, second = bench.turn(episode, [20])
+    bench.engine.end(second, part([]), PolicyError(detail="it drew an image"))
+    (end,) = bench.heard(GenerationEnded)
+    assert end.outcome == PolicyError(detail="it drew an image")
+    assert (ids_of(end.part), end.part.loss_mask) == ([10, 11, 20], bytes([1, 1, 0]))
+    assert bench.driver.closings == [(episode, "it drew an image")]
     assert [turn.outcome for turn in heard.ends] == [ABORTED]
 
 

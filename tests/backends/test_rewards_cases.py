@@ -467,6 +467,32 @@ def test_all_instructions_of_a_row_have_to_be_followed() -> None:
     assert boxed(response="Well, \\boxed{all good}", metadata=metadata) == {"reward": 1.0, "followed": 1.0}
 
 
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("cat tiger dog monkey", True),
+        ("Cat, tiger; dog!", True),
+        ("cat dog", False),
+        ("tiger monkey", False),
+        ("don't worry", True),
+        ("self-care banana", True),
+        ("cat 12 cat", True),
+        ("idea tiger", True),
+        ("cat", True),
+    ],
+)
+def test_syllables_alternate(response: str, expected: bool) -> None:
+    pytest.importorskip("syllapy")
+    test_ifbench("words:odd_even_syllables", {}, response, expected)
+
+
+def test_syllables_are_not_counted_without_their_dictionary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.backends.extras.importlib.util.find_spec", lambda _: None)
+    reward = load_function(REWARD, "ifbench").function
+    with pytest.raises(NoRewardError, match=r"syllables: syllapy is not installed; .* extra ifbench: pip install"):
+        reward(response="cat tiger", metadata={"instruction_id_list": ["words:odd_even_syllables"]})
+
+
 UNCHECKABLE: list[tuple[dict[str, object], str]] = [
     ({}, "needs the column 'instruction_id_list'"),
     ({"instruction_id_list": []}, "needs the column 'instruction_id_list'"),

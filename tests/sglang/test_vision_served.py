@@ -1,9 +1,10 @@
-"""A stock server looks at the images of prompts as the learner does: same tokens, same log-probs, before and after new
-weights of both parts."""
+"""A stock server looks at the images of prompts and of later turns as the learner does: same tokens, same log-probs,
+before and after new weights of both parts."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,6 +70,29 @@ def calls_of(folder: Path) -> list[GenerateCall]:
     return calls
 
 
+def respell(folder: Path) -> None:
+    """Let the tokenizer have a token of its own for what three letters spell, in the place of one that nobody needs."""
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["yes"] = vocabulary.pop("!")
+    added = {**tokenizer["added_tokens"][-1], "id": vocabulary["yes"], "content": "yes"}
+    tokenizer["added_tokens"].insert(2, added)
+    file.write_text(json.dumps(tokenizer))
+
+
+def later_turn(folder: Path, pictures: Path) -> GenerateCall:
+    """An image, an answer whose tokens nobody would make of its text, and two more images behind it."""
+    known, _ = prompt_of(folder, "yes", ())
+    said = [token for letter in "yes" for token in prompt_of(folder, letter, ())[0]]
+    assert len(known) < len(said) == 3
+    before, first = prompt_of(folder, "user: #\nassistant: ", (picture(pictures, 7, (56, 28)),))
+    shown = tuple(picture(pictures, seed, (28, 28)) for seed in (8, 9))
+    after, later = prompt_of(folder, "user: # and #?\nassistant: ", shown)
+    begin = len(before) + len(said)
+    return call_of([*before, *said, *after], NEW_TOKENS, media=(*first, *(each.moved(begin) for each in later)))
+
+
 async def answers(server: RunningServer, calls: list[GenerateCall]) -> list[Generated]:
     async with asyncio.timeout(120), client_of(server, 16) as client:
         return [await client.generator.generate(call, lambda _: None) for call in calls]
@@ -76,7 +100,8 @@ async def answers(server: RunningServer, calls: list[GenerateCall]) -> list[Gene
 
 def test_its_log_probs_are_those_of_the_learner(environment: SglangEnvironment, tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model", patch_size=PUBLISHED_PATCH_SIZE)
-    calls = calls_of(folder)
+    respell(folder)
+    calls = [*calls_of(folder), later_turn(folder, tmp_path)]
     with run_server(environment, folder, tmp_path, variables=VARIABLES) as server:
         found = asyncio.run(answers(server, calls))
     model = PackedModel.load(folder, dtype="float32", device=torch.device("cpu"))
@@ -89,14 +114,15 @@ def test_its_log_probs_are_those_of_the_learner(environment: SglangEnvironment, 
         assert np.allclose(floats_view(generated.logprobs), expected, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("example", ["examples/vlm.yaml", "examples/vlm_zoom.yaml"], ids=["prompts", "later turns"])
 def test_a_learner_trains_on_what_a_server_saw(
-    environment: SglangEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    example: str, environment: SglangEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     folder = model_folder(tmp_path / "model", patch_size=PUBLISHED_PATCH_SIZE)
     model = ("model.make=null", f"model.path={folder}")
-    with LiveRun("examples/vlm.yaml", tmp_path, (*SERVED, *model), timeout_s=500.0) as run:
+    with LiveRun(example, tmp_path, (*SERVED, *model), timeout_s=500.0) as run:
         summary = run.finish()
         steps = [step.metrics for step in read_steps(run.folder)]
     assert summary.completed

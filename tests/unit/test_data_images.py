@@ -173,21 +173,13 @@ DATA = "data: {path: rows.jsonl, chat_template: true, multimodal_keys: {image: i
     ("text", "message"),
     [
         ("learner: {backend: megatron}\n", "learner.backend: rows have images .*, and megatron computes text only"),
-        ("learner: {num_ranks: 2}\n", "learner.parallel: .*a rank without images .* set it to ddp"),
+        ("learner: {num_ranks: 2, tensor_parallel: 2}\n", "learner.tensor_parallel: .*no ranks compute a vision tower"),
         ("learner: {true_on_policy: true}\n", "learner.true_on_policy: .*the bits of two vision towers differ"),
         ("learner: {lora: {}}\n", "learner.lora: .*is for text only"),
         ("learner: {warm_start: {path: 'lines:9'}}\n", "learner.warm_start: .*no images"),
         ("learner: {objective: {estimator: gae, critic: own}}\n", "critic: .*sees no images; set it to shared"),
         ("engines: {backend: sglang}\n", "model.make: .* patches of 14 pixels, .* name a model"),
         ("engines: {backend: simulated}\n", "data.multimodal_keys: engines of the backend simulated take text only"),
-        (
-            "episode: {kind: gateway}\nengines: {backend: sglang}\n",
-            "data.multimodal_keys: engines of the backend sglang take images in prompts only, .*backend: torch",
-        ),
-        (
-            "episode: {kind: function, generate: 'a.py:b'}\nengines: {backend: sglang}\n",
-            "data.multimodal_keys: engines of the backend sglang take images in prompts only, .*backend: torch",
-        ),
     ],
 )
 def test_who_would_not_see_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -206,6 +198,8 @@ def test_who_would_not_see_is_refused(tmp_path: Path, text: str, message: str) -
         ("run: {name: a, only: rollout}\nengines: {backend: sglang}\n", False),
         ("run: {name: a, only: rollout}\nengines: {more: [{backend: sglang}]}\n", True),
         ("run: {name: a, only: rollout}\n", True),
+        ("run: {name: a, only: rollout}\nepisode: {kind: gateway}\nengines: {backend: sglang}\n", True),
+        ("episode: {kind: function, generate: 'a.py:b'}\nengines: {backend: sglang}\n", True),
     ],
 )
 def test_prompts_hold_the_tokens_of_images_where_somebody_here_looks_at_them(
@@ -217,17 +211,18 @@ def test_prompts_hold_the_tokens_of_images_where_somebody_here_looks_at_them(
     assert are_placed_here(load_scenario(file)) == is_placed
 
 
-def test_ranks_with_whole_weights_see(tmp_path: Path) -> None:
+@pytest.mark.parametrize("division", ["parallel: ddp", "parallel: fsdp", "parallel: fsdp, shard_size: 2"])
+def test_ranks_see(tmp_path: Path, division: str) -> None:
     file = tmp_path / "a.yaml"
-    file.write_text(f"{MODEL}{DATA}learner: {{num_ranks: 2, parallel: ddp}}\n")
-    assert load_scenario(file).learner.num_ranks == 2
+    file.write_text(f"{MODEL}{DATA}learner: {{num_ranks: 4, {division}}}\n")
+    assert load_scenario(file).learner.num_ranks == 4
 
 
 def test_a_learner_that_would_see_images_alone_is_given_no_videos(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     data = DATA.replace("{image: images}", "{image: images, video: clips}")
     file.write_text(f"{PUBLISHED}{data}engines: {{backend: sglang}}\n")
-    with pytest.raises(UserFault, match=r"not at video; collect samples with engines\.backend: sglang and run\.only: "):
+    with pytest.raises(UserFault, match=r"not at video; .* run\.only: rollout and episode\.kind: single"):
         load_scenario(file)
 
 
@@ -241,14 +236,6 @@ SHOWS = "data: {path: rows.jsonl}\nepisode: {kind: function, generate: 'a.py:b',
             f"{SHOWS}learner: {{lora: {{}}}}\n",
             r"learner.lora: episodes have images \(episode.images\), .*is for text only",
         ),
-        (
-            f"{SHOWS}engines: {{backend: sglang}}\n",
-            "episode.images: engines of the backend sglang take images in prompts only",
-        ),
-        (
-            "data: {path: rows.jsonl}\nepisode: {kind: gateway, images: true}\nengines: {backend: sglang}\n",
-            "episode.images: engines of the backend sglang take images in prompts only",
-        ),
         ("data: {path: rows.jsonl}\nepisode: {images: true}\n", "episode.images: is of episode.kind: function"),
     ],
 )
@@ -257,6 +244,14 @@ def test_episodes_that_show_images_are_checked_as_rows_are(tmp_path: Path, text:
     file.write_text(f"{PUBLISHED}{text}")
     with pytest.raises(UserFault, match=message):
         load_scenario(file)
+
+
+@pytest.mark.parametrize("episode", ["kind: function, generate: 'a.py:b'", "kind: gateway"])
+def test_episodes_show_images_behind_servers(tmp_path: Path, episode: str) -> None:
+    file = tmp_path / "a.yaml"
+    shows = f"episode: {{{episode}, images: true}}\nengines: {{backend: sglang}}\n"
+    file.write_text(f"{PUBLISHED}data: {{path: rows.jsonl, chat_template: true}}\n{shows}")
+    assert are_placed_here(load_scenario(file))
 
 
 @pytest.mark.parametrize("limit", ["0.5", "null"])

@@ -13,14 +13,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from data_cases import SPECIAL, make_tokenizer, write_lines
+from engine_bench import manifest
 
 from penstock.backends.data.dataset import load_dataset
 from penstock.backends.data.options import DataOptions, MediaKeys
 from penstock.backends.data.problems import DataError
-from penstock.backends.engines.served.base.generator import BadTokenError
+from penstock.backends.engines.options import SamplingOptions
+from penstock.backends.engines.served.base.generator import DrawnImageError
+from penstock.backends.engines.served.base.requests import OpenRequest, RequestRules
 from penstock.backends.engines.served.sglang.media import as_written, media_fields
-from penstock.messages.arrays import tokens_view
-from penstock.messages.samples import Media, Prompt
+from penstock.backends.engines.torch.sampling_parameters import SamplingParameters
+from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
+from penstock.messages.commands import Generate
+from penstock.messages.samples import InfraError, Media, Part, PolicyError, Prompt, Purpose, SampleKey, VersionSpan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -173,6 +178,32 @@ def test_a_server_is_sent_one_placeholder_for_the_tokens_of_an_image() -> None:
     assert as_written(IDS[:5], PLACED[:1]) == [5, 9, 6]
 
 
-def test_a_token_for_an_image_that_the_model_has_drawn_is_not_sent_as_one() -> None:
-    with pytest.raises(BadTokenError, match=r"the response has the token that stands for an image \(9\)"):
-        as_written([*IDS, 9], PLACED)
+@pytest.mark.parametrize("place", [0, 4, len(IDS)])
+def test_a_token_for_an_image_that_the_model_has_drawn_is_not_sent_as_one(place: int) -> None:
+    ids = [*IDS[:place], 9, *IDS[place:]]
+    media = [each.moved(1) if each.at >= place else each for each in PLACED]
+    with pytest.raises(DrawnImageError, match=rf"token {place} is the one that stands for an image \(9\)") as caught:
+        as_written(ids, media)
+    assert caught.value.place == place
+
+
+@pytest.mark.parametrize(("made", "outcome"), [([], PolicyError), ([5, 9], InfraError)])
+def test_what_stands_behind_a_drawn_image_is_the_models_doing_but_where_we_have_cut_it_off(
+    made: list[int], outcome: type[PolicyError | InfraError]
+) -> None:
+    context = IDS if made else [*IDS, 9]
+    parameters = SamplingParameters(sampling=SamplingOptions(), stop_token_ids=frozenset({1}), stop_strings=None)
+    prefix = Part(
+        tokens=pack_tokens(made), logprobs=pack_floats([-1.0] * len(made)), spans=(VersionSpan(0, len(made)),)
+    )
+    command = Generate(
+        key=SampleKey(0, 0), attempt=0, prompt=Prompt(row=0, epoch=0, tokens=pack_tokens(context), media=PLACED),
+        seed=1, deadline_version=9, purpose=Purpose.TRAIN, prefix=prefix if made else None,
+    )  # fmt: skip
+    request = OpenRequest(command, RequestRules(tag="t", sampling=parameters, max_context=64, timeout_s=9.0))
+    call = request.call(manifest(1))
+    with pytest.raises(DrawnImageError) as caught:
+        as_written(tokens_view(call.input_ids).tolist(), call.media)
+    found = request.behind_drawn_image(caught.value)
+    assert isinstance(found, outcome)
+    assert "sample 0/0: token" in found.detail

@@ -103,6 +103,10 @@ def test_nothing_of_our_python_of_ray_or_of_a_proxy_gets_into_the_environment() 
     assert "SGLANG_USE_CPU_ENGINE" not in made
 
 
+def test_no_server_keeps_what_it_has_seen_through_new_weights() -> None:
+    assert settings().environment_of({"SGLANG_VLM_CACHE_SIZE_MB": "100"}, "id1")["SGLANG_VLM_CACHE_SIZE_MB"] == "0"
+
+
 def test_a_cpu_has_its_own_engine_and_as_many_threads_as_it_is_given() -> None:
     made = settings(on_cpu=True, num_threads=3).environment_of({}, "id1")
     assert (made["SGLANG_USE_CPU_ENGINE"], made["OMP_NUM_THREADS"]) == ("1", "3")

@@ -192,6 +192,7 @@ def replica(model: PackedModel, workers: WorkerGroup, options: LearnerOptions) -
         return made
     built = type(model)(without_memory(model.model), model.device)
     built.layout = model.layout
+    built.eyes = None if model.eyes is None else model.eyes.of(built.model)
     built.freeze_facts(model.dtype)
     fill_like(built.model, model.model, workers, options, compute_dtype=model.dtype)
     return built

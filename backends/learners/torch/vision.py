@@ -6,6 +6,8 @@ Invariants:
 
 * An image of a prompt is computed once for all samples of it in a micro-batch, and every one of them sends its
   gradient; one that came in an episode is its sample's own.
+* Where ranks have shares of the weights, each runs the vision tower for every micro-batch, with images or without: what
+  it asks of the others must not depend on its tokens.
 * A sequence has the embeddings and the positions that it would have alone, in transformers' own forward pass.
 """
 
@@ -14,14 +16,18 @@ Invariants:
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from penstock.backends.learners.torch.parallel import is_sharded
 from penstock.backends.vision.places import placed
 from penstock.backends.vision.processor import ImageProcessor
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -47,7 +53,37 @@ class LearnerEyes:
         """Those of a copy of the model."""
         return LearnerEyes(model, self._part)
 
-    def inputs(self, packed: PackedTokens, device: torch.device) -> dict[str, Tensor]:
+    @contextmanager
+    def looking(self, packed: PackedTokens, device: torch.device) -> Generator[None]:
+        """While the block runs, the model is given embeddings and positions of a micro-batch in place of its ids. They
+        are computed within its forward pass, where the weights of embedding and vision tower are whole."""
+        if not packed.looks and not is_sharded(self._model):
+            yield
+            return
+
+        def see(_model: object, inputs: tuple[object, ...], keys: dict[str, Any]) -> tuple[object, dict[str, Any]]:
+            ids = cast("Tensor", keys.pop("input_ids"))
+            return inputs, keys | (self._inputs(packed, device) if packed.looks else self._blind(ids))
+
+        # Sharding has put its own hook, which gathers weights, before all others.
+        handle = self._model.register_forward_pre_hook(see, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _blind(self, ids: Tensor) -> dict[str, Tensor]:
+        """Embeddings of text. Other ranks may see images meanwhile, so this one runs the tower over one blank square,
+        of which nothing is taken, and to which a gradient of 0 flows back."""
+        embedded = cast("Tensor", self._model.get_input_embeddings()(ids))
+        side, patch = self._part.merge_size, cast("Any", self._model.model).visual.patch_embed
+        num_values = patch.in_channels * patch.temporal_patch_size * patch.patch_size**2
+        blank = torch.zeros(side * side, num_values, device=ids.device)
+        seen = self._features(blank, torch.tensor([[1, side, side]], device=ids.device))[:0]
+        nowhere = torch.zeros(0, dtype=torch.int64, device=ids.device)
+        return {"inputs_embeds": embedded.index_copy(1, nowhere, seen[None].to(embedded.dtype))}
+
+    def _inputs(self, packed: PackedTokens, device: torch.device) -> dict[str, Tensor]:
         """Embeddings ``[1, N, H]`` and positions ``[3, 1, N]`` of a micro-batch with images."""
         ids = torch.from_numpy(packed.input_ids).to(device)
         embedded = cast("Tensor", self._model.get_input_embeddings()(ids))

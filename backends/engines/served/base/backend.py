@@ -39,7 +39,7 @@ from penstock.backends.engines.served.base import updates
 from penstock.backends.engines.served.base.calls import EndReason
 from penstock.backends.engines.served.base.dialect import EndpointT, EngineFailedError, Memory
 from penstock.backends.engines.served.base.fetches import Fetches
-from penstock.backends.engines.served.base.generator import BadTokenError
+from penstock.backends.engines.served.base.generator import BadTokenError, DrawnImageError
 from penstock.backends.engines.served.base.health import HealthState
 from penstock.backends.engines.served.base.http import CallError
 from penstock.backends.engines.served.base.log_passes import LogPasses
@@ -259,6 +259,8 @@ class ServedEngineBackend(LoopBackend[EngineCommand], Generic[EndpointT]):
                 await self._room.wait()
             try:
                 generated = await self._ask(request)
+            except DrawnImageError as error:
+                return request.behind_drawn_image(error)
             except BadTokenError as error:
                 return InfraError(detail=f"sample {request.command.key}: {error}")
             outcome = request.take(generated)

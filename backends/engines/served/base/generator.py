@@ -59,6 +59,19 @@ class BadTokenError(Exception):
     """A token id lies outside the model's embedding; it was not sent, since it would end the server."""
 
 
+class DrawnImageError(BadTokenError):
+    """The token that stands for an image is where none was put; it was not sent, since a server would look for one more
+    image and see others in the places of those that there are."""
+
+    def __init__(self, token: int, place: int) -> None:
+        """``place``: of the first one, among those of the request."""
+        super().__init__(
+            f"token {place} is the one that stands for an image ({token}), and no image was put there; a server that "
+            "goes on behind it would look for one more"
+        )
+        self.place = place
+
+
 class RetryPolicy(Value, frozen=True, kw_only=True):
     """How long, and how often, a server that does not answer is tried again."""
 

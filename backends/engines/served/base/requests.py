@@ -32,6 +32,7 @@ from penstock.messages.samples import (
     Completed,
     InfraError,
     Part,
+    PolicyError,
     StopReason,
     Truncated,
 )
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.engines.expert_choices import ExpertShape
     from penstock.backends.engines.served.base.calls import Chunk, Generated
+    from penstock.backends.engines.served.base.generator import DrawnImageError
     from penstock.backends.engines.torch.sampling_parameters import SamplingParameters
     from penstock.backends.engines.torch.stopping import StopStrings
     from penstock.messages.commands import Generate
@@ -116,6 +118,13 @@ class OpenRequest:
             if self._stops.follow(0, self.part.tokens) is not None:
                 return Completed(stop=StopReason.STOP_STRING)
         return Truncated() if len(tokens) >= self._limit else None
+
+    def behind_drawn_image(self, error: DrawnImageError) -> Outcome:
+        """No server goes on behind the token of an image that the model has drawn. In an earlier turn that is what the
+        model did, and is trained as such; in this one it is our doing, as it was interrupted there."""
+        detail = f"sample {self.command.key}: {error}"
+        is_earlier = error.place < len(self._prompt) // TOKEN_BYTES
+        return PolicyError(detail=detail) if is_earlier else InfraError(detail=detail)
 
     def call(self, manifest: WeightManifest) -> GenerateCall:
         """What to ask the server for next, under these weights."""

@@ -4,8 +4,9 @@ The prompt travels as token ids with one placeholder for each image, as the chat
 each as many as its processor needs for the image's size and leaves all other ids as they are; a number of placeholders
 that is not that of the images it refuses.
 
-Where a learner looks at the images too, prompts hold all those tokens already. They are taken out again, and the server
-has to count as many tokens in the end as there were.
+Where a learner looks at the images too, or an episode goes on behind them, prompts hold all those tokens already. They
+are taken out again, and the server has to count as many tokens in the end as there were. A token of images that the
+model itself has drawn cannot be told from a placeholder, so such a prompt is not sent.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from penstock.backends.engines.served.base.generator import BadTokenError
+from penstock.backends.engines.served.base.generator import DrawnImageError
 from penstock.backends.engines.served.base.http import BadReply
 
 if TYPE_CHECKING:
@@ -41,20 +42,22 @@ def as_written(ids: list[int], media: Sequence[Media]) -> list[int]:
     """The ids with one placeholder for each image, of which they hold all tokens.
 
     Raises:
-        BadTokenError: the model has drawn the token that stands for images, which the server would take for one more.
+        DrawnImageError: the model has drawn the token that stands for images.
     """
+    token = ids[media[0].at]
     written: list[int] = []
     done = 0
     for each in media:
-        written += ids[done : each.at + 1]
+        written += [*_text(ids[done : each.at], token, done), token]
         done = each.at + each.num_tokens
-    written += ids[done:]
-    if written.count(ids[media[0].at]) != len(media):
-        raise BadTokenError(
-            f"the response has the token that stands for an image ({ids[media[0].at]}), and a server that goes on with "
-            "it would look for one more"
-        )
-    return written
+    return written + _text(ids[done:], token, done)
+
+
+def _text(ids: list[int], image_token: int, begin: int) -> list[int]:
+    """A stretch between images, which begins at this place."""
+    if image_token in ids:
+        raise DrawnImageError(image_token, begin + ids.index(image_token))
+    return ids
 
 
 def check_count(num_sent: int, num_read: int) -> None:

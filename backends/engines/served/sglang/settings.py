@@ -73,8 +73,9 @@ class SglangSettings(ServerSettings):
         return f"admin-api-key: {self.admin_api_key}\n"
 
     def environment_of(self, base: Mapping[str, str], server_id: str) -> dict[str, str]:
-        """As of every server, and that it computes on a CPU."""
-        own = {"SGLANG_USE_CPU_ENGINE": "1"} if self.on_cpu else {}
+        """As of every server, and that it computes on a CPU, and keeps nothing of what it sees in images: neither new
+        weights nor a flush would make it forget that."""
+        own = {"SGLANG_VLM_CACHE_SIZE_MB": "0"} | ({"SGLANG_USE_CPU_ENGINE": "1"} if self.on_cpu else {})
         return super().environment_of({**base, **own}, server_id)
 
 

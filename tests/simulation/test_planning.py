@@ -19,6 +19,7 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
+from penstock import api
 from penstock.backends.engines.options import LatencyOptions
 from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.backends.rewards.options import SimulatedRewardOptions
@@ -689,3 +690,16 @@ def test_results_come_in_the_order_of_the_jobs() -> None:
     with Workers(2) as workers:
         assert workers.map(abs, [-3, 2, -1], on_done=lambda: heard.append(1)) == [3, 2, 1]
     assert len(heard) == 3
+
+
+def test_a_program_plans_as_the_command_does() -> None:
+    overrides = {key: json.loads(value) for key, _, value in (each.partition("=") for each in MODELLED)}
+    found = api.plan(FILE, 3, overrides, max_staleness=1, num_seeds=1, budget=8, slots=[8])
+    asked = Asked(num_devices=3, max_staleness=1, num_seeds=1, budget=8, slots=(8,))
+    with Workers(1) as workers:
+        assert found.plan == search(space_of(asked), asked, workers, on_round=lambda _: lambda: None)
+    choice = found.plan.chosen.candidate
+    assert (found.scenario.engines.count, found.scenario.engines.slots) == (choice.num_engines, 8)
+    assert any("penstock calibrate" in text for text in found.assumed)
+    with pytest.raises(UserFault, match=r"--vary: 'run\.seed' is not varied"):
+        api.plan(FILE, 3, overrides, vary={"run.seed": [1, 2]})

@@ -205,8 +205,7 @@ def test_the_command_says_which_runs_were_not_completed() -> None:
 
 
 def test_a_program_rehearses_as_the_command_does() -> None:
-    keys: dict[str, object] = dict(key.split("=", 1) for key in KEYS)
-    overrides = {key: json.loads(str(value)) for key, value in keys.items()}
+    overrides = {key: json.loads(value) for key, _, value in (each.partition("=") for each in KEYS)}
     found = api.rehearse(FILE, "kill:engine/1@0.5", overrides, num_seeds=2, seed=3, price=2)
     expected = read_faults("kill:engine/1@0.5", NAMES)
     with Workers(1) as workers:

@@ -24,6 +24,10 @@ Arguments that mean the same everywhere:
 * ``wait``: return when the run is over; False returns when its checks are done and it goes on. An interrupt while this
   waits stops the run, cleanly.
 * ``progress``: show how far the run is.
+* ``models``: how long things take, as :func:`calibrate` returns or writes it; None: as the scenario has it.
+* ``price``: of a device for an hour, ``2.5``, or ``"engine=1.2,learner=2.5"``.
+* ``num_processes``: that simulate side by side; more than one import the program's main module again, so a script that
+  asks for them needs its ``if __name__ == "__main__"``.
 """
 
 from __future__ import annotations
@@ -31,8 +35,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
-
-import msgspec
 
 from penstock.backends.ledger.audit import AuditReport
 from penstock.messages.errors import RunFailedError, UserFault
@@ -43,21 +45,22 @@ from penstock.runtime.launch.evaluate import evaluation_name
 from penstock.runtime.launch.handle import Run, begin, new_folder
 from penstock.runtime.launch.inputs import Function, Rows, write_function, write_rows
 from penstock.runtime.launch.runs import RECORD_NAME, audit_run, newest_run, read_record
+from penstock.runtime.launch.scenarios_given import AnyScenario, Overrides, plain_of, source_of, texts_of
 from penstock.runtime.launch.status import RunStatus
 from penstock.runtime.observability.evaluations import EvaluationRow
 from penstock.runtime.observability.samples import ShownSample as Sample
 from penstock.runtime.observability.summary import RunSummary
 from penstock.runtime.observability.traces import SpanRow
 from penstock.runtime.observability.trackers import ActivityRow, StepRow
+from penstock.runtime.prediction.programs import calibrate, forecast, plan, rehearse, simulate
 from penstock.runtime.scenario import Scenario
-from penstock.runtime.scenario.load import overridden_source, scenario_from
-from penstock.runtime.scenario.modelled import modelled_from
+from penstock.runtime.scenario.load import scenario_from
 from penstock.runtime.scenario.named import absolute
 from penstock.runtime.scenario.shipped import find_scenario
-from penstock.runtime.scenario.source import Place, Source, read_source
 
 if TYPE_CHECKING:
-    from penstock.runtime.scenario.source import Plain
+    from penstock.runtime.run.replay import Replayed
+    from penstock.runtime.submit.job import Job
 
 __all__ = [
     "ActivityRow",
@@ -74,20 +77,23 @@ __all__ = [
     "StepRow",
     "UserFault",
     "audit",
+    "calibrate",
     "check",
     "evaluate",
+    "forecast",
     "list_runs",
     "load_scenario",
     "open_run",
+    "plan",
+    "rehearse",
+    "replay",
     "resume",
     "run",
     "simulate",
+    "submit",
     "train",
 ]
 
-AnyScenario: TypeAlias = "str | Path | Mapping[str, object] | Scenario"
-"""The name of one that comes with Penstock, a YAML file, its blocks as a mapping, or one that is loaded."""
-Overrides: TypeAlias = "Mapping[str, object] | None"
 AnyRun: TypeAlias = "Run | str | Path"
 """A run, or its folder."""
 
@@ -108,7 +114,7 @@ def load_scenario(scenario: AnyScenario, overrides: Overrides = None) -> Scenari
     Raises:
         UserFault: with file, line and key of the first thing that is wrong.
     """
-    return scenario_from(_source(scenario, overrides))
+    return scenario_from(source_of(scenario, overrides))
 
 
 def check(scenario: AnyScenario, overrides: Overrides = None) -> list[str]:
@@ -202,7 +208,7 @@ def resume(run: AnyRun | None = None, overrides: Overrides = None, *, wait: bool
         RunFailedError: as :func:`run`.
     """
     folder = open_run(run).folder
-    return begin(ResumeJob(folder=str(folder), overrides=_texts(overrides)), wait=wait, progress=progress)
+    return begin(ResumeJob(folder=str(folder), overrides=texts_of(overrides)), wait=wait, progress=progress)
 
 
 def evaluate(
@@ -243,35 +249,63 @@ def evaluate(
         job = EvaluateJob(
             model=named,
             scenario_file=None if scenario is None else str(find_scenario(Path(scenario)).absolute()),
-            overrides=_texts(overrides),
+            overrides=texts_of(overrides),
             version=version,
             data=texts,
-            settings=cast("dict[str, Any]", _plain({**wanted, **(settings or {})})),
+            settings=cast("dict[str, Any]", plain_of({**wanted, **(settings or {})})),
             folder=str(folder),
         )
         return begin(job, wait=wait, progress=progress)
 
 
-def simulate(
-    scenario: AnyScenario, overrides: Overrides = None, *, seed: int = 0, folder: str | Path | None = None
-) -> SimulationResult:
-    """Run the same actors on a virtual clock with modelled engines and learner, as ``penstock simulate``: hours in
-    seconds, in this process.
+def replay(
+    run: AnyRun | None = None, *, actor: str = "", until: str = "", breaks_on: str = "", anyway: bool = False
+) -> Replayed:
+    """Whether every command of a recorded run comes out again, as ``penstock replay``: ``.is_same`` says it in a word,
+    ``.moment`` where not.
+
+    Args:
+        run: None: the newest one under ``./runs``.
+        actor: the only one that is replayed; empty: all.
+        until: a step, ``"12"``, or an event, ``"buffer-1:123"``, behind which it stops.
+        breaks_on: class or subject of the first event or command at which it stops.
+        anyway: also where the rules are other ones than those of the run.
+
+    Raises:
+        UserFault: the run was not recorded, or its recording cannot be read.
+    """
+    from penstock.runtime.run.replay import Choice, replay_run
+
+    return replay_run(open_run(run).folder, Choice(actor, until, breaks_on, anyway))
+
+
+def submit(
+    scenario: AnyScenario,
+    scheduler: str,
+    overrides: Overrides = None,
+    *,
+    config: str | Path | None = None,
+    new: bool = False,
+) -> Job | None:
+    """Give a run to a scheduler, as ``penstock run --submit … --job submit``: its ``.folder`` is the run's, and
+    ``.record.job_id`` what the scheduler calls it. One that it has already is returned as it is.
 
     Args:
         scenario: see :func:`load_scenario`.
-        seed: of latencies and faults; the same seed gives the same run.
-        folder: where event log, metrics and report go; None writes nothing.
+        scheduler: ``slurm``, ``rayjob`` or ``skypilot``.
+        config: the file with partition, image, time limit, …; docs/clusters.md.
+        new: another run, whatever was submitted before.
+
+    Returns:
+        None where the run is completed, and nothing more is asked of it.
 
     Raises:
-        UserFault: the scenario cannot be simulated, or the folder cannot be written.
+        UserFault: something has to be changed, or is missing.
     """
-    resolved, _ = modelled_from(_source(scenario, overrides))
-    if resolved.run.only is not None:
-        raise UserFault(f"run.only: {resolved.run.only}: a part of a run is not simulated; remove it")
-    from penstock.runtime.hosts.virtual.simulate import simulated
+    from penstock.runtime.submit.submission import give_to_scheduler
 
-    return simulated(resolved, seed=seed, run_folder=None if folder is None else Path(folder))[0]
+    file = None if config is None else Path(config)
+    return give_to_scheduler(load_scenario(scenario, overrides), scheduler, file, is_new=new)
 
 
 def audit(run: AnyRun | None = None) -> AuditReport:
@@ -312,37 +346,3 @@ def _named_rows(folder: Path, data: Rows | Mapping[str, Rows] | None) -> tuple[t
         return tuple(f"{name}={write_rows(folder, name, rows).path}" for name, rows in every.items()), {}
     found = write_rows(folder, "rows", data)
     return (found.path,), {key: "" if value is None else value for key, value in found.settings().items()}
-
-
-def _source(scenario: AnyScenario, overrides: Overrides) -> Source:
-    here = Path.cwd()
-    if isinstance(scenario, Scenario):
-        source = Source(msgspec.to_builtins(scenario), {(): Place("the given scenario", here)})
-    elif isinstance(scenario, Mapping):
-        source = Source(cast("dict[str, Plain]", _plain(scenario)), {(): Place("the given mapping", here)})
-    else:
-        source = read_source(find_scenario(Path(scenario)))
-    return overridden_source(source, _texts(overrides))
-
-
-def _texts(overrides: Overrides) -> tuple[str, ...]:
-    """As the command line takes them; what is JSON is YAML, too."""
-    return tuple(f"{key}={msgspec.json.encode(_plain(value)).decode()}" for key, value in (overrides or {}).items())
-
-
-def _plain(value: object) -> object:
-    """Numbers, texts, lists and mappings, as a YAML file has them; paths as their texts.
-
-    Raises:
-        UserFault: there is something else in it.
-    """
-    try:
-        return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_path))
-    except (TypeError, ValueError) as error:
-        raise UserFault(f"{value!r}: {error}; a scenario has numbers, texts, lists and mappings") from None
-
-
-def _path(value: object) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"found {type(value).__qualname__}")

@@ -45,7 +45,7 @@ class KnownSettled:
         """Take over a newer state; which of these groups, none of which was settled before, are settled now. Those that
         stand in both collections are named once."""
         floor, evaluation_floor, above = self._floor, self._evaluation_floor, self._above
-        if not self.update(state):
+        if not self.update(state) or not (groups or others):
             return []
         num_below = self._floor - floor + self._evaluation_floor - evaluation_floor
         if num_below + len(self._above) >= len(groups) + len(others):  # a first state may pass millions

@@ -29,8 +29,10 @@ class Steps:
     def take(self, before: State, after: State) -> None:
         """A state has changed, if it has."""
         if before is not after:
-            taken, step = self._taken.setdefault(self.cause, []), (before, after)
-            if step not in taken:
+            taken, step = self._taken.get(self.cause), (before, after)
+            if taken is None:
+                self._taken[self.cause] = [step]
+            elif step not in taken:
                 taken.append(step)
 
     def validate(self) -> None:

@@ -96,6 +96,8 @@ if TYPE_CHECKING:
 _SERVING: Final = Phase.SERVING
 _SPOILT: Final = Phase.SPOILT
 _WORKING: Final = Activity.WORKING
+_IDLE: Final = Activity.WAITING_FOR_DEMAND, 0.0, 0.0
+_WITHOUT_WEIGHTS: Final = Activity.WAITING_FOR_WEIGHTS, 0.0, 0.0
 """See :data:`penstock.messages.base.LOSSY`."""
 
 
@@ -151,10 +153,12 @@ class EngineWorker:
     @property
     def shows(self) -> tuple[Activity, float, float]:
         """Activity, occupancy and outside at once, as whoever follows them asks after nearly every event."""
-        num_running = self.requests.num_running
-        if num_running and self.phase is _SERVING and not self._num_outside and not self.settings.takes_turns:
+        requests = self.requests
+        if self.phase is not _SERVING or self._num_outside or self.settings.takes_turns:
+            return self.activity, self.occupancy, self.outside
+        if num_running := requests.num_running:
             return _WORKING, num_running / self.num_slots, 0.0
-        return self.activity, self.occupancy, self.outside
+        return _IDLE if not requests.num_waiting and self.weights.version >= 0 else _WITHOUT_WEIGHTS
 
     @property
     def num_outside(self) -> int:

@@ -78,7 +78,10 @@ class SimulatedRequest:
     @property
     def turn_end(self) -> int:
         """Where the turn ends that it makes tokens of, or its last one."""
-        return min((end for end in self.ends if end > self.made), default=self.last)
+        for end in self.ends:  # in order
+            if end > self.made:
+                return end
+        return self.last
 
     @property
     def awaits_reply(self) -> bool:

@@ -11,14 +11,15 @@ from penstock.backends.learners.spec import LEARNERS
 from penstock.messages.texts import counted
 from penstock.runtime.cli.engine_memory import embedded_text
 from penstock.runtime.cli.megatron_plan import megatron_text
-from penstock.runtime.cli.node_plan import node_text, plan_nodes
-from penstock.runtime.cli.placement import placement
+from penstock.runtime.cli.node_text import node_text
 from penstock.runtime.cli.shared_memory import shared_memory_text
 from penstock.runtime.cli.tables import aligned
 from penstock.runtime.launch.machine import FAILED, LEFT_OUT, OK, ask_machine
 from penstock.runtime.observability.texts import bytes_text
 from penstock.runtime.preflight.gpu_memory import memory_outcome
+from penstock.runtime.run.node_plan import plan_nodes
 from penstock.runtime.run.placement import needs_of, num_gpus_asked
+from penstock.runtime.run.process_table import placement
 from penstock.runtime.safe_text import without_credentials
 from penstock.runtime.scenario import dump_scenario
 from penstock.runtime.scenario.profiling_rules import dumped_bytes

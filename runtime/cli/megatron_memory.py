@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.bridge.architecture import Architecture
     from penstock.backends.learners.megatron.layout.layout import Layout
     from penstock.backends.learners.megatron.layout.memory import MemoryEstimate
-    from penstock.runtime.cli.node_plan import NodePlan
     from penstock.runtime.preflight.gpu_memory import LearnerPart
+    from penstock.runtime.run.node_plan import NodePlan
     from penstock.runtime.scenario import Scenario
 
 UNCOUNTED: Final = 0.1

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.megatron.bridge.architecture import Architecture
     from penstock.backends.learners.megatron.layout.layout import Axis, Layout
-    from penstock.runtime.cli.node_plan import NodePlan
     from penstock.runtime.preflight.gpu_memory import LearnerPart
+    from penstock.runtime.run.node_plan import NodePlan
     from penstock.runtime.scenario import Scenario
     from penstock.runtime.scenario.architecture import Found
 

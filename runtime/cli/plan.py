@@ -16,10 +16,10 @@ from penstock.runtime.observability.texts import duration_text, length_text, num
 from penstock.runtime.output_file import check_new_output, write_output
 from penstock.runtime.prediction.planning.candidate import SECONDS_OF_HOUR, Objective
 from penstock.runtime.prediction.planning.pareto_svg import pareto_svg
+from penstock.runtime.prediction.planning.planned import planned
 from penstock.runtime.prediction.planning.planned_file import write_planned
-from penstock.runtime.prediction.planning.search import search
-from penstock.runtime.prediction.planning.varied import VariedSpace
-from penstock.runtime.prediction.workers import Workers
+from penstock.runtime.scenario.load import overridden_source
+from penstock.runtime.scenario.source import read_source
 from penstock.runtime.terminal import print_json
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from penstock.runtime.prediction.models import Models
     from penstock.runtime.prediction.planning.candidate import Asked
     from penstock.runtime.prediction.planning.measured import Measured
+    from penstock.runtime.prediction.planning.planned import Planned
     from penstock.runtime.prediction.planning.search import Plan
+    from penstock.runtime.prediction.planning.varied import VariedSpace
 
 MOST_ROWS: Final = 16
 MOST_REFUSALS: Final = 4
@@ -58,11 +60,12 @@ def plan_and_show(
     picture = out.with_suffix(".svg")
     for path in (out, picture):
         check_new_output(path, "--output")
-    space = VariedSpace(file, overrides, models, asked, varied)
-    with Workers(num_processes) as workers, _bar(console, is_off=as_json) as bar:
-        plan = search(space, asked, workers, on_round=_rounds(bar, asked.budget))
-    remarks = _remarks(plan, asked, space, models)
-    write_planned(space.real_of(plan.chosen.candidate), out, remarks)
+    source = overridden_source(read_source(file), overrides)
+    with _bar(console, is_off=as_json) as bar:
+        on_round = _rounds(bar, asked.budget)
+        found = planned(source, asked, models=models, varied=varied, num_processes=num_processes, on_round=on_round)
+    plan, space = found
+    write_planned(found.scenario, out, _remarks(found, asked, models))
     title = f"{space.real.run.name}: {counted(asked.num_devices, 'device')}"
     write_output(picture, pareto_svg(plan, title, has_price=asked.objective is Objective.COST))
     if as_json:
@@ -156,9 +159,9 @@ def _effort(plan: Plan) -> str:
     )
 
 
-def _remarks(plan: Plan, asked: Asked, space: VariedSpace, models: Models | None) -> list[str]:
+def _remarks(found: Planned, asked: Asked, models: Models | None) -> list[str]:
     """What leads the file."""
-    best, choice = plan.chosen, plan.chosen.candidate
+    best, choice = found.plan.chosen, found.plan.chosen.candidate
     objective = {Objective.COST: "lowest cost", Objective.GOODPUT: "highest goodput"}.get(
         asked.objective, "highest throughput"
     )
@@ -167,7 +170,7 @@ def _remarks(plan: Plan, asked: Asked, space: VariedSpace, models: Models | None
         f"({counted(choice.num_devices, 'device')}).",
         f"Predicted: {spread_text(best.tokens_per_s, short_count)} trained tokens/s, a step in "
         f"{length_text(best.step_s.mean)}, mean age {best.mean_age.mean:.2f} versions.",
-        *(f"Assumed: {text}" for text in space.assumed(choice)),
+        *(f"Assumed: {text}" for text in found.assumed),
         *model_errors(models),
         f"By: {command_line()}",
     ]

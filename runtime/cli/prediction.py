@@ -12,11 +12,9 @@ from rich.table import Table
 from penstock.messages.texts import counted
 from penstock.runtime.observability.texts import fixed, length_text, number_text, short_count
 from penstock.runtime.output_file import check_new_output
-from penstock.runtime.prediction.calibrate import calibrate
-from penstock.runtime.prediction.checking import checked
+from penstock.runtime.prediction.checking import calibrated
 from penstock.runtime.prediction.forecast import forecast
 from penstock.runtime.prediction.models import write_models
-from penstock.runtime.prediction.recorded import read_recording
 from penstock.runtime.terminal import print_json
 
 if TYPE_CHECKING:
@@ -48,11 +46,8 @@ def calibrate_and_show(
         UserFault: a run cannot be read or fitted, or the file is there already, or cannot be written.
     """
     check_new_output(out, "--output")
-    recordings = [read_recording(folder) for folder in folders]
-    models = calibrate(recordings)
-    if has_checks:
-        with console.status("playing the runs again"):
-            models = checked(models, recordings)
+    with console.status("reading the runs, and playing them again" if has_checks else "reading the runs"):
+        models = calibrated(folders, has_checks=has_checks)
     write_models(models, out)
     show_models(models, out, console, as_json=as_json)
 

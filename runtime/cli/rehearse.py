@@ -5,22 +5,18 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-import msgspec
 from rich import box
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock.messages.errors import UserFault
 from penstock.messages.texts import counted
 from penstock.runtime.cli.prediction import model_errors, percent
 from penstock.runtime.observability.texts import duration_text, number_text, short_count
-from penstock.runtime.prediction.planning.candidate import SECONDS_OF_HOUR, Candidate
-from penstock.runtime.prediction.planning.space import COLOCATE, devices_of
-from penstock.runtime.prediction.rehearsal import Played, chaos_faults, quantile_of, read_faults, rehearse
-from penstock.runtime.prediction.workers import Workers
-from penstock.runtime.scenario.load import load_scenario
-from penstock.runtime.scenario.modelled import load_modelled
+from penstock.runtime.prediction.planning.candidate import SECONDS_OF_HOUR
+from penstock.runtime.prediction.rehearsal import chaos_faults, quantile_of, rehearsed
+from penstock.runtime.scenario.load import overridden_source
+from penstock.runtime.scenario.source import read_source
 from penstock.runtime.terminal import print_json
 
 if TYPE_CHECKING:
@@ -31,19 +27,9 @@ if TYPE_CHECKING:
 
     from penstock.runtime.prediction.models import Models
     from penstock.runtime.prediction.planning.candidate import Prices
-    from penstock.runtime.scenario import Scenario
+    from penstock.runtime.prediction.rehearsal import Played, Rehearsal
 
 USUAL, WORST = 0.5, 0.95
-
-
-class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs of a scenario with faults."""
-
-    scenario: str
-    faults: str
-    hourly: float | None
-    """Price of an hour; None without prices."""
-    runs: tuple[Played, ...]
 
 
 def rehearse_and_show(
@@ -66,43 +52,28 @@ def rehearse_and_show(
     Raises:
         UserFault: the faults cannot be read, or the scenario cannot be played.
     """
-    real, modelled = load_scenario(file, overrides), load_modelled(file, overrides)[0]
-    if real.run.only is not None:
-        raise UserFault(f"run.only: {real.run.only}: a part of a run is not rehearsed; remove it")
-    if models is not None:
-        modelled = models.applied(modelled)
-    expected = read_faults(faults, real)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn())
     bar = Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal)
-    with Workers(num_processes) as workers, bar:
+    source = overridden_source(read_source(file), overrides)
+    with bar:
         task = bar.add_task("", total=2 * len(seeds))
-        runs = rehearse(modelled, expected, seeds, workers, on_done=lambda: bar.advance(task))
-    hourly = None if prices is None else _as_candidate(real).hourly(prices)
-    found = Rehearsal(scenario=real.run.name, faults=faults, hourly=hourly, runs=tuple(runs))
-    completed = [run for run in runs if run.completed]
+        found = rehearsed(
+            source,
+            faults,
+            seeds,
+            prices=prices,
+            models=models,
+            num_processes=num_processes,
+            on_done=lambda: bar.advance(task),
+        )
+    completed = found.completed
     if as_json:
         print_json(found, console)
     else:
         _show(found, completed, file, overrides, console)
         for text in model_errors(models):
             console.print(escape(text), soft_wrap=True)
-    return 0 if len(completed) == len(runs) else 1
-
-
-def _as_candidate(scenario: Scenario) -> Candidate:
-    """Which has the price of its devices."""
-    engines, staleness = scenario.engines, scenario.staleness
-    if engines.more:
-        raise UserFault("--price: engines of several kinds (engines.more) have no one price; leave --price away")
-    return Candidate(
-        policy=staleness.policy,
-        max_staleness=staleness.max_staleness or 0,
-        num_engines=engines.count,
-        engine_devices=devices_of(engines),
-        slots=engines.slots,
-        learner_ranks=scenario.learner.num_ranks,
-        is_colocated=engines.placement == COLOCATE,
-    )
+    return 0 if len(completed) == len(found.runs) else 1
 
 
 def _show(

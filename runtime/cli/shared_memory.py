@@ -13,8 +13,8 @@ from penstock.runtime.scenario.architecture import UnreadableModelError, find_ar
 
 if TYPE_CHECKING:
     from penstock.backends.learners.megatron.bridge.architecture import Architecture
-    from penstock.runtime.cli.node_plan import NodePlan
     from penstock.runtime.preflight.gpu_memory import Need
+    from penstock.runtime.run.node_plan import NodePlan
     from penstock.runtime.scenario import Scenario
 
 

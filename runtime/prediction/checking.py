@@ -12,15 +12,29 @@ from msgspec.structs import replace
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.observability.facts import SCENARIO_FILE
+from penstock.runtime.prediction.calibrate import calibrate
 from penstock.runtime.prediction.forecast import play
 from penstock.runtime.prediction.models import Check
+from penstock.runtime.prediction.recorded import read_recording
 from penstock.runtime.scenario.modelled import load_modelled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from penstock.runtime.prediction.models import Models
     from penstock.runtime.prediction.recorded import Recording
+
+
+def calibrated(folders: Sequence[Path], *, has_checks: bool) -> Models:
+    """Fit the models to these recorded runs, and check them.
+
+    Raises:
+        UserFault: a run cannot be read or fitted.
+    """
+    recordings = [read_recording(folder) for folder in folders]
+    models = calibrate(recordings)
+    return checked(models, recordings) if has_checks else models
 
 
 def checked(models: Models, recordings: Sequence[Recording]) -> Models:

@@ -9,6 +9,7 @@ being replaced, does not count.
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 from functools import partial
@@ -24,7 +25,12 @@ from penstock.runtime.hosts.virtual.host import IdleWatcher
 from penstock.runtime.hosts.virtual.process import Status
 from penstock.runtime.hosts.virtual.simulate import Simulation
 from penstock.runtime.observability.summary import wasted_tokens
+from penstock.runtime.prediction.planning.candidate import Candidate
+from penstock.runtime.prediction.planning.space import COLOCATE, devices_of
+from penstock.runtime.prediction.workers import Workers
 from penstock.runtime.run.wiring import actor_names
+from penstock.runtime.scenario.load import scenario_from
+from penstock.runtime.scenario.modelled import modelled_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,8 +40,10 @@ if TYPE_CHECKING:
     from penstock.messages.training import StepReported
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
-    from penstock.runtime.prediction.workers import Workers
+    from penstock.runtime.prediction.models import Models
+    from penstock.runtime.prediction.planning.candidate import Prices
     from penstock.runtime.scenario import Scenario
+    from penstock.runtime.scenario.source import Source
 
 PREEMPT: Final = "preempt"
 MACHINE: Final = str(ChaosKind.MACHINE)
@@ -108,6 +116,21 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
         return min(1.0, self.undisturbed_s / self.finish_s)
 
 
+class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
+    """All runs of a scenario with faults."""
+
+    scenario: str
+    faults: str
+    hourly: float | None
+    """Price of an hour; None without prices."""
+    runs: tuple[Played, ...]
+
+    @property
+    def completed(self) -> list[Played]:
+        """Those that came to their end."""
+        return [run for run in self.runs if run.completed]
+
+
 class Job(NamedTuple):
     """One run to be played."""
 
@@ -162,6 +185,58 @@ def _read_moment(part: str, target: str, progress: float, names: Sequence[str]) 
     if not 0 < progress < 1:
         raise UserFault(f"--faults: '{part}': the moment is a share of the steps, between 0 and 1; found {progress:g}")
     return Moment(target, progress)
+
+
+def rehearsed(
+    source: Source,
+    faults: str,
+    seeds: range,
+    *,
+    prices: Prices | None = None,
+    models: Models | None = None,
+    num_processes: int = 1,
+    on_done: Callable[[], None] | None = None,
+) -> Rehearsal:
+    """Play a scenario, as it was read, with these faults, as ``penstock rehearse`` takes them.
+
+    Args:
+        source: of the scenario, real or modelled.
+        faults: see :func:`read_faults`.
+        seeds: one or more.
+        prices: of devices.
+        models: how long things take; None: as the scenario's own models have it.
+        num_processes: that play side by side.
+        on_done: hears of every run that is over, two of each seed.
+
+    Raises:
+        UserFault: the faults cannot be read, or the scenario cannot be played.
+    """
+    real, (modelled, _) = scenario_from(copy.deepcopy(source)), modelled_from(copy.deepcopy(source))
+    if real.run.only is not None:
+        raise UserFault(f"run.only: {real.run.only}: a part of a run is not rehearsed; remove it")
+    hourly = None if prices is None else _as_candidate(real).hourly(prices)
+    if models is not None:
+        modelled = models.applied(modelled)
+    expected = read_faults(faults, real)
+    with Workers(num_processes) as workers:
+        runs = rehearse(modelled, expected, seeds, workers, on_done=on_done)
+    return Rehearsal(scenario=real.run.name, faults=faults, hourly=hourly, runs=tuple(runs))
+
+
+def _as_candidate(scenario: Scenario) -> Candidate:
+    """Which has the price of its devices."""
+    engines, staleness = scenario.engines, scenario.staleness
+    if engines.more:
+        raise UserFault("--price: engines of several kinds (engines.more) have no one price; leave --price away")
+    return Candidate(
+        policy=staleness.policy,
+        max_staleness=staleness.max_staleness or 0,
+        num_engines=engines.count,
+        engine_devices=devices_of(engines),
+        slots=engines.slots,
+        learner_ranks=scenario.learner.num_ranks,
+        is_colocated=engines.placement == COLOCATE,
+    )
 
 
 def rehearse(

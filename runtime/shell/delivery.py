@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 MAX_BACKOFF: Final = 12.0
 """The longest pause between two repeats, as a multiple of ``resend_after_s``."""
-_TELL_SETTLED: Final = (SamplesSettled, DemandGranted, EvaluationDue)
+_NEVER: Final = (-1, -1)
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
@@ -118,7 +118,7 @@ class Delivery:
             self._data.setdefault(group_id, {})[outgoing.to, type(event).__name__, index] = kept
         else:
             self._control[outgoing.to, event.topic()] = _Kept(outgoing, due_s, self._resend_after_s)
-            if isinstance(event, _TELL_SETTLED):
+            if type(event) is SamplesSettled or type(event) is DemandGranted or type(event) is EvaluationDue:
                 self.settle(event.settled)
         if due_s < self.next_due_s:
             self.next_due_s = due_s
@@ -166,11 +166,11 @@ class Delivery:
         if delivery is DATA:
             return self._accepts_data(event)
         if delivery is CONTROL:
-            key = (sender, event.topic())
-            if self._heard.get(key, (-1, -1)) >= (epoch, message_id):
+            key, said = (sender, event.topic()), (epoch, message_id)
+            if self._heard.get(key, _NEVER) >= said:
                 return False
-            self._heard[key] = (epoch, message_id)
-            if isinstance(event, _TELL_SETTLED):
+            self._heard[key] = said
+            if type(event) is SamplesSettled or type(event) is DemandGranted or type(event) is EvaluationDue:
                 self.settle(event.settled)
         return True
 

@@ -273,10 +273,11 @@ class Shell:
             records, self._records = self._records, []
             if records:
                 self._host.commit(records)
+            now_s = self._host.now_s()
             for commands, cause in effects:
                 for command in commands:
                     if type(command) is Send:
-                        self._send(command, cause)
+                        self._send(command, cause, now_s)
                     elif _is_for_backend(command):
                         self._host.execute(command)
                     elif type(command) is ReplaceActor or type(command) is FailRun:
@@ -360,13 +361,13 @@ class Shell:
         )
         self._effects.append(([Send(header.sender, answer)], header.message_id))
 
-    def _send(self, send: Send, cause: int) -> None:
+    def _send(self, send: Send, cause: int, now_s: float) -> None:
         to, event = send.to, send.event
         if type(event) is LeasesAsked:
             event = msgspec.structs.replace(event, lost=self.membership.lost_members())
         outgoing = Outgoing(to, event, next(self._ids), cause)
         if event.delivery is not LOSSY:
-            outgoing = self.delivery.sent(outgoing, self._host.now_s())
+            outgoing = self.delivery.sent(outgoing, now_s)
         pack = self._packs.get(to)
         if pack is None:
             self._packs[to] = [outgoing]
@@ -389,9 +390,10 @@ class Shell:
         packs, self._packs = self._packs, {}
         settings, links = self.settings, self._links
         name, own_epoch = settings.name, settings.epoch
+        epoch_of, reachable, transmit = self.membership.epoch_of, self._reachable.get, self._host.transmit
         for to, outgoing in packs.items():
-            epoch = self.membership.epoch_of(to)
-            if epoch is not None and self._reachable.get(to) != epoch and to != SUPERVISOR:
+            epoch = epoch_of(to)
+            if epoch is not None and reachable(to) != epoch and to != SUPERVISOR:
                 lossy = [item for item in outgoing if item.event.delivery is LOSSY]
                 self._unreached.setdefault(to, []).extend(lossy)
                 continue
@@ -402,7 +404,7 @@ class Shell:
                 header = Header(name, own_epoch, sequence, item.message_id, item.cause)
                 envelopes.append(Envelope(header, item.event))
             links[to] = sequence
-            self._host.transmit(to, envelopes)
+            transmit(to, envelopes)
 
 
 def _is_for_backend(command: AnyCommand) -> TypeGuard[BackendCommand]:

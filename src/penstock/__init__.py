@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _NAMES = frozenset((
     "ActivityRow", "AuditReport", "EvaluationRow", "Run", "RunFailedError", "RunStatus", "RunSummary", "Sample",
-    "Scenario", "SimulationResult", "SpanRow", "StepRow", "UserFault", "audit", "check", "evaluate", "list_runs",
-    "load_scenario", "open_run", "resume", "run", "simulate", "train",
+    "Scenario", "SimulationResult", "SpanRow", "StepRow", "UserFault", "audit", "calibrate", "check", "evaluate",
+    "forecast", "list_runs", "load_scenario", "open_run", "plan", "rehearse", "replay", "resume", "run", "simulate",
+    "submit", "train",
 ))  # fmt: skip
 """As ``penstock.api.__all__``; a test compares."""
 

@@ -19,6 +19,7 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
+from penstock import api
 from penstock.backends.engines.options import LatencyOptions
 from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.backends.rewards.options import SimulatedRewardOptions
@@ -37,8 +38,9 @@ from penstock.runtime.prediction.planning.space import Space
 from penstock.runtime.prediction.planning.varied import VariedSpace, read_varied
 from penstock.runtime.prediction.steady import WORKING, Steady
 from penstock.runtime.prediction.workers import Workers
-from penstock.runtime.scenario.load import load_scenario
+from penstock.runtime.scenario.load import load_scenario, overridden_source
 from penstock.runtime.scenario.modelled import load_modelled
+from penstock.runtime.scenario.source import Source, read_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
 CPUS = ("engines.device=cpu", "learner.device=cpu")
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
+BIG = SCENARIOS / "qwen3_32b_64gpus.yaml"
 STEADY = Steady(
     num_steps=12, step_s=1.0, tokens_per_s=100.0, engines={WORKING: 1.0}, learner={WORKING: 1.0}, occupancy=1.0,
     goodput=1.0, ages=(1.0,), longest_tokens=10.0,
@@ -96,8 +99,12 @@ MODELS = Models(
 )  # fmt: skip
 
 
+def modelled(*overrides: str) -> Source:
+    return overridden_source(read_source(FILE), [*MODELLED, *overrides])
+
+
 def space_of(asked: Asked, *overrides: str, models: Models | None = None, file: Path = FILE) -> Space:
-    return Space(file, [*(MODELLED if models is None else SMALL), *overrides], models, asked)
+    return Space(read_source(file), [*(MODELLED if models is None else SMALL), *overrides], models, asked)
 
 
 # --- the search -------------------------------------------------------------------------------------------------------
@@ -217,7 +224,7 @@ VARIED = read_varied(["learner.groups_per_batch=4,12", "staleness.update_mode=in
 def test_keys_that_are_varied_are_searched_with_everything_else() -> None:
     asked = Asked(num_devices=3, max_staleness=1, num_seeds=1, budget=12, slots=(8,))
     swap = "engines.simulated.apply_weights_s=0.6"
-    space = VariedSpace(FILE, [*MODELLED, swap], None, asked, VARIED)
+    space = VariedSpace(modelled(swap), None, asked, VARIED)
     with Workers(2) as workers:
         found = search(space, asked, workers, on_round=lambda _: lambda: None)
         everything = Trials(space, replace(asked, budget=10**6), workers, lambda _: lambda: None)
@@ -236,7 +243,7 @@ def test_keys_that_are_varied_are_searched_with_everything_else() -> None:
 
 
 def test_a_policy_with_an_update_mode_of_its_own_is_one_choice_whatever_is_varied() -> None:
-    space = VariedSpace(FILE, MODELLED, None, Asked(num_devices=4, slots=(8,)), VARIED)
+    space = VariedSpace(modelled(), None, Asked(num_devices=4, slots=(8,)), VARIED)
     alone = space_of(Asked(num_devices=4, slots=(8,)))
     num_fixed = sum(each.policy != "fully_async" for each in alone.candidates)
     assert len(space.candidates) == len(set(space.candidates)) == 4 * len(alone.candidates) - 2 * num_fixed
@@ -263,9 +270,9 @@ def test_keys_that_cannot_be_varied_are_refused(texts: list[str], said: str) -> 
 
 
 def test_an_update_mode_is_varied_only_where_the_policy_has_a_choice() -> None:
-    overrides = [*MODELLED, "staleness.policy=sync", "staleness.max_staleness=0"]
+    source = modelled("staleness.policy=sync", "staleness.max_staleness=0")
     with pytest.raises(UserFault, match=r"--vary: staleness\.update_mode: sync has one of its own"):
-        VariedSpace(FILE, overrides, None, Asked(num_devices=4), read_varied(["staleness.update_mode=drain"]))
+        VariedSpace(source, None, Asked(num_devices=4), read_varied(["staleness.update_mode=drain"]))
 
 
 def test_the_result_does_not_depend_on_the_number_of_processes() -> None:
@@ -403,7 +410,7 @@ def test_a_plan_is_of_a_fixed_number_of_engines_whatever_the_scenario_follows() 
 def test_engines_of_another_size_are_as_quick_as_they_are_said_to_be() -> None:
     asked = Asked(num_devices=8, engine_speeds={2: 1.5}, max_staleness=0)
     served = SCENARIOS / "qwen3_8b_8gpus.yaml"
-    space = Space(served, [], None, asked)
+    space = Space(read_source(served), [], None, asked)
     big = next(each for each in space.candidates if each.engine_devices == 2)
     assert big.num_engines * 2 + big.learner_ranks <= 8
     assert space.real_of(big).engines.sglang["tp_size"] == 2
@@ -414,15 +421,15 @@ def test_engines_of_another_size_are_as_quick_as_they_are_said_to_be() -> None:
 
 
 def test_ranks_of_megatron_are_whole_copies_of_the_model() -> None:
-    space = Space(SCENARIOS / "qwen3_32b_64gpus.yaml", [], None, Asked(num_devices=64, max_staleness=0))
+    space = Space(read_source(BIG), [], None, Asked(num_devices=64, max_staleness=0))
     assert {each.learner_ranks for each in space.candidates} == {32}  # the learner's own model has no time per token
-    space = Space(SCENARIOS / "qwen3_32b_64gpus.yaml", ["learner.simulated.token_s=1e-5"], None, Asked(num_devices=64))
+    space = Space(read_source(BIG), ["learner.simulated.token_s=1e-5"], None, Asked(num_devices=64))
     megatron = space.real.learner.megatron
     unit = megatron.tensor_parallel * megatron.pipeline_parallel * megatron.context_parallel
     assert unit > 1
     assert all(each.learner_ranks % unit == 0 and each.num_devices <= 64 for each in space.candidates)
     words = ["learner.simulated.token_s=1e-5", "learner.objective=ppo", "learner.objective.kl_coef=0"]
-    space = Space(SCENARIOS / "qwen3_32b_64gpus.yaml", words, None, Asked(num_devices=64, max_staleness=0))
+    space = Space(read_source(BIG), words, None, Asked(num_devices=64, max_staleness=0))
     assert {each.critic_ranks % unit for each in space.candidates} == {0}
     assert any(each.critic_ranks for each in space.candidates)
 
@@ -541,7 +548,7 @@ def test_either_part_of_a_learner_has_ranks_that_hold_it(overrides: list[str], d
 
 def test_what_does_not_fit_into_the_gpus_is_no_choice() -> None:
     served, words = SCENARIOS / "llama3_8b_8gpus.yaml", ["learner.objective=ppo", "learner.simulated.token_s=1e-5"]
-    space = Space(served, words, None, Asked(num_devices=12, max_staleness=0))
+    space = Space(read_source(served), words, None, Asked(num_devices=12, max_staleness=0))
 
     def parted(ranks: int) -> Candidate:
         return next(each for each in space.candidates if each.learner_ranks == ranks and each.critic_ranks)
@@ -556,7 +563,7 @@ def test_a_division_that_fits_takes_the_place_of_a_quicker_one() -> None:
     found: dict[int, set[int]] = {}
     for gpu_gb in (1000, 80):  # 80 GB are too few for a policy on two ranks, as the roomy one has it
         file, asked = SCENARIOS / "llama3_8b_8gpus.yaml", Asked(num_devices=8, max_staleness=0, slots=(8,))
-        space = Space(file, [*words, f"runtime.gpu_memory_gb={gpu_gb}"], None, asked)
+        space = Space(read_source(file), [*words, f"runtime.gpu_memory_gb={gpu_gb}"], None, asked)
         found[gpu_gb] = {each.critic_ranks for each in space.candidates if each.learner_ranks == 5}
     assert found == {1000: {0, 3}, 80: {0, 2}}
 
@@ -683,3 +690,16 @@ def test_results_come_in_the_order_of_the_jobs() -> None:
     with Workers(2) as workers:
         assert workers.map(abs, [-3, 2, -1], on_done=lambda: heard.append(1)) == [3, 2, 1]
     assert len(heard) == 3
+
+
+def test_a_program_plans_as_the_command_does() -> None:
+    overrides = {key: json.loads(value) for key, _, value in (each.partition("=") for each in MODELLED)}
+    found = api.plan(FILE, 3, overrides, max_staleness=1, num_seeds=1, budget=8, slots=[8])
+    asked = Asked(num_devices=3, max_staleness=1, num_seeds=1, budget=8, slots=(8,))
+    with Workers(1) as workers:
+        assert found.plan == search(space_of(asked), asked, workers, on_round=lambda _: lambda: None)
+    choice = found.plan.chosen.candidate
+    assert (found.scenario.engines.count, found.scenario.engines.slots) == (choice.num_engines, 8)
+    assert any("penstock calibrate" in text for text in found.assumed)
+    with pytest.raises(UserFault, match=r"--vary: 'run\.seed' is not varied"):
+        api.plan(FILE, 3, overrides, vary={"run.seed": [1, 2]})

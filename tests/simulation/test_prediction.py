@@ -14,6 +14,7 @@ import yaml
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
+from penstock import api
 from penstock.backends.engines.decode_passes import DISTURBED, DecodePasses, added_up, bands_in
 from penstock.backends.engines.options import EpisodeModelOptions
 from penstock.backends.simulated.decode_clock import DecodeClock
@@ -36,8 +37,10 @@ from penstock.messages.training import Activity
 from penstock.runtime.cli.app import app
 from penstock.runtime.hosts.virtual.host import IdleWatcher
 from penstock.runtime.hosts.virtual.simulate import Simulation
+from penstock.runtime.launch.runs import close_record, open_record
 from penstock.runtime.observability.facts import Start, facts_of
 from penstock.runtime.observability.trackers import ActivityRow, read_activity
+from penstock.runtime.prediction import checking
 from penstock.runtime.prediction.calibrate import calibrate
 from penstock.runtime.prediction.cores_fit import BUSY
 from penstock.runtime.prediction.fitting import Course, fit_line
@@ -888,3 +891,25 @@ def test_models_of_runs_without_any_reward_say_why_nothing_is_trained() -> None:
     with pytest.raises(UserFault, match=r"no group can pass: 0 of the modelled answers .*drop_zero_spread=false"):
         forecast(truth("sync", alike[0], f"{alike[1]}true"), [0])
     assert forecast(truth("sync", alike[0], f"{alike[1]}false"), [0]).goodput.mean > 0
+
+
+def test_a_program_calibrates_as_the_command_does(
+    recording: Recording, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close_record(tmp_path, open_record(tmp_path, "small"), 0)
+
+    def read(folder: Path) -> Recording:
+        assert folder == tmp_path
+        return recording
+
+    monkeypatch.setattr(checking, "read_recording", read)
+    out = tmp_path / "models.yaml"
+    found = api.calibrate(tmp_path, check=False, output=out)
+    assert replace(found, made_at=models.made_at) == models
+    assert read_models(out) == found
+    with pytest.raises(UserFault, match="is there already"):
+        api.calibrate([tmp_path], check=False, output=out)
+    one = {"engines.count": 2, "run.num_steps": 2, "learner.groups_per_batch": 2}
+    scenario = Path(__file__).parents[2] / "scenarios" / "simulated_1024_engines.yaml"
+    by_file, by_value = (api.simulate(scenario, one, models=each, seed=3).digest for each in (out, found))
+    assert by_file == by_value != api.simulate(scenario, one, seed=3).digest

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
+from penstock import api
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.app import app
 from penstock.runtime.cli.chaos import planned_faults
@@ -201,3 +202,15 @@ def test_the_command_says_which_runs_were_not_completed() -> None:
     assert shown.exit_code == 1
     assert "not completed seed 0 of 1" in shown.output
     assert "kill:learner@" in shown.output
+
+
+def test_a_program_rehearses_as_the_command_does() -> None:
+    overrides = {key: json.loads(value) for key, _, value in (each.partition("=") for each in KEYS)}
+    found = api.rehearse(FILE, "kill:engine/1@0.5", overrides, num_seeds=2, seed=3, price=2)
+    expected = read_faults("kill:engine/1@0.5", NAMES)
+    with Workers(1) as workers:
+        assert list(found.runs) == rehearse(SCENARIO, expected, range(3, 5), workers)
+    assert found.completed == list(found.runs)
+    assert found.hourly == 2 * (2 + NAMES.learner.num_ranks)
+    with pytest.raises(UserFault, match=r"run\.only"):
+        api.rehearse(FILE, "learner 1/h", {"run.only": "learner", "run.batches_from": "somewhere"})

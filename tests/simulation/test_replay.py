@@ -19,6 +19,7 @@ from trials.draws import draw_trial
 from trials.faults import FaultKind
 from trials.fuzz import TrialRun
 
+from penstock import api
 from penstock.actors.filter.machine import Filter
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.messages.errors import UserFault
@@ -26,6 +27,7 @@ from penstock.messages.local import TimerFired
 from penstock.runtime.cli import replay as view
 from penstock.runtime.hosts.virtual.recording import RunRecording
 from penstock.runtime.hosts.virtual.simulate import simulated
+from penstock.runtime.launch.runs import close_record, open_record
 from penstock.runtime.observability import recording
 from penstock.runtime.observability.disk_budget import DiskKeeper
 from penstock.runtime.observability.event_observer import EventObserver
@@ -331,3 +333,12 @@ def test_a_command_that_no_longer_comes_is_told() -> None:
     (command,) = [each for each in lost.moment.commands if not each.is_same]
     assert command.recorded is not None
     assert command.derived is None
+
+
+def test_a_program_replays_as_the_command_does(tmp_path: Path) -> None:
+    folder = record(1, tmp_path)
+    close_record(folder, open_record(folder, "small"), 0)
+    assert api.replay(folder) == replay_run(folder, EVERYTHING)
+    stopped = api.replay(folder, actor="buffer", breaks_on="GroupAdmitted")
+    assert stopped == replay_run(folder, Choice(actor="buffer", breaks_on="GroupAdmitted"))
+    assert stopped.moment is not None

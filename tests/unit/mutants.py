@@ -42,8 +42,8 @@ MUTANTS = (
     Mutant(
         "a control event that is repeated is handed on again",
         "runtime/shell/delivery.py",
-        "self._heard.get(key, (-1, -1)) >= (epoch, message_id)",
-        "self._heard.get(key, (-1, -1)) > (epoch, message_id)",
+        "self._heard.get(key, _NEVER) >= said",
+        "self._heard.get(key, _NEVER) > said",
         DELIVERY,
     ),
     Mutant(
@@ -93,19 +93,21 @@ MUTANTS = (
         "runtime/shell/shell.py",
         """            if records:
                 self._host.commit(records)
+            now_s = self._host.now_s()
             for commands, cause in effects:
                 for command in commands:
                     if type(command) is Send:
-                        self._send(command, cause)
+                        self._send(command, cause, now_s)
                     elif _is_for_backend(command):
                         self._host.execute(command)
                     elif type(command) is ReplaceActor or type(command) is FailRun:
                         self._host.ask_supervisor(command)
 """,
-        """            for commands, cause in effects:
+        """            now_s = self._host.now_s()
+            for commands, cause in effects:
                 for command in commands:
                     if type(command) is Send:
-                        self._send(command, cause)
+                        self._send(command, cause, now_s)
                     elif _is_for_backend(command):
                         self._host.execute(command)
                     elif type(command) is ReplaceActor or type(command) is FailRun:

@@ -26,7 +26,7 @@ from penstock.messages.weights import (
     WeightsFetched,
     WeightsStaged,
 )
-from penstock.runtime.cli.placement import placement
+from penstock.runtime.run.process_table import placement
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:

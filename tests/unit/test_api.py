@@ -142,6 +142,12 @@ def test_a_simulation_is_that_of_the_command_line(tmp_path: Path) -> None:
     assert result.digest == other.digest
 
 
+def test_a_forecast_is_over_seeds() -> None:
+    found = api.forecast(SIMULATED, {"run.num_steps": 24, "learner.groups_per_batch": 2}, num_seeds=2, seed=4)
+    assert found.seeds == (4, 5)
+    assert found.step_s.low <= found.step_s.mean <= found.step_s.high
+
+
 # --- what is given as values ------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from penstock.runtime.cli import doctor
 from penstock.runtime.cli.app import app, main
 from penstock.runtime.cli.benches import benchmark_docs
-from penstock.runtime.cli.placement import placement
+from penstock.runtime.run.process_table import placement
 from penstock.runtime.scenario import load_scenario
 from penstock.runtime.scenario.source import read_source
 

@@ -11,8 +11,8 @@ from penstock.backends.engines.options import lent_engines
 from penstock.messages.errors import UserFault
 from penstock.messages.names import engine_name
 from penstock.runtime.cli.app import app
-from penstock.runtime.cli.placement import placement
 from penstock.runtime.run.placement import needs_of, on_learners_devices
+from penstock.runtime.run.process_table import placement
 from penstock.runtime.run.wiring import actor_names, possible_actors
 from penstock.runtime.scenario import load_scenario
 

@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from penstock.runtime.cli.dry_run import show_plan
-from penstock.runtime.cli.node_plan import plan_nodes
 from penstock.runtime.preflight.gpu_memory import (
     learner_parts,
     megatron_stages,
@@ -18,6 +17,7 @@ from penstock.runtime.preflight.gpu_memory import (
     needs_on_gpus,
     sleeping_bytes,
 )
+from penstock.runtime.run.node_plan import plan_nodes
 from penstock.runtime.scenario import Scenario, load_scenario
 from penstock.runtime.scenario.architecture import find_architecture
 from penstock.runtime.scenario.shipped import shipped_scenarios

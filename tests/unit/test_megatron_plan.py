@@ -10,8 +10,8 @@ import pytest
 from penstock.backends.learners.megatron.layout.layout import Layout, layout_of
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.dry_run import layout_text
-from penstock.runtime.cli.node_plan import plan_nodes
 from penstock.runtime.cli.tables import bytes_text, count_text, listed
+from penstock.runtime.run.node_plan import plan_nodes
 from penstock.runtime.scenario import load_scenario
 from penstock.runtime.scenario.architecture import find_architecture
 

@@ -14,12 +14,12 @@ from penstock.messages.errors import UserFault
 from penstock.messages.local import EngineOpened, ScoringMoved, Started
 from penstock.messages.names import LEARNER, Role, has_lane, is_engine, is_reward_model, reward_model_name, role_of
 from penstock.messages.training import Activity
-from penstock.runtime.cli.placement import placement
 from penstock.runtime.observability.facts import devices_of
 from penstock.runtime.preflight.checkpoints import check_reward_model
 from penstock.runtime.preflight.gpu_memory import fixed_models
 from penstock.runtime.run.gpu_needs import NodeGpus
 from penstock.runtime.run.placement import place
+from penstock.runtime.run.process_table import placement
 from penstock.runtime.run.wiring import actor_names
 from penstock.runtime.scenario import Scenario, load_scenario
 from penstock.runtime.scenario.modelled import load_modelled

@@ -14,10 +14,10 @@ from penstock.backends.data.same_tokens import check_same_tokens
 from penstock.backends.engines.spec import ENGINES, EngineSpec
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER, Role, is_engine, is_teacher, role_of, teacher_index, teacher_name
-from penstock.runtime.cli.placement import placement
 from penstock.runtime.preflight.checkpoints import check_teacher
 from penstock.runtime.run.gpu_needs import NodeGpus
 from penstock.runtime.run.placement import place
+from penstock.runtime.run.process_table import placement
 from penstock.runtime.run.wiring import actor_names, engine_names
 from penstock.runtime.scenario import Scenario, load_scenario
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from penstock import api
 from penstock.backends.ledger.sqlite import SqliteStore
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
@@ -315,3 +316,22 @@ def test_what_the_login_node_lacks_is_told_before_it_is_submitted() -> None:
     assert (asked(), list(Path("runs").glob("*"))) == ([], [])
     done = command("slurm", "--job", "submit", "data.path=none.jsonl", config="check_here: false\n")
     assert (done.exit_code, len(asked())) == (0, 1)
+
+
+def test_a_program_submits_as_the_command_does() -> None:
+    program("sbatch", 'n=$(cat n 2> /dev/null || echo 1); echo "$n"; echo $((n + 1)) > n')
+    program("squeue", "echo RUNNING")
+    first = api.submit("quickstart", "slurm")
+    assert first is not None
+    assert (first.folder, first.record.job_id) == (job_of(Scheduler.SLURM).folder, "1")
+    assert asked() == [f"sbatch --parsable {first.own_folder / 'job.sh'}"]
+    again = api.submit("quickstart", "slurm")
+    assert again is not None
+    assert (again.folder, again.record.job_id) == (first.folder, "1")
+    with pytest.raises(UserFault, match=r"without engines\.count=3"):
+        api.submit("quickstart", "slurm", {"engines.count": 3})
+    other = api.submit("quickstart", "slurm", {"engines.count": 3}, new=True)
+    assert other is not None
+    assert other.record.job_id == "2"
+    with pytest.raises(UserFault, match="there is no 'pbs'; there are slurm"):
+        api.submit("quickstart", "pbs")

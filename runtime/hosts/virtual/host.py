@@ -315,21 +315,22 @@ def _line(process: Process) -> str:
 class _Observer:
     """Hands what one shell does to the log and to the watchers."""
 
-    __slots__ = ("_digest", "_host", "_watchers", "process")
+    __slots__ = ("_clock", "_digest", "_host", "_watchers", "process")
 
     def __init__(self, host: VirtualHost, digest: EventDigest | None, watchers: list[Watcher]) -> None:
         self.process: Process | None = None
         self._host = host
+        self._clock = host.clock
         self._digest = digest
         self._watchers = watchers
 
     def handled(self, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
         """See :class:`penstock.runtime.shell.shell.Observer`."""
-        host, process = self._host, self.process
+        process = self.process
         assert process is not None
-        host.num_events += 1
+        self._host.num_events += 1
         if self._digest is not None:
-            self._digest.add(host.clock.now_s, process.name, process.epoch, header, event)
+            self._digest.add(self._clock.now_s, process.name, process.epoch, header, event)
         for watcher in self._watchers:
             watcher.handled(process, event, header, commands)
 

@@ -57,7 +57,8 @@ class Links:
         self._clock = clock
         self._random = random.Random(seed)
         self._draw = self._random.random
-        self._spread_s = model.max_delay_s - model.min_delay_s
+        self._min_delay_s, self._spread_s = model.min_delay_s, model.max_delay_s - model.min_delay_s
+        self._through_codec = model.through_codec
         self._arrivals: dict[tuple[str, str], float] = {}
         self._faults: dict[tuple[str, str], LinkFaults] = {}
         self._is_plain = not (model.drop or model.duplicate or model.reorder)
@@ -75,14 +76,14 @@ class Links:
         deliver: Callable[[ProcessT, list[Envelope] | bytes], None],
     ) -> None:
         """One pack to one incarnation of the receiver; ``deliver`` is called when it arrives, if it does."""
-        model, clock = self._model, self._clock
         self.num_sent += 1
-        what = encode_pack(pack) if model.through_codec else pack
-        delay_s = model.min_delay_s + self._spread_s * self._draw()
+        what = encode_pack(pack) if self._through_codec else pack
+        delay_s = self._min_delay_s + self._spread_s * self._draw()
         link = (sender, receiver)
         if not self._is_plain or self._faults:
             self._send_badly(link, process, what, delay_s, deliver)
             return
+        clock = self._clock
         at_s = clock.now_s + delay_s
         last_s = self._arrivals.get(link, 0.0)
         if at_s < last_s:

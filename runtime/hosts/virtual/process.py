@@ -14,6 +14,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.backends.ledger.protocol import StaleEpochError
@@ -145,7 +146,7 @@ class Process:
         player = casting(name, epoch, self, self.store)
         self.backend = player.backend
         self.shell = Shell(player.machine, self, settings=settings, hears=player.hears, observer=observer)
-        self._decoder: InboxDecoder[Event] = InboxDecoder(player.inbox)
+        self._inbox = player.inbox
 
     # --- its shell's host -------------------------------------------------------------------------------------
 
@@ -279,7 +280,7 @@ class Process:
 
     def decode(self, frame: bytes) -> list[Envelope]:
         """As its socket would; what cannot be read is counted and dropped."""
-        events, errors = self._decoder.decode(frame)
+        events, errors = _decoder_of(self._inbox).decode(frame)
         self.num_unreadable += len(errors)
         return [Envelope(header, event) for header, event in events]
 
@@ -287,7 +288,8 @@ class Process:
         """Carry out what the turn has brought, and take in what the backend answered at once."""
         if self._is_draining:
             return
-        self._busy_until_s = self._clock.now_s + self.turn_s
+        if self.turn_s:
+            self._busy_until_s = self._clock.now_s + self.turn_s
         shell, answers = self.shell, self._answers
         try:
             while True:
@@ -320,6 +322,12 @@ class Process:
         if self.shell.next_timer_s() <= self._clock.now_s:
             self.shell.fire_timers()
         self.finish_turn()
+
+
+@cache
+def _decoder_of(inbox: Any) -> InboxDecoder[Event]:  # noqa: ANN401 - a type form
+    """One for all processes that hear the same; none is made where packs travel as they are."""
+    return InboxDecoder(inbox)
 
 
 def deliver(process: Process, what: list[Envelope] | bytes) -> None:

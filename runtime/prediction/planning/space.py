@@ -6,6 +6,7 @@ refuse is no choice.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -19,18 +20,18 @@ from penstock.runtime.prediction.planning.candidate import Candidate, Objective
 from penstock.runtime.prediction.planning.scaling import LearnerScaling
 from penstock.runtime.preflight.gpu_memory import memory_problems
 from penstock.runtime.scenario.architecture import UnreadableModelError, find_architecture
-from penstock.runtime.scenario.load import load_scenario
-from penstock.runtime.scenario.modelled import load_modelled
+from penstock.runtime.scenario.load import overridden_source, scenario_from
+from penstock.runtime.scenario.modelled import modelled_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from penstock.backends.engines.options import EnginesOptions
     from penstock.backends.learners.megatron.bridge.architecture import Architecture
     from penstock.runtime.prediction.models import Models
     from penstock.runtime.prediction.planning.candidate import Asked
     from penstock.runtime.scenario import Scenario
+    from penstock.runtime.scenario.source import Source
 
 COLOCATE: Final = "colocate"
 AGES: Final = (1, 2, 4, 8, 16, 32, 64)
@@ -42,17 +43,23 @@ SHARES_FOR_COST: Final = (1.0, 0.75, 0.5, 0.25)
 class Space:
     """What may be chosen for one scenario."""
 
-    def __init__(self, file: Path, overrides: Sequence[str], models: Models | None, asked: Asked) -> None:
+    def __init__(self, source: Source, overrides: Sequence[str], models: Models | None, asked: Asked) -> None:
         """
+        Args:
+            source: what was read of the scenario; it stays as it is.
+            overrides: of all that is chosen here.
+            models: how long things take; None: as the scenario's own models have it.
+            asked: what the plan is to be of.
+
         Raises:
             UserFault: the scenario cannot be planned, or not for so many devices.
         """
-        self._file, self._overrides, self._models, self._asked = file, list(overrides), models, asked
-        self.real = load_scenario(file, overrides)
+        self._source, self._overrides, self._models, self._asked = source, list(overrides), models, asked
+        self.real = scenario_from(self._with(()))
         self._has_steady_lengths = False
         """Lengths change over the run, and are taken to be those in its middle."""
         _check(self.real)
-        self.modelled = self._with_models(self._overrides)
+        self.modelled = self._with_models(())
         self.engine_devices = devices_of(self.real.engines)
         self.scaling = LearnerScaling(self.real, self.modelled, models, asked.rank_efficiency)
         self.not_searched = list(self._left_out())
@@ -103,7 +110,7 @@ class Space:
         Raises:
             UserFault: the scenario's rules refuse it, or it does not fit into the GPUs.
         """
-        found = load_scenario(self._file, [*self._overrides, *self.overrides_of(candidate)])
+        found = scenario_from(self._with(self.overrides_of(candidate)))
         if ENGINES.spec(found.engines.backend).size(found.engines) is not None:
             size = devices_of(found.engines)
             if size != candidate.engine_devices:
@@ -123,7 +130,7 @@ class Space:
 
     def modelled_of(self, candidate: Candidate) -> Scenario:
         """The scenario to play."""
-        return self._sized(self._with_models([*self._overrides, *self.overrides_of(candidate)]), candidate)
+        return self._sized(self._with_models(self.overrides_of(candidate)), candidate)
 
     def sketch_of(self, candidate: Candidate) -> Scenario:
         """As :meth:`modelled_of`, in a hundredth of the time and with no rule asked: for estimates."""
@@ -158,8 +165,12 @@ class Space:
             engines=replace(found.engines, simulated_speed=speed),
         )
 
+    def _with(self, overrides: Sequence[str]) -> Source:
+        """A source of its own, as checking one fills it in."""
+        return overridden_source(copy.deepcopy(self._source), (*self._overrides, *overrides))
+
     def _with_models(self, overrides: Sequence[str]) -> Scenario:
-        scenario = load_modelled(self._file, overrides)[0]
+        scenario = modelled_from(self._with(overrides))[0]
         if self._models is not None:
             # Every device that is planned with is one of its own, however many shared a machine in the runs.
             scenario = replace(self._models, cores=None).applied(scenario)

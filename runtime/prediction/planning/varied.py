@@ -16,11 +16,11 @@ from penstock.runtime.prediction.planning.space import Space
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from penstock.runtime.prediction.models import Models
     from penstock.runtime.prediction.planning.candidate import Asked, Candidate
     from penstock.runtime.scenario import Scenario
+    from penstock.runtime.scenario.source import Source
 
 UPDATE_MODE: Final = "staleness.update_mode"
 GROUPS: Final = "learner.groups_per_batch"
@@ -57,8 +57,7 @@ class VariedSpace:
 
     def __init__(
         self,
-        file: Path,
-        overrides: Sequence[str],
+        source: Source,
         models: Models | None,
         asked: Asked,
         varied: dict[str, tuple[str, ...]],
@@ -68,7 +67,7 @@ class VariedSpace:
             UserFault: a value is refused by the scenario's rules, or one of the spaces is empty.
         """
         combinations = itertools.product(*([f"{key}={value}" for value in values] for key, values in varied.items()))
-        self._spaces = {each: Space(file, [*overrides, *each], models, asked) for each in combinations}
+        self._spaces = {each: Space(source, each, models, asked) for each in combinations}
         self._varied = varied
         first = next(iter(self._spaces.values()))
         self.real, self.modelled = first.real, first.modelled

@@ -229,9 +229,47 @@ def test_an_actor_is_ready_when_it_has_reported_and_does_not_load_any_more() -> 
     told = [incarnation.is_ready]
     for activities in ((), (Activity.STARTING,), (Activity.STARTING, Activity.WAITING_FOR_SAMPLES), ()):
         spans = tuple(ActivitySpan(activity, 0.0, 1.0) for activity in activities)
-        incarnation.reported(ActorReported(name=LEARNER, epoch=1, state="", activities=spans))
+        incarnation.reported(ActorReported(name=LEARNER, epoch=1, state="", activities=spans), 1.0, timeout_s=TIMEOUT_S)
         told.append(incarnation.is_ready)
     assert told == [False, True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("start_s", "told", "silent_s", "cut_s"),
+    [
+        (20.0, "", TIMEOUT_S, LINE_GRACE_S),
+        (50.0, "", TIMEOUT_S, 5.0),
+        (300.0, "engine/0 took 300 s to start, as another one would: it is replaced when it is silent for 30 s", 30.0, 30.0),
+        (9000.0, "engine/0 took 9000 s to start, as another one would: it is replaced when it is silent for 60 s", 60.0, 60.0),
+    ],
+)  # fmt: skip
+def test_who_took_long_to_start_is_waited_for_longer_and_no_longer_than_a_minute(
+    start_s: float, told: str, silent_s: float, cut_s: float
+) -> None:
+    def is_heard(incarnation: Incarnation, *activities: Activity) -> str:
+        spans = tuple(ActivitySpan(activity, 0.0, start_s) for activity in activities)
+        incarnation.heard(start_s)
+        report = ActorReported(name="engine/0", epoch=1, state="", activities=spans)
+        return incarnation.reported(report, start_s, timeout_s=TIMEOUT_S)
+
+    incarnation = Incarnation("engine/0", 1, 0.0)
+    incarnation.process = started()
+    incarnation.reported(
+        ActorReported(name="engine/0", epoch=1, state="", activities=(ActivitySpan(Activity.STARTING, 0.0, 1.0),)),
+        1.0,
+        timeout_s=TIMEOUT_S,
+    )
+    assert is_heard(incarnation, Activity.STARTING, Activity.WAITING_FOR_WEIGHTS) == told
+    assert is_heard(incarnation, Activity.WORKING) == "", "said once"
+
+    def cause(silence_s: float) -> str:
+        return incarnation.cause_of_loss(start_s + silence_s, None, timeout_s=TIMEOUT_S, is_local=False)
+
+    assert cause(silent_s) == ""
+    assert cause(silent_s + 0.1).startswith("it was not heard for")
+    incarnation.line_is(start_s, up=False)
+    assert cause(cut_s) == ""
+    assert "ago" in cause(cut_s + 0.1) or "not heard" in cause(cut_s + 0.1)
 
 
 def test_a_slow_turn_is_told_once() -> None:

@@ -17,20 +17,22 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
 from penstock.messages.ledger import EPOCHS_PER_DRIVE
-from penstock.messages.names import is_engine
+from penstock.messages.names import has_lane, is_engine
+from penstock.messages.training import Activity
 from penstock.runtime.hosts.virtual.process import Process, Status
 from penstock.runtime.shell.engine_membership import EngineMembership
-from penstock.runtime.shell.restarts import Restarts
+from penstock.runtime.shell.restarts import Restarts, patience_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from penstock.messages.membership import EngineGivenUp
+    from penstock.runtime.hosts.virtual.accounting import Accounted
     from penstock.runtime.hosts.virtual.clock import VirtualClock
 
 TELL_AGAIN_S: Final = 1.0
@@ -41,7 +43,7 @@ class SupervisionModel(msgspec.Struct, frozen=True, kw_only=True):
     """How quick the supervisor is, and what it allows."""
 
     heartbeat_timeout_s: float = 10.0
-    """A process that was not heard for so long is given up."""
+    """A process that was not heard for so long is given up; one whose start took long, after :func:`.patience_s`."""
     max_restarts: int = 10
     """Restarts of one actor within ten minutes, after which the run fails."""
     start_s: float = 0.5
@@ -176,9 +178,14 @@ class Supervisor:
         at_s = self._clock.now_s + self._random.random() * self.model.notice_s
         self._clock.at(at_s, _notice, self, (process, "ended"))
 
+    def turned(self, process: Process) -> None:
+        """A process has done what its turn brought: by then it may have started."""
+        if process.start_s is None and not (has_lane(process.name) and _starts(process)):
+            process.start_s = self._clock.now_s - process.began_s
+
     def stopped(self, process: Process) -> None:
         """A process has fallen silent; if it still is after the heartbeat limit, it is given up."""
-        at_s = self._clock.now_s + self.model.heartbeat_timeout_s
+        at_s = self._clock.now_s + patience_s(self.model.heartbeat_timeout_s, process.start_s)
         self._clock.at(at_s, _check_silence, self, (process, process.num_stops))
 
     def is_given_up(self, process: Process) -> bool:
@@ -361,6 +368,10 @@ class Supervisor:
     def num_restarts(self) -> int:
         """Of all actors since the start of the run."""
         return sum(self._restarts.totals.values())
+
+
+def _starts(process: Process) -> bool:
+    return cast("Accounted", process.shell.machine).activity is Activity.STARTING
 
 
 def _start(supervisor: Supervisor, what: tuple[str, int, int]) -> None:

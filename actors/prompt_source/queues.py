@@ -11,8 +11,8 @@ Invariants:
   never starves, however busy the engines are.
 * Beyond these no sample of an evaluation is sent to an engine that has no free slot while there is training: none
   queues there in front of training.
-* While training waits for an engine, none beyond these goes to an engine that is to swap as soon as the others do, which
-  training is about to take; but to one whose weights come versions late, where it cannot go.
+* While training waits for an engine, none beyond these goes to an engine that is to swap when the others do, which
+  training is about to take; but to one whose weights come versions late, where training cannot go.
 * A sample that has been at an engine goes before those that have not, and of a group they go in order.
 * What an engine with old weights can still make goes there, where the first that waits needs newer ones.
 * Where groups keep to engines (``prefix_affine``), the others of one that is begun wait for a slot there, and new

@@ -26,8 +26,8 @@ def patience_s(usual_s: float, start_s: float | None) -> float:
 
     Args:
         usual_s: what any actor is given.
-        start_s: from the order to start it until it had loaded what it has to, as another one would; None: it has not, or
-            loads nothing.
+        start_s: from the order to start it until it had loaded what it has to, as another one would; None: it has not,
+            or loads nothing.
     """
     return usual_s if start_s is None else max(usual_s, min(MAX_PATIENCE_S, PATIENCE_SHARE * start_s))
 

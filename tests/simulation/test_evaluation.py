@@ -136,11 +136,11 @@ class Sent(IdleWatcher):
             self.took_s.setdefault(event.number, self._clock.now_s - self._opened_s[event.number])
 
 
-def with_a_late_engine(*, num_late: int = 1) -> tuple[Sent, float]:
+def with_a_late_engine() -> tuple[Sent, float]:
     """What was sent where, and when the last step was, where training waits for the first engine most of the time."""
-    evaluation = EvaluationTrial(every=8, num_rows=(24,), samples_per_prompt=(2,), max_running=4)
-    trial = trial_of(num_steps=24, max_staleness=1, num_late=num_late, late_fetch_s=8.0, evaluation=evaluation)
-    trial_run = TrialRun(trial, with_digest=False)
+    evaluation = EvaluationTrial(every=4, num_rows=(60,), samples_per_prompt=(2,), max_running=4)
+    sizes: dict[str, Any] = {"num_steps": 12, "groups_per_batch": 10, "samples_per_group": 4, "max_staleness": 1}
+    trial_run = TrialRun(trial_of(num_late=1, late_fetch_s=10.0, evaluation=evaluation, **sizes), with_digest=False)
     sent = Sent(trial_run.host.clock)
     trial_run.host.watch(sent)
     trial_run.run()
@@ -158,7 +158,9 @@ def test_an_engine_whose_weights_come_late_evaluates_while_training_waits_for_an
     suits = Queues.suits
     with patch.object(Queues, "suits", never):
         before, trained_before_s = with_a_late_engine()
-    print(sent.engines, sent.took_s, trained_s, before.engines, before.took_s, trained_before_s)
+    assert sent.took_s[0] < 0.7 * before.took_s[0]
+    assert sent.engines["engine/1"] > 1.5 * before.engines["engine/1"]
+    assert trained_s < 1.03 * trained_before_s, "training has not paid for it"
 
 
 @pytest.mark.parametrize("target", [PROMPT_SOURCE, SCORER, FILTER, BUFFER, LEARNER, WEIGHT_PUBLISHER, "engine/0", ""])

@@ -86,14 +86,15 @@ class ElasticWatch(IdleWatcher):
         """What some Scorer has taken."""
 
     def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
-        machine = process.shell.machine
+        machine, supervisor = process.shell.machine, self._host.supervisor
+        for name in self._given_up:
+            is_there = name in supervisor.processes or supervisor.is_due(name)
+            assert not is_there, f"{name} is given up, and not recorded to be asked for again, and is started"
         if isinstance(machine, PromptSource):
             self._at_prompt_source(process, machine, event, header, commands)
         elif isinstance(machine, WeightPublisher):
             self._at_publisher(process, machine, event, commands)
         elif isinstance(machine, EngineWorker):
-            is_current = self._host.supervisor.processes.get(process.name) is process
-            assert not (is_current and process.name in self._given_up), f"{_life(process)} is started, and is given up"
             if (
                 isinstance(event, GenerationEnded)
                 and isinstance(event.outcome, Cancelled)

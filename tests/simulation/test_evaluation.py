@@ -151,9 +151,9 @@ def test_an_engine_whose_weights_come_late_evaluates_while_training_waits_for_an
     sent, trained_s = with_a_late_engine()
 
     def never(self: Queues, view: EngineView, purpose: Purpose, stuck: Collection[Purpose], **state: Any) -> bool:  # noqa: ANN401
-        """While training waits."""
-        is_beyond = state["num_evaluating"] >= self._num_guaranteed
-        return not (purpose is Purpose.EVALUATE and stuck and is_beyond) and suits(self, view, purpose, stuck, **state)
+        """While training waits, but for the one that always goes first."""
+        is_beyond = purpose is Purpose.EVALUATE and state["num_evaluating"] > 0
+        return not (stuck and is_beyond) and suits(self, view, purpose, stuck, **state)
 
     suits = Queues.suits
     with patch.object(Queues, "suits", never):

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from penstock.messages.ledger import EPOCHS_PER_DRIVE
-from penstock.messages.names import has_lane, is_engine
+from penstock.messages.names import is_engine
 from penstock.messages.training import Activity
 from penstock.runtime.hosts.virtual.process import Process, Status
 from penstock.runtime.shell.engine_membership import EngineMembership
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from penstock.messages.membership import EngineGivenUp
-    from penstock.runtime.hosts.virtual.accounting import Accounted
     from penstock.runtime.hosts.virtual.clock import VirtualClock
 
 TELL_AGAIN_S: Final = 1.0
@@ -180,7 +179,7 @@ class Supervisor:
 
     def turned(self, process: Process) -> None:
         """A process has done what its turn brought: by then it may have started."""
-        if process.start_s is None and not (has_lane(process.name) and _starts(process)):
+        if process.start_s is None and not _starts(process):
             process.start_s = self._clock.now_s - process.began_s
 
     def stopped(self, process: Process) -> None:
@@ -371,7 +370,8 @@ class Supervisor:
 
 
 def _starts(process: Process) -> bool:
-    return cast("Accounted", process.shell.machine).activity is Activity.STARTING
+    """Whether it loads what it has to; an actor whose time is not accounted loads nothing."""
+    return getattr(process.shell.machine, "activity", None) is Activity.STARTING
 
 
 def _start(supervisor: Supervisor, what: tuple[str, int, int]) -> None:

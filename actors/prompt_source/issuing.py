@@ -137,7 +137,7 @@ class Issuing:
                     break
                 first, view = self._placed(queues[purpose], heads[purpose], num)
                 if view is None or not self._queues.suits(
-                    view, purpose, num_evaluating=state[0], has_training=state[1]
+                    view, purpose, stuck, num_evaluating=state[0], has_training=state[1]
                 ):
                     stuck.add(purpose)
                     continue

@@ -11,6 +11,8 @@ Invariants:
   never starves, however busy the engines are.
 * Beyond these no sample of an evaluation is sent to an engine that has no free slot while there is training: none
   queues there in front of training.
+* While training waits for an engine, none beyond these goes to an engine that is to swap when the others do, which
+  training is about to take; but to one whose weights come versions late, where training cannot go.
 * A sample that has been at an engine goes before those that have not, and of a group they go in order.
 * What an engine with old weights can still make goes there, where the first that waits needs newer ones.
 * Where groups keep to engines (``prefix_affine``), the others of one that is begun wait for a slot there, and new
@@ -167,13 +169,16 @@ class Queues:
         may_evaluate = _EVALUATE in waiting and _EVALUATE not in stuck
         if may_evaluate and num_evaluating < self._num_guaranteed:
             return _EVALUATE
-        if _TRAIN in waiting:
-            return None if _TRAIN in stuck else _TRAIN
+        if _TRAIN in waiting and _TRAIN not in stuck:
+            return _TRAIN
         if may_evaluate and (num_evaluating < self._max_evaluating or not has_training):
             return _EVALUATE
         return None
 
-    def suits(self, view: EngineView, purpose: Purpose, *, num_evaluating: int, has_training: bool) -> bool:
-        """Whether a sample of this purpose may be sent to this engine, which has room."""
-        is_guaranteed = purpose is _TRAIN or num_evaluating < self._num_guaranteed
-        return is_guaranteed or view.has_free_slot or not has_training
+    def suits(
+        self, view: EngineView, purpose: Purpose, stuck: Collection[Purpose], *, num_evaluating: int, has_training: bool
+    ) -> bool:
+        """Whether a sample of this purpose may be sent to this engine, which has room; see :meth:`turn`."""
+        if purpose is _TRAIN or num_evaluating < self._num_guaranteed or not has_training:
+            return True
+        return view.has_free_slot and (view.lag > 0 or _TRAIN not in stuck)

@@ -171,10 +171,10 @@ def _with_remedy(error: UserFault, folder: Path, scenario: Scenario) -> UserFaul
 
 def what_is_left(folder: Path) -> str:
     """Of a run that has not come to its end: what is saved, and how to go on."""
-    if not has_entries(folder):
-        return "nothing was recorded yet, so there is nothing to resume: begin anew"
     saved = ""
-    if not any(version_of(each.name) is not None for each in folder.glob(f"{CHECKPOINTS}/*")):
+    if not has_entries(folder):
+        saved = "nothing was recorded yet: resumed, it begins from the start\n"
+    elif not any(version_of(each.name) is not None for each in folder.glob(f"{CHECKPOINTS}/*")):
         saved = "no checkpoint was written yet: the prompts that were drawn are recorded, the model begins as it was\n"
     return f"{saved}to go on: {resume_command(folder)}"
 

@@ -54,7 +54,8 @@ class RuntimeOptions(Options, frozen=True, kw_only=True):
     heartbeat_s: Seconds = 1.0
     """Between two signs of life of an actor's process."""
     heartbeat_timeout_s: Seconds = 10.0
-    """An actor that was not heard for so long is replaced (a stopped process is noticed at once)."""
+    """An actor that was not heard for so long is replaced (a stopped process is noticed at once). One whose start took
+    long is waited for longer, as its replacement costs more: a tenth of what it took, and a minute at most."""
     max_restarts: Annotated[int, Meta(ge=0)] = 10
     """Of one actor within ten minutes; past it the run stops with its story, or goes on without it if it is an engine
     and ``engines.min`` others are left."""

@@ -1,4 +1,4 @@
-"""What follows the loss of an actor: how soon it is replaced, and how often.
+"""When an actor that is silent counts as lost, and what follows: how soon it is replaced, and how often.
 
 Pure: time comes in as an argument.
 """
@@ -15,6 +15,21 @@ if TYPE_CHECKING:
 WINDOW_S: Final = 600.0
 FIRST_PAUSE_S: Final = 0.25
 MAX_PAUSE_S: Final = 30.0
+PATIENCE_SHARE: Final = 0.1
+"""Of what a replacement costs: so much more is lost at most where the silence turns out to be a death."""
+MAX_PATIENCE_S: Final = 60.0
+"""What was generated there goes on elsewhere only after it."""
+
+
+def patience_s(usual_s: float, start_s: float | None) -> float:
+    """How long an actor may be silent before it is given up.
+
+    Args:
+        usual_s: what any actor is given.
+        start_s: from the order to start it until it had loaded what it has to, as another one would; None: it has not,
+            or loads nothing.
+    """
+    return usual_s if start_s is None else max(usual_s, min(MAX_PATIENCE_S, PATIENCE_SHARE * start_s))
 
 
 class Restarts:

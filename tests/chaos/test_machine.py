@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
+SLOW_ENGINES = ("engines.simulated.token_s=0.02", "sampling.max_response_tokens=64")
+"""A step takes as long as they need for its samples, whatever else the machine does."""
+
 
 def has_namespaces() -> bool:
     """Whether this user may have a mount namespace of his own."""
@@ -75,9 +78,11 @@ def test_a_node_that_goes_away_with_all_its_processes_costs_no_sample(tmp_path: 
         "modelled.yaml",
         ("node_loss@0.3", "kill:scorer@0.6", "duplicate:scorer>filter@0.5+2=0.5"),
         seed=22,
-        overrides=("run.num_steps=30", "runtime.host=ray"),
+        overrides=("run.num_steps=30", "runtime.host=ray", *SLOW_ENGINES),
     )
     run.assert_clean()
+    [lost, *_] = run.verdict.faults
+    assert lost.restored_after_s is not None, "the speed of before was not regained"
     assert set(run.verdict.restarts) - {"scorer"}, "somebody was on the node"
     assert all(name in ("learner", "scorer") or name.startswith("engine/") for name in run.verdict.restarts)
     assert run.verdict.hits

@@ -114,6 +114,22 @@ def test_a_run_is_seen_while_it_goes_on_and_stopped_with_its_ledger_in_balance(r
     assert "nothing to stop" in penstock(tmp_path, "stop").stdout
 
 
+def test_a_run_that_was_interrupted_before_anything_was_recorded_goes_on_by_the_command_that_it_names(
+    run: Run, tmp_path: Path
+) -> None:
+    wait_for(run, "importing what the actors need")  # from here on a signal ends the run in its order
+    run.send_signal(signal.SIGINT)
+    rest = output_of(run).read()
+    assert run.wait(60) == 128 + signal.SIGINT, rest
+    *_, recorded, go_on = rest.splitlines()
+    assert recorded == "nothing was recorded yet: resumed, it begins from the start"
+    command = go_on.removeprefix("to go on: penstock ").split()
+    resumed = penstock(tmp_path, *command, "run.num_steps=2")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert [step.version for step in read_steps(folder)] == [1, 2]
+
+
 @pytest.mark.slow  # `make chaos` kills and resumes whole runs
 def test_a_run_that_was_killed_has_vanished_can_be_reported_and_goes_on(run: Run, tmp_path: Path) -> None:
     wait_for(run, "staleness")

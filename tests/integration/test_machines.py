@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import sys
 from contextlib import closing
@@ -42,6 +43,37 @@ STOP_S = 60.0
 WHOLE_S = 800.0
 GOOD_REWARD = 0.8
 TWO_ENGINES = (*SETTINGS, "engines.count=2")  # Ray spreads them
+SEATED = """
+from dataclasses import replace
+
+from penstock.backends.engines.spec import ONE_GPU
+from penstock.backends.simulated.spec import SIMULATED_ENGINE
+
+SPEC = replace(SIMULATED_ENGINE, size=lambda options: ONE_GPU)
+"""
+"""Modelled engines, of a package of somebody's: each has a speed that it is told, and takes a GPU from Ray."""
+MODELLED = """
+run: {name: seated, num_steps: 100000}
+data: {path: "lines:2000"}
+sampling: {samples_per_group: 4, max_response_tokens: 64}
+reward: {function: lines, timeout_s: 10}
+filter: {drop_zero_spread: false}
+staleness: {policy: fully_async, max_staleness: 2}
+engines:
+  backend: seated
+  count: 2
+  slots: 8
+  simulated: {response_tokens_median: 64, response_tokens_sigma: 0, prefill_s: 0, token_s: 0.02, token_load_s: 0,
+              fetch_weights_s: 0.02, apply_weights_s: 0.02}
+learner: {backend: simulated, groups_per_batch: 4, save_every: 4, simulated: {step_s: 0.1, publish_s: 0.02}}
+runtime: {heartbeat_s: 0.5, heartbeat_timeout_s: 6}
+"""
+"""A step takes the time of 16 responses, which two engines with all their slots make at once."""
+SEATED_ENGINES = ("engine/0", "engine/1")
+FEW_STEPS = 4
+MEASURED_STEPS = 12
+LEAST_RATIO = 0.75
+"""With one engine of the two it would be a half."""
 
 
 @pytest.fixture
@@ -62,6 +94,38 @@ def test_engines_of_two_machines_get_every_version_and_one_machine_is_killed(two
         await_back(run, far)
         stop(run, two)
     assert node_of(run, far) == node_of(run, "learner")  # the only one that is left
+
+
+@pytest.mark.slow
+def test_when_their_node_is_back_all_of_its_engines_serve_again_and_the_run_has_the_speed_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{seated_package(tmp_path)}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    scenario = tmp_path / "seated.yaml"
+    scenario.write_text(MODELLED)
+    with cluster(tmp_path) as machines:
+        machines.add("near", "head")
+        machines.add("far", "worker", num_gpus=2)
+        with LiveRun(scenario, tmp_path, ("runtime.host=ray",), through=machines.command("near", 2)) as run:
+            run.await_steps(FEW_STEPS)
+            run.await_steps(more=MEASURED_STEPS)
+            first = {node_of(run, name) for name in SEATED_ENGINES}
+            machines.machines["far"].kill()
+            before = steps_per_s(run, FEW_STEPS)
+            machines.add("back", "worker", num_gpus=2)
+            for name in SEATED_ENGINES:
+                run.await_log(f"{name} [2-9]: up")
+            run.await_steps(more=FEW_STEPS)
+            since = read_steps(run.folder)[-1].version
+            run.await_steps(more=MEASURED_STEPS)
+            after = steps_per_s(run, since)
+            stop(run, machines)
+    second = {node_of(run, name) for name in SEATED_ENGINES}
+    assert len(first) == len(second) == len(first | second | {node_of(run, "buffer")}) - 2 == 1
+    assert after > LEAST_RATIO * before, f"{before:.2f} steps a second before, {after:.2f} after"
+    made = samples_made(run, since)
+    assert made.keys() == set(SEATED_ENGINES)
+    assert min(made.values()) > LEAST_RATIO * max(made.values()), made
 
 
 @pytest.mark.slow
@@ -108,6 +172,29 @@ def test_the_learner_goes_on_from_its_checkpoint_on_another_machine(tmp_path: Pa
             run.await_steps(more=4)
             stop(run, machines)
     assert node_of(run, "learner") not in (first, node_of(run, "buffer"))
+
+
+def seated_package(folder: Path) -> Path:
+    """What is on the path of a run that has such engines: a module, and the entry point that names it."""
+    site = folder / "site"
+    (site / "seated-1.dist-info").mkdir(parents=True)
+    (site / "seated.py").write_text(SEATED)
+    (site / "seated-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: seated\nVersion: 1\n")
+    (site / "seated-1.dist-info" / "entry_points.txt").write_text("[penstock.engines]\nseated = seated:SPEC\n")
+    return site
+
+
+def steps_per_s(run: LiveRun, since: int) -> float:
+    """From this version to the newest."""
+    steps = [step for step in read_steps(run.folder) if step.version >= since]
+    return (steps[-1].version - steps[0].version) / (steps[-1].at_s - steps[0].at_s)
+
+
+def samples_made(run: LiveRun, since: int) -> dict[str, int]:
+    """By engine: samples with tokens of a version after this one."""
+    query = "SELECT engine, count(*) FROM samples WHERE newest_version > ? GROUP BY engine"
+    with closing(sqlite3.connect(f"file:{run.folder / LEDGER_FILE}?mode=ro", uri=True)) as ledger:
+        return dict(ledger.execute(query, (since,)).fetchall())
 
 
 def endless(machines: Cluster, num_nodes: int, settings: Sequence[str], folder: Path) -> LiveRun:

@@ -144,7 +144,6 @@ PLANTS = (
 
 FOUND_BY = {
     "says_once_that_one_is_given_up": 139,
-    "starts_who_is_given_up": 1011,
     "does_not_come_back": 63,
     "issues_to_a_leaver": 23,
     "keeps_its_last_tokens": 74,

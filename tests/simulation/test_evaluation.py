@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -10,20 +12,27 @@ from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
 from trials.trial import EvaluationTrial, Trial
 
+from penstock.actors.prompt_source.queues import Queues
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.sqlite import SqliteStore
-from penstock.messages.evaluation import EvaluationOpened, GroupEvaluated
+from penstock.messages.commands import Send
+from penstock.messages.evaluation import EvaluationFinished, EvaluationOpened, GroupEvaluated
+from penstock.messages.flow import SampleIssued
 from penstock.messages.ledger import RunRecorded, StepRecorded
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER
-from penstock.messages.samples import TerminalState
+from penstock.messages.samples import Purpose, TerminalState
 from penstock.messages.training import UpdateMode
 from penstock.runtime.hosts.virtual.host import IdleWatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
+    from penstock.actors.prompt_source.routing import EngineView
+    from penstock.messages.base import Event
+    from penstock.messages.commands import AnyCommand
     from penstock.messages.ledger import LedgerEntry
+    from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.clock import VirtualClock
     from penstock.runtime.hosts.virtual.process import Process
 
@@ -101,6 +110,57 @@ def test_the_same_prompt_is_drawn_alike_in_every_evaluation() -> None:
     ]
     assert len(lengths) >= 3
     assert all(found == lengths[0] for found in lengths)
+
+
+class Sent(IdleWatcher):
+    """Samples of evaluations by the engine that they were sent to, and how long each evaluation took."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self.engines: Counter[str] = Counter()
+        self._opened_s: dict[int, float] = {}
+        self.took_s: dict[int, float] = {}
+
+    def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
+        for command in commands:
+            if isinstance(command, Send) and isinstance(command.event, SampleIssued):
+                self.engines[command.to] += command.event.purpose is Purpose.EVALUATE
+
+    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
+        for entry in entries:
+            if isinstance(entry, EvaluationOpened):
+                self._opened_s[entry.evaluation.number] = self._clock.now_s
+
+    def heard(self, process: Process, event: Event) -> None:
+        if isinstance(event, EvaluationFinished):
+            self.took_s.setdefault(event.number, self._clock.now_s - self._opened_s[event.number])
+
+
+def with_a_late_engine() -> tuple[Sent, float]:
+    """What was sent where, and when the last step was, where training waits for the first engine most of the time."""
+    evaluation = EvaluationTrial(every=4, num_rows=(60,), samples_per_prompt=(2,), max_running=4)
+    sizes: dict[str, Any] = {"num_steps": 12, "groups_per_batch": 10, "samples_per_group": 4, "max_staleness": 1}
+    trial_run = TrialRun(trial_of(num_late=1, late_fetch_s=10.0, evaluation=evaluation, **sizes), with_digest=False)
+    sent = Sent(trial_run.host.clock)
+    trial_run.host.watch(sent)
+    trial_run.run()
+    return sent, trial_run.oracle.progress_s
+
+
+def test_an_engine_whose_weights_come_late_evaluates_while_training_waits_for_another() -> None:
+    sent, trained_s = with_a_late_engine()
+
+    def never(self: Queues, view: EngineView, purpose: Purpose, stuck: Collection[Purpose], **state: Any) -> bool:  # noqa: ANN401
+        """While training waits, but for the one that always goes first."""
+        is_beyond = purpose is Purpose.EVALUATE and state["num_evaluating"] > 0
+        return not (stuck and is_beyond) and suits(self, view, purpose, stuck, **state)
+
+    suits = Queues.suits
+    with patch.object(Queues, "suits", never):
+        before, trained_before_s = with_a_late_engine()
+    assert sent.took_s[0] < 0.7 * before.took_s[0]
+    assert sent.engines["engine/1"] > 1.5 * before.engines["engine/1"]
+    assert trained_s < 1.03 * trained_before_s, "training has not paid for it"
 
 
 @pytest.mark.parametrize("target", [PROMPT_SOURCE, SCORER, FILTER, BUFFER, LEARNER, WEIGHT_PUBLISHER, "engine/0", ""])

@@ -365,7 +365,9 @@ def test_without_training_an_evaluation_has_all_slots() -> None:
     [
         ("te", "", 0, True, "e"),
         ("te", "", 2, True, "t"),
-        ("te", "t", 2, True, ""),
+        ("te", "t", 2, True, "e"),
+        ("te", "t", 8, True, ""),
+        ("te", "te", 2, True, ""),
         ("te", "t", 1, True, "e"),
         ("te", "e", 0, True, "t"),
         ("e", "", 7, True, "e"),

@@ -26,7 +26,7 @@ from penstock.messages.ledger import BatchLeased, CheckpointRecorded, StepRecord
 from penstock.messages.training import Balance, UpdateMode
 from penstock.runtime.hosts.processes.job import RUN_FOLDER_VARIABLE, RUN_ID_VARIABLE, run_variables
 from penstock.runtime.hosts.processes.leftovers import clear_leftovers, end_process, processes_of
-from penstock.runtime.launch.launch import claim_drive, has_entries, resume_command
+from penstock.runtime.launch.launch import claim_drive, has_entries, resume_command, what_is_left
 from penstock.runtime.launch.resume import num_begun, overridden, resume
 from penstock.runtime.launch.runs import close_record, hold_run, open_record, read_record, start_ticks
 from penstock.runtime.observability.trackers import METRICS_FILE, StepRow
@@ -288,6 +288,18 @@ def test_the_command_to_go_on_can_be_typed_where_one_stands(
     monkeypatch.chdir(tmp_path)
     assert resume_command(folder) == "penstock resume example-1"
     assert resume_command(Path("/runs/with a blank")) == "penstock resume '/runs/with a blank'"
+
+
+def test_a_run_that_was_ended_before_anything_was_recorded_is_said_to_be_resumed_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "early"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    claim_drive(folder)
+    early, go_on = what_is_left(folder).splitlines()
+    assert early == "nothing was recorded yet: resumed, it begins from the start"
+    assert go_on == "to go on: penstock resume early"
 
 
 def test_the_record_names_every_drive(folder: Path) -> None:

@@ -229,9 +229,40 @@ def test_an_actor_is_ready_when_it_has_reported_and_does_not_load_any_more() -> 
     told = [incarnation.is_ready]
     for activities in ((), (Activity.STARTING,), (Activity.STARTING, Activity.WAITING_FOR_SAMPLES), ()):
         spans = tuple(ActivitySpan(activity, 0.0, 1.0) for activity in activities)
-        incarnation.reported(ActorReported(name=LEARNER, epoch=1, state="", activities=spans))
+        incarnation.reported(ActorReported(name=LEARNER, epoch=1, state="", activities=spans), 1.0, timeout_s=TIMEOUT_S)
         told.append(incarnation.is_ready)
     assert told == [False, True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("start_s", "silent_s", "cut_s"),
+    [(20.0, TIMEOUT_S, LINE_GRACE_S), (50.0, TIMEOUT_S, 5.0), (300.0, 30.0, 30.0), (9000.0, 60.0, 60.0)],
+)
+def test_who_took_long_to_start_is_waited_for_longer_and_no_longer_than_a_minute(
+    start_s: float, silent_s: float, cut_s: float
+) -> None:
+    incarnation = Incarnation("engine/0", 1, 0.0)
+    incarnation.process = started()
+
+    def reports(now_s: float, *activities: Activity) -> str:
+        incarnation.heard(now_s)
+        spans = tuple(ActivitySpan(activity, 0.0, now_s) for activity in activities)
+        report = ActorReported(name="engine/0", epoch=1, state="", activities=spans)
+        return incarnation.reported(report, now_s, timeout_s=TIMEOUT_S)
+
+    def cause(silence_s: float) -> str:
+        return incarnation.cause_of_loss(start_s + silence_s, None, timeout_s=TIMEOUT_S, is_local=False)
+
+    assert reports(1.0) == reports(2.0, Activity.STARTING) == ""
+    told = reports(start_s, Activity.STARTING, Activity.WAITING_FOR_WEIGHTS)
+    took = f"engine/0 took {start_s:.0f} s to start, as another one would"
+    assert told == (f"{took}: it is replaced when it is silent for {silent_s:.0f} s" if silent_s > TIMEOUT_S else "")
+    assert reports(start_s, Activity.WORKING) == "", "said once"
+    assert cause(silent_s) == ""
+    assert cause(silent_s + 0.1).startswith("it was not heard for")
+    incarnation.line_is(start_s, up=False)
+    assert cause(cut_s) == ""
+    assert cause(cut_s + 0.1)
 
 
 def test_a_slow_turn_is_told_once() -> None:

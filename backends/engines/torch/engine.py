@@ -45,6 +45,7 @@ from penstock.backends.engines.torch.requests import (
     RequestError,
     Running,
     Tick,
+    check_may_sleep,
     check_scored,
     checked_tokens,
     new_spans,
@@ -183,8 +184,7 @@ class TorchEngine:
         Raises:
             RuntimeError: requests run or wait.
         """
-        if num_open := self.num_running + self.num_queued:
-            raise RuntimeError(f"the engine was to sleep before its requests had ended: {num_open}")
+        check_may_sleep(self.num_running + self.num_queued)
         if self._parked is None:
             if self._graphs is not None:
                 self._graphs.clear()

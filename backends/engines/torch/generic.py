@@ -38,6 +38,7 @@ from penstock.backends.engines.torch.requests import (
     RequestError,
     Running,
     Tick,
+    check_may_sleep,
     check_scored,
     checked_tokens,
     new_spans,
@@ -51,7 +52,6 @@ from penstock.messages.errors import UserFault
 from penstock.messages.kept_tokens import KeptTokens, joined_kept
 from penstock.messages.parts import join
 from penstock.messages.samples import Part
-from penstock.messages.texts import counted, does
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -196,9 +196,7 @@ class GenericEngine:
         Raises:
             RuntimeError: requests run or wait.
         """
-        if num_open := self.num_running + self.num_queued:
-            what = f"{counted(num_open, 'request')} {does(num_open, 'are')} open"
-            raise RuntimeError(f"the engine was to sleep while {what}")
+        check_may_sleep(self.num_running + self.num_queued)
         if self._parked is None:
             self._second = None
             self._parked = ParkedMemory(self._weights.tensors(), keeps_values=False)

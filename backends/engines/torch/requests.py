@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.messages.arrays import ArrayLengthError, tokens_view
 from penstock.messages.parts import spans_between
 from penstock.messages.samples import Media, Part, VersionSpan
+from penstock.messages.texts import counted, does
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -160,6 +161,17 @@ class Tick:
     """Requests that it drew a token for."""
     num_context_tokens: int = 0
     """That they held together when it was drawn."""
+
+
+def check_may_sleep(num_open: int) -> None:
+    """Raise unless an engine with so many requests that run or wait may give its memory up.
+
+    Raises:
+        RuntimeError: there are some.
+    """
+    if num_open:
+        what = f"{counted(num_open, 'request')} {does(num_open, 'are')} open"
+        raise RuntimeError(f"the engine was to sleep while {what}")
 
 
 def check_scored(ids: Sequence[int], *, vocab_size: int, max_tokens: int, has_weights: bool) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.messages.training import Activity
+from penstock.runtime.shell.restarts import patience_s
 
 if TYPE_CHECKING:
     from penstock.messages.training import ActorReported
@@ -49,6 +50,8 @@ class Incarnation:
         """Its loop runs: everything heavy is imported."""
         self.activity: Activity | None = None
         """The last one that it reported; None for an actor whose time is not accounted."""
+        self.start_s: float | None = None
+        """From the order to start it until what it had to load was loaded; None: it is not, or it loads nothing."""
         self._heard_s = now_s
         self._since_s = now_s
         self._down_since_s: float | None = None
@@ -59,11 +62,18 @@ class Incarnation:
         """Something came from it."""
         self._heard_s = now_s
 
-    def reported(self, report: ActorReported) -> None:
-        """It says what it does."""
+    def reported(self, report: ActorReported, now_s: float, *, timeout_s: float) -> str:
+        """It says what it does. What people are to know of that: that its start took so long that it may be silent for
+        longer than ``timeout_s``; mostly nothing."""
         self.has_reported = True
         if report.activities:
             self.activity = report.activities[-1].activity
+        if self.start_s is not None or self.activity in (None, Activity.STARTING):
+            return ""
+        self.start_s = now_s - self._since_s
+        given_s = patience_s(timeout_s, self.start_s)
+        took = f"{self.name} took {self.start_s:.0f} s to start, as another one would"
+        return f"{took}: it is replaced when it is silent for {given_s:.0f} s" if given_s > timeout_s else ""
 
     @property
     def is_ready(self) -> bool:
@@ -98,7 +108,7 @@ class Incarnation:
         Args:
             now_s: on the clock of every other call.
             facts: what the kernel says about its process, if that is on this machine.
-            timeout_s: deadline of the heartbeat.
+            timeout_s: deadline of the heartbeat, of one whose start took no longer than usual.
             is_local: whether ``facts`` would be there if the process was.
         """
         if self.process is None:
@@ -109,10 +119,11 @@ class Incarnation:
                 return "its process was killed" if self._is_gone_for_long(now_s) else ""
             if self._is_stopped(now_s, facts):
                 return "its process was stopped"
-        if now_s - self._heard_s > (timeout_s if self.has_reported else max(timeout_s, IMPORT_SILENCE_S)):
+        limit_s = timeout_s if self.has_reported else max(timeout_s, IMPORT_SILENCE_S)
+        if now_s - self._heard_s > patience_s(limit_s, self.start_s):
             return f"it was not heard for {now_s - self._heard_s:.0f} s"
         down_s = self._down_since_s
-        if down_s is not None and now_s - down_s > LINE_GRACE_S and self._heard_s <= down_s:
+        if down_s is not None and now_s - down_s > patience_s(LINE_GRACE_S, self.start_s) and self._heard_s <= down_s:
             return f"its line was cut {now_s - down_s:.0f} s ago"
         if self.beat is not None and self.beat.turn_s > STUCK_AFTER_S:
             return f"its loop has been stuck in one turn for {self.beat.turn_s:.0f} s"

@@ -13,7 +13,7 @@ Invariants:
 | waits for | who ends it |
 |---|---|
 | a new process: ``ProcessStarted`` | the process; else ``START_TIMEOUT_S`` |
-| a heartbeat | the process; else ``heartbeat_timeout_s`` |
+| a heartbeat | the process; else ``heartbeat_timeout_s``, or a tenth of what its start took |
 | a restart that is due | the clock |
 | an engine that is to leave, or whose GPUs are to come | ``engine_crew.py``, ``gpu_waits.py`` |
 | the end of one that shares devices | ``endings.py`` |
@@ -282,7 +282,8 @@ class Supervisor:
             case RunFailureAsked():
                 self._conclude(OutcomeKind.DIVERGED if event.has_diverged else OutcomeKind.FAILED, event.story)
             case ActorReported():
-                incarnation.reported(event)
+                if told := incarnation.reported(event, now_s, timeout_s=self.settings.heartbeat_timeout_s):
+                    self._sink.on_notice(SUPERVISOR, told)
                 self._sink.on_report(event)
                 self._engines.reported(event)
                 if len(self._crew) >= len(self.settings.names) and all(one.is_ready for one in self._crew.values()):
@@ -371,14 +372,12 @@ class Supervisor:
     def _look(self, now_s: float) -> None:
         if now_s < self._next_look_s:
             return
-        self._next_look_s = now_s + TURN_S
+        self._next_look_s, timeout_s = now_s + TURN_S, self.settings.heartbeat_timeout_s
         for incarnation in list(self._crew.values()):
             process = incarnation.process
             is_local = process is not None and self._launcher.is_local(process)
             facts = facts_of(process.pid) if process is not None and is_local else None
-            cause = incarnation.cause_of_loss(
-                now_s, facts, timeout_s=self.settings.heartbeat_timeout_s, is_local=is_local
-            )
+            cause = incarnation.cause_of_loss(now_s, facts, timeout_s=timeout_s, is_local=is_local)
             if cause:
                 self._give_up(incarnation, cause)
         if self._outcome is None:

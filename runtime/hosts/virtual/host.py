@@ -145,7 +145,7 @@ class VirtualHost:
         self._digest = digest
         self._watchers: list[Watcher] = []
         self._event_watchers: list[Watcher] = []
-        self.turn_listeners: list[Callable[[Process], None]] = []
+        self.turn_listeners: list[Callable[[Process], None]] = [self.supervisor.turned]
         """See :class:`penstock.runtime.hosts.virtual.process.Surroundings`."""
         self._message_ids = itertools.count(1)
         self._scaling = None

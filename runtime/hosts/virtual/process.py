@@ -126,6 +126,9 @@ class Process:
         self._waiting: list[tuple[Callable[[Any, Any], None], object]] = []
         self._is_draining = False
         self.num_stops = 0
+        self.began_s = host.clock.now_s
+        self.start_s: float | None = None
+        """From then until what it had to load was loaded; None: it is not yet."""
         self.died_s = math.inf
         """When it was killed."""
         self.released_s = math.inf

@@ -23,9 +23,10 @@ import msgspec
 
 from penstock.messages.ledger import EPOCHS_PER_DRIVE
 from penstock.messages.names import is_engine
+from penstock.messages.training import Activity
 from penstock.runtime.hosts.virtual.process import Process, Status
 from penstock.runtime.shell.engine_membership import EngineMembership
-from penstock.runtime.shell.restarts import Restarts
+from penstock.runtime.shell.restarts import Restarts, patience_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -41,7 +42,7 @@ class SupervisionModel(msgspec.Struct, frozen=True, kw_only=True):
     """How quick the supervisor is, and what it allows."""
 
     heartbeat_timeout_s: float = 10.0
-    """A process that was not heard for so long is given up."""
+    """A process that was not heard for so long is given up; one whose start took long, after :func:`.patience_s`."""
     max_restarts: int = 10
     """Restarts of one actor within ten minutes, after which the run fails."""
     start_s: float = 0.5
@@ -176,9 +177,14 @@ class Supervisor:
         at_s = self._clock.now_s + self._random.random() * self.model.notice_s
         self._clock.at(at_s, _notice, self, (process, "ended"))
 
+    def turned(self, process: Process) -> None:
+        """A process has done what its turn brought: by then it may have started."""
+        if process.start_s is None and not _starts(process):
+            process.start_s = self._clock.now_s - process.began_s
+
     def stopped(self, process: Process) -> None:
         """A process has fallen silent; if it still is after the heartbeat limit, it is given up."""
-        at_s = self._clock.now_s + self.model.heartbeat_timeout_s
+        at_s = self._clock.now_s + patience_s(self.model.heartbeat_timeout_s, process.start_s)
         self._clock.at(at_s, _check_silence, self, (process, process.num_stops))
 
     def is_given_up(self, process: Process) -> bool:
@@ -361,6 +367,11 @@ class Supervisor:
     def num_restarts(self) -> int:
         """Of all actors since the start of the run."""
         return sum(self._restarts.totals.values())
+
+
+def _starts(process: Process) -> bool:
+    """Whether it loads what it has to; an actor whose time is not accounted loads nothing."""
+    return getattr(process.shell.machine, "activity", None) is Activity.STARTING
 
 
 def _start(supervisor: Supervisor, what: tuple[str, int, int]) -> None:

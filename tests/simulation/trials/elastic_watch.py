@@ -4,7 +4,8 @@ Invariants:
 
 * The engines that are there, or about to be, are those that the ledger names, but for leavers whose time is not up.
 * An engine is lost no more often than a run allows of one actor and once more, unless the ledger has named others
-  meanwhile: whoever is given up is not started again. It is given up only while enough are left.
+  meanwhile. Whoever is given up then is not started again until that is recorded, and it is given up only while enough
+  are left.
 * PromptSource sends nothing to an engine that it knows to leave, nor to one that came when others served already, or
   whose lent device was taken back, and has not said since that it serves something.
 * What a leaver has handed back goes on from every token that it had made, where no message is lost.
@@ -64,6 +65,8 @@ class ElasticWatch(IdleWatcher):
         self._recorded: EnginesRecorded | None = None
         self._losses: dict[str, list[float]] = {}
         """When an engine was lost since it last was none of the run's."""
+        self._given_up: set[str] = set()
+        """Those that were lost for the last time that is allowed, and of which that is not recorded yet."""
         self._num_lost: Counter[Process] = Counter()
         """By incarnation of PromptSource: engines that it has heard were lost, and not before that they leave."""
         self._newcomers: dict[Process, set[str]] = {}
@@ -83,7 +86,10 @@ class ElasticWatch(IdleWatcher):
         """What some Scorer has taken."""
 
     def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
-        machine = process.shell.machine
+        machine, supervisor = process.shell.machine, self._host.supervisor
+        for name in self._given_up:
+            is_there = name in supervisor.processes or supervisor.is_due(name)
+            assert not is_there, f"{name} is given up, and not recorded to be asked for again, and is started"
         if isinstance(machine, PromptSource):
             self._at_prompt_source(process, machine, event, header, commands)
         elif isinstance(machine, WeightPublisher):
@@ -201,6 +207,7 @@ class ElasticWatch(IdleWatcher):
                 assert fewest is None or len(entry.engines) >= fewest, f"{entry}: fewer than {fewest}"
                 self.num_given_up += "was lost" in entry.reason
                 self._losses = {name: at_s for name, at_s in self._losses.items() if name in entry.engines}
+                self._given_up &= set(entry.engines)
                 self._recorded, self._engines = entry, entry.engines
                 self._look_later(entry, process.epoch)
 
@@ -242,11 +249,14 @@ class ElasticWatch(IdleWatcher):
     def lost(self, name: str, cause: str) -> None:
         if cause == "the machine was lost":  # the next driver counts anew
             self._losses.clear()
+            self._given_up.clear()
         elif is_engine(name):
             now_s, most = self._host.clock.now_s, self._host.supervisor.model.max_restarts + 1
             losses = self._losses[name] = [at_s for at_s in self._losses.get(name, []) if at_s > now_s - WINDOW_S]
             losses.append(now_s)
             assert len(losses) <= most, f"{name} is lost for the {len(losses)}th time, and {most} are allowed"
+            if len(losses) == most:
+                self._given_up.add(name)
             if self._recorded is not None and len(losses) == most:
                 buffer = self._host.supervisor.processes.get(BUFFER)
                 self._look_later(self._recorded, -1 if buffer is None else buffer.epoch)

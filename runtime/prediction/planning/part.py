@@ -4,8 +4,8 @@ A batch of ``n`` samples on ``E`` engines goes as one of ``n·E'/E`` on ``E'`` o
 side by side, and as many after another, as before; the learner takes as long for a step, with the times of a token and
 of a micro-batch multiplied by ``E/E'``; so do the workers of rewards, which are fewer, for what reaches them. What does
 not stay is the longest response: of fewer samples it is shorter. Where every batch is waited for to its end (η = 0)
-that shortens each step, and the estimates of the whole and of the part (:mod:`.estimate`) correct what the part came to by their ratio.
-Where batches overlap, the next one fills the slots meanwhile, and nothing is corrected.
+that shortens each step, and the estimates of the whole and of the part (:mod:`.estimate`) correct what the part came to
+by their ratio. Where batches overlap, the next one fills the slots meanwhile, and nothing is corrected.
 
 What is compared in the end is played whole.
 """

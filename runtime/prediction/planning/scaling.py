@@ -84,14 +84,17 @@ class LearnerScaling:
 
     def sized(self, model: SimulatedLearnerOptions, ranks: int, critic_ranks: int) -> SimulatedLearnerOptions:
         """The model with so many ranks in all, and so many of them the critic's alone."""
-        fixed = self._fixed(critic_ranks)
         return replace(
             model,
-            step_s=self._step_s * fixed,
+            step_s=self.step_s(critic_ranks),
             token_s=self.token_s(ranks, critic_ranks),
-            micro_batch_s=self._micro_batch_s * fixed,
+            micro_batch_s=self._micro_batch_s * self._fixed(critic_ranks),
             num_ranks=data_ranks(self._learner, ranks, critic_ranks) if self._packs else 1,
         )
+
+    def step_s(self, critic_ranks: int) -> float:
+        """Of a step, whatever its tokens are."""
+        return self._step_s * self._fixed(critic_ranks)
 
     def token_s(self, ranks: int, critic_ranks: int) -> float:
         """Of a trained token with so many ranks in all, and so many of them the critic's alone."""

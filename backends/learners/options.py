@@ -232,7 +232,12 @@ class SimulatedLearnerOptions(Options, frozen=True, kw_only=True):
     step_s: NonNegative = 1.0
     """Of one batch, whatever its size."""
     token_s: NonNegative = 0.0
-    """Added per trained token."""
+    """Added per trained token of the batch, where ranks have equal shares; the largest share of each round counts."""
+    micro_batch_s: NonNegative = 0.0
+    """Added per round of micro-batches, which are packed as real learners do, by
+    `learner.max_tokens_per_micro_batch`."""
+    num_ranks: Annotated[int, Meta(ge=1)] = 1
+    """Ranks that the sequences of a step are divided over."""
     publish_s: NonNegative = 0.5
     """To export new weights."""
     publish_byte_s: NonNegative = 0.0
@@ -253,6 +258,11 @@ class SimulatedLearnerOptions(Options, frozen=True, kw_only=True):
     """To take it again."""
     cores: NonNegative = 0.0
     """That it wants while it works. It counts with ``runtime.simulated_cores``."""
+
+    @property
+    def packs(self) -> bool:
+        """Whether a step's time depends on how its batch is packed."""
+        return self.micro_batch_s > 0 or self.num_ranks > 1
 
 
 class LearnerOptions(Options, frozen=True, kw_only=True):

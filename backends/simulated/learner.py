@@ -16,8 +16,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.draws import normal
+from penstock.backends.learners.batch.step_load import SequenceLength, step_load
 from penstock.backends.simulated.shared_cores import tell_work
-from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
+from penstock.messages.arrays import TOKEN_BYTES, pack_floats, pack_tokens, tokens_view
 from penstock.messages.base import Metric
 from penstock.messages.commands import (
     DeleteCheckpoints,
@@ -65,8 +66,17 @@ def canary_logprobs(tokens: bytes, digest: str) -> bytes:
 class SimulatedLearner:
     """A learner that trains in modelled time and keeps no weights."""
 
-    def __init__(self, options: SimulatedLearnerOptions, *, seed: int, epoch: int, timers: Timers) -> None:
+    def __init__(
+        self,
+        options: SimulatedLearnerOptions,
+        *,
+        seed: int,
+        epoch: int,
+        timers: Timers,
+        max_tokens_per_micro_batch: int = 1024,
+    ) -> None:
         self._model = options
+        self._max_tokens = max_tokens_per_micro_batch
         self._seed = seed
         self._epoch = epoch
         self._timers = timers
@@ -120,7 +130,12 @@ class SimulatedLearner:
     def _step_s(self, command: Train) -> float:
         num_tokens = sum(group.num_tokens for group in command.groups)
         noise = math.exp(self._model.jitter_sigma * normal(self._seed, command.version))
-        return (self._model.step_s + self._model.token_s * num_tokens) * noise
+        model = self._model
+        if not model.packs:
+            return (model.step_s + model.token_s * num_tokens) * noise
+        load = step_load(_lengths(command), num_ranks=model.num_ranks, max_tokens=self._max_tokens)
+        token_s = model.token_s * load.imbalance
+        return (model.step_s + model.micro_batch_s * load.num_rounds + token_s * num_tokens) * noise
 
     def _publish(self, command: PublishWeights) -> None:
         model, published = self._model, WeightsPublished(manifest=self._manifest(command))
@@ -165,6 +180,19 @@ class SimulatedLearner:
             digest=digest,
             canary=Canary(tokens=tokens, logprobs=canary_logprobs(tokens, digest)),
         )
+
+
+def _lengths(command: Train) -> list[SequenceLength]:
+    """Of the parts of all samples; what an episode read between its turns is context of its own part."""
+    found: list[SequenceLength] = []
+    for index, group in enumerate(command.groups):
+        own = group.prompt.num_tokens
+        for sample in group.samples:
+            for part in sample.parts:
+                context = len(part.context_tokens) // TOKEN_BYTES
+                prompt = -1 - len(found) if context else index
+                found.append(SequenceLength(prompt, context or own, part.num_tokens))
+    return found
 
 
 def checkpoint_path(version: int) -> str:

@@ -61,7 +61,9 @@ def open_simulated(
             assert teacher is not None, "a scenario without teachers has no actor of this role"
             return SimulatedTeacher(teacher, seed=seed, index=index, epoch=epoch, timers=timers)
         case Role.LEARNER:
-            return SimulatedLearner(learner.simulated, seed=seed, epoch=epoch, timers=timers)
+            most = learner.max_tokens_per_micro_batch
+            model = learner.simulated
+            return SimulatedLearner(model, seed=seed, epoch=epoch, timers=timers, max_tokens_per_micro_batch=most)
         case Role.PROMPT_SOURCE:
             are_mixed = some_can(engines, Capability.FROM_ROWS)
             return SimulatedPrompts(

@@ -26,7 +26,13 @@ def _open_learner(context: LearnerContext) -> Backend[LearnerCommand]:
 
     assert context.timers is not None, "simulated parts need a clock"
     plan = context.plan
-    return SimulatedLearner(plan.options.simulated, seed=plan.seed, epoch=plan.epoch, timers=context.timers)
+    return SimulatedLearner(
+        plan.options.simulated,
+        seed=plan.seed,
+        epoch=plan.epoch,
+        timers=context.timers,
+        max_tokens_per_micro_batch=plan.options.max_tokens_per_micro_batch,
+    )
 
 
 def _open_teacher(context: TeacherContext) -> Backend[TeacherCommand]:

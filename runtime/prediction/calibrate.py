@@ -31,6 +31,7 @@ from penstock.runtime.prediction.cores_fit import at_own_speed, fit_cores, why_n
 from penstock.runtime.prediction.decode_fit import fit_decode
 from penstock.runtime.prediction.episode_fit import fit_episodes
 from penstock.runtime.prediction.fitting import CERTAIN, MIN_COUNT, Error, error_of, fit_line
+from penstock.runtime.prediction.learner_fit import fit_steps
 from penstock.runtime.prediction.lengths_fit import correlation_of, drift_of_samples, quantiles_of
 from penstock.runtime.prediction.models import FitResult, Models
 from penstock.runtime.prediction.prompts_fit import fit_reread
@@ -316,8 +317,10 @@ class _Fits:
         steps = self._work("step")
         if not steps:
             raise UserFault(f"{self._recordings[0].folder}: no step was traced; was observability.tracing false?")
-        line = self._line(steps, {"step_s": None, "token_s": "size"})
+        line, num_ranks, why_no_packing = fit_steps(self._recordings)
         self._keep("training, a step", line, prefix="learner.")
+        if why_no_packing:
+            self._unknown(f"learner.micro_batch_s: {why_no_packing}; 0 is modelled")
         seconds = np.array([work.duration_s for work in steps])
         jitter = float(np.std(np.log(np.maximum(seconds, 1e-9) / np.maximum(line.fitted, 1e-9))))
         even_out = math.exp(-jitter * jitter / 2)  # of the noise, whose mean is above 1
@@ -333,6 +336,8 @@ class _Fits:
         return SimulatedLearnerOptions(
             step_s=line.values["step_s"] * even_out,
             token_s=line.values.get("token_s", 0.0) * even_out,
+            micro_batch_s=line.values.get("micro_batch_s", 0.0) * even_out,
+            num_ranks=num_ranks,
             jitter_sigma=jitter,
             publish_s=0.0 if publish is None else publish.values["publish_s"],
             publish_byte_s=0.0 if publish is None else publish.values.get("publish_byte_s", 0.0),

@@ -14,6 +14,7 @@ from penstock.backends.learners.batch.packing import (
 )
 from penstock.backends.learners.batch.padded_division import divide_padded
 from penstock.backends.learners.batch.sequences import TrainSequence, demonstration_sequence
+from penstock.backends.learners.batch.step_load import SequenceLength, step_load
 
 HIDDEN = 64
 
@@ -64,6 +65,19 @@ def test_padded_rows_stand_beside_others_of_like_length(seed: int, num_ranks: in
         greedy[-1].append(length)
     assert len(division.ranks[0]) == -(-(len(greedy) - 1) // num_ranks)
     assert len(parts) <= len(division.ranks[0]) * num_ranks
+
+
+def test_the_load_of_a_step_is_that_of_its_division() -> None:
+    sequences = make_sequences(7, 40)
+    lengths = [SequenceLength(s.prompt, s.num_context, len(s.tokens) - s.num_context) for s in sequences]
+    alone = step_load(lengths, num_ranks=1, max_tokens=256)
+    assert alone == (len(split_into_micro_batches(sequences, 256)), 1.0)
+    two = step_load(lengths, num_ranks=2, max_tokens=256)
+    assert alone.num_rounds / 2 <= two.num_rounds < alone.num_rounds
+    assert 1.0 <= two.imbalance < 1.5
+    # One long sequence is whole on one rank, and the other three wait.
+    assert step_load([SequenceLength(0, 10, 91)], num_ranks=4, max_tokens=256) == (1, 4.0)
+    assert step_load([SequenceLength(0, 10, 0)], num_ranks=4, max_tokens=256) == (0, 1.0)
 
 
 def test_few_padded_rows_are_shared_by_the_ranks() -> None:

@@ -486,6 +486,16 @@ def test_a_critic_on_ranks_of_its_own_works_beside_the_policy_and_the_slower_set
     assert (learners[2].step_s, learners[2].token_s) == (scaling.step_s(2), scaling.token_s(4, 2))
 
 
+def test_models_that_know_micro_batches_are_packed_anew_for_each_number_of_ranks() -> None:
+    scaling = space_of(Asked(num_devices=8), *PPO, NO_KL, "learner.simulated.micro_batch_s=0.1").scaling
+    model = SimulatedLearnerOptions(micro_batch_s=0.1)
+    sized = [scaling.sized(model, ranks, critic) for ranks, critic in ((1, 0), (4, 0), (4, 2))]
+    assert [each.num_ranks for each in sized] == [1, 4, 2]
+    assert [each.micro_batch_s for each in sized] == pytest.approx([0.1, 0.1, 0.05])
+    plain = space_of(Asked(num_devices=8), *PPO, NO_KL).scaling
+    assert plain.sized(SimulatedLearnerOptions(), 4, 0).num_ranks == 1
+
+
 def test_what_policy_and_critic_compute_in_a_step_is_that_of_the_objective() -> None:
     learner = load_scenario(FILE, [*SMALL, *PPO, NO_KL]).learner
 

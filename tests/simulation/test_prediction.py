@@ -45,6 +45,7 @@ from penstock.runtime.prediction.calibrate import calibrate
 from penstock.runtime.prediction.cores_fit import BUSY
 from penstock.runtime.prediction.fitting import Course, fit_line
 from penstock.runtime.prediction.forecast import Forecast, forecast, play
+from penstock.runtime.prediction.learner_fit import fit_steps, loads_of
 from penstock.runtime.prediction.lengths_fit import correlation_of
 from penstock.runtime.prediction.models import Models, read_models, write_models
 from penstock.runtime.prediction.passes_fit import slowed
@@ -657,6 +658,26 @@ def test_slots_that_never_filled_are_told(recording: Recording) -> None:
     found = calibrate([recording._replace(scenario=replace(recording.scenario, engines=engines))])
     assert any(text.startswith("engines.slots: at most 12 of 500") for text in found.unknown)
     assert any("engines.slots is 500" in text for text in found.doubts(replace(recording.scenario, engines=engines)))
+
+
+def test_what_a_micro_batch_costs_is_fitted_where_rounds_vary_and_told_where_runs_differ(recording: Recording) -> None:
+    learner = replace(recording.scenario.learner, max_tokens_per_micro_batch=256)
+    shaped = recording._replace(scenario=replace(recording.scenario, learner=learner))
+    rounds = {version: load.num_rounds for version, load in loads_of(shaped).items()}
+    steps = [
+        work._replace(end_s=work.start_s + 0.5 + 0.001 * work.size + 2.0 * rounds[work.version])
+        for work in recording.work["step"]
+    ]
+    assert len({rounds[work.version] for work in steps}) > 1
+    timed = shaped._replace(work=recording.work | {"step": steps})
+    found = fit_steps([timed]).line
+    assert found.fitted == pytest.approx([work.duration_s for work in steps], rel=0.02)
+    assert found.values["micro_batch_s"] == pytest.approx(2.0, rel=0.1)
+    other = timed.scenario.learner
+    on_two = replace(timed.scenario, learner=replace(other, simulated=replace(other.simulated, num_ranks=2)))
+    told = fit_steps([timed, timed._replace(scenario=on_two)])
+    assert "micro_batch_s" not in told.line.values
+    assert (told.num_ranks, told.why_no_packing) == (1, "learners divided their batches over 1, 2 ranks")
 
 
 def test_rewards_that_wait_for_a_worker_tell_its_work_and_no_spread(recording: Recording) -> None:

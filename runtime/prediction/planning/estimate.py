@@ -71,12 +71,12 @@ class Estimator:
         return self._batch_samples * self._mean / max(1e-9, bound.least_s)
 
     def _bound(self, scenario: Scenario, generation_s: float, exposed_s: float, running: float) -> Bound:
-        learner, staleness = scenario.learner.simulated, scenario.staleness
+        staleness = scenario.staleness
         return bound_from(
             Terms(
                 generation_s=generation_s,
                 longest_s=scenario.engines.simulated.prefill_s + self._longest * self._token_s(scenario, running),
-                training_s=learner.step_s + learner.token_s * self._batch_samples * self._mean,
+                training_s=self._training_s(scenario),
                 exposed_s=exposed_s,
                 measured_s=0.0,
                 max_staleness=staleness.max_staleness or 0,
@@ -84,6 +84,12 @@ class Estimator:
                 is_colocated=scenario.engines.placement == "colocate",
             )
         )
+
+    def _training_s(self, scenario: Scenario) -> float:
+        """With even shares, in micro-batches that are full."""
+        model, tokens = scenario.learner.simulated, self._batch_samples * self._mean
+        rounds = math.ceil(tokens / (scenario.learner.max_tokens_per_micro_batch * model.num_ranks))
+        return model.step_s + model.micro_batch_s * rounds + model.token_s * tokens
 
     def _generation_s(self, scenario: Scenario, running: float) -> float:
         """Of a batch, with so many requests on every engine all the time. It falls or grows with their number, all

@@ -1,11 +1,11 @@
 """A share of a large batch on the same share of the engines, for the first look at a choice.
 
 A batch of ``n`` samples on ``E`` engines goes as one of ``n·E'/E`` on ``E'`` of them: each engine has as many requests
-side by side, and as many after another, as before; the learner takes as long for a step, with the time of a token
-multiplied by ``E/E'``; so do the workers of rewards, which are fewer, for what reaches them. What does not stay is the
-longest response: of fewer samples it is shorter. Where every batch is waited for to its end (η = 0) that shortens each
-step, and the estimates of the whole and of the part (:mod:`.estimate`) correct what the part came to by their ratio.
-Where batches overlap, the next one fills the slots meanwhile, and nothing is corrected.
+side by side, and as many after another, as before; the learner takes as long for a step, with the times of a token and
+of a micro-batch multiplied by ``E/E'``; so do the workers of rewards, which are fewer, for what reaches them. What does
+not stay is the longest response: of fewer samples it is shorter. Where every batch is waited for to its end (η = 0)
+that shortens each step, and the estimates of the whole and of the part (:mod:`.estimate`) correct what the part came to
+by their ratio. Where batches overlap, the next one fills the slots meanwhile, and nothing is corrected.
 
 What is compared in the end is played whole.
 """
@@ -42,7 +42,8 @@ def part_of(scenario: Scenario) -> Scenario | None:
         return None
     groups = round(learner.groups_per_batch * count / engines.count)
     factor = learner.groups_per_batch / groups
-    simulated = replace(learner.simulated, token_s=learner.simulated.token_s * factor)
+    model = learner.simulated
+    simulated = replace(model, token_s=model.token_s * factor, micro_batch_s=model.micro_batch_s * factor)
     return replace(
         scenario,
         engines=replace(engines, count=count),

@@ -1,7 +1,8 @@
 """How long a learner of another size takes, and one whose critic has ranks of its own: assumptions, which are printed
 with every plan.
 
-A learner of ``r`` ranks takes ``step_s + token_s(r) · tokens`` for a step, with
+A learner of ``r`` ranks takes ``step_s + micro_batch_s · rounds + token_s(r) · tokens · imbalance`` for a step, where
+rounds and imbalance are those of the batch as it is packed for so many ranks, with
 
     token_s(r) = token_s · r₀ / r · efficiency ^ −log₂(r / r₀)
 
@@ -20,6 +21,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec.structs import replace
+
 from penstock.backends.learners.objectives.asked import asks_policy, couples_tokens
 from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.spec import LEARNERS, is_modelled
@@ -29,7 +32,7 @@ from penstock.messages.texts import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.options import LearnerOptions, SimulatedLearnerOptions
     from penstock.runtime.prediction.models import Models
     from penstock.runtime.scenario import Scenario
 
@@ -65,17 +68,29 @@ class LearnerScaling:
         self._phases = phases_of(real.learner)
         model = modelled.learner.simulated
         self._step_s = model.step_s / self._fixed(self.base_critic)
+        self._micro_batch_s = model.micro_batch_s / self._fixed(self.base_critic)
+        self._packs = model.packs
         self._token_s = model.token_s / self._work(self.base_ranks, self.base_critic)
 
     @property
     def is_known(self) -> bool:
         """Whether the models say what more ranks would shorten."""
-        return self._token_s > 0
+        return self._token_s > 0 or self._micro_batch_s > 0
 
     @property
     def can_part(self) -> bool:
         """Whether a critic may have ranks of its own."""
         return self._learner.objective.critic == "own" and LEARNERS.spec(self._learner.backend).parts_critic
+
+    def sized(self, model: SimulatedLearnerOptions, ranks: int, critic_ranks: int) -> SimulatedLearnerOptions:
+        """The model with so many ranks in all, and so many of them the critic's alone."""
+        return replace(
+            model,
+            step_s=self.step_s(critic_ranks),
+            token_s=self.token_s(ranks, critic_ranks),
+            micro_batch_s=self._micro_batch_s * self._fixed(critic_ranks),
+            num_ranks=data_ranks(self._learner, ranks, critic_ranks) if self._packs else 1,
+        )
 
     def step_s(self, critic_ranks: int) -> float:
         """Of a step, whatever its tokens are."""
@@ -118,6 +133,8 @@ class LearnerScaling:
             f"learner: the time per token is divided by the ranks (fitted with {self.base_ranks}{of_critic}{lost}); "
             "its fixed time, publishing and checkpoints stay as they are"
         ]
+        if self._packs:
+            found.append("micro-batches: packed and divided over the ranks as a learner does; the largest share counts")
         if self.can_part:
             opening, gradients = self._phases
             found.append(
@@ -159,6 +176,11 @@ def phases_of(learner: LearnerOptions) -> Sequence[Phase]:
         Phase(opening * (1 + reference), float(has_critic)),
         Phase(learner.num_passes * (WITH_GRADIENT + again), learner.num_passes * WITH_GRADIENT * has_critic),
     )
+
+
+def data_ranks(learner: LearnerOptions, ranks: int, critic_ranks: int) -> int:
+    """Copies of the policy among so many ranks, which divide the sequences."""
+    return max(1, (ranks - critic_ranks) // rank_unit(learner))
 
 
 def rank_unit(learner: LearnerOptions) -> int:

@@ -101,7 +101,10 @@ class Space:
             if candidate.critic_ranks != learner.critic_ranks:
                 found.append(f"learner.critic_ranks={candidate.critic_ranks}")
         elif candidate.learner_ranks != self.scaling.base_ranks:
-            found.append(f"learner.simulated.token_s={self.scaling.token_s(candidate.learner_ranks, 0)!r}")
+            sized = self.scaling.sized(learner.simulated, candidate.learner_ranks, 0)
+            found.append(f"learner.simulated.token_s={sized.token_s!r}")
+            if sized.num_ranks != learner.simulated.num_ranks:
+                found.append(f"learner.simulated.num_ranks={sized.num_ranks}")
         return found
 
     def real_of(self, candidate: Candidate) -> Scenario:
@@ -153,11 +156,7 @@ class Space:
     def _sized(self, found: Scenario, candidate: Candidate) -> Scenario:
         """With the times of a learner and of engines of these sizes."""
         ranks, critic = candidate.learner_ranks, candidate.critic_ranks
-        simulated = replace(
-            found.learner.simulated,
-            step_s=self.scaling.step_s(critic),
-            token_s=self.scaling.token_s(ranks, critic),
-        )
+        simulated = self.scaling.sized(found.learner.simulated, ranks, critic)
         speed = self.modelled.engines.simulated_speed * self._sizes[candidate.engine_devices]
         return replace(
             found,

@@ -58,11 +58,11 @@ def test_an_output_that_is_full_is_told_in_one_line() -> None:
 
 
 def test_a_current_folder_that_cannot_be_used_is_told_in_one_line(tmp_path: Path) -> None:
-    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/na\xefve"))
     odd.mkdir()
     done = penstock("list", folder=odd)
     assert (done.returncode, done.stderr) == (
-        2, f"penstock: {tmp_path}/caf\\udce9: expected UTF-8; give what is named so another name\n"
+        2, f"penstock: {tmp_path}/na\\udcefve: expected UTF-8; give what is named so another name\n"
     )  # fmt: skip
     gone = tmp_path / "gone"
     gone.mkdir()

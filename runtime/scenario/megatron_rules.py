@@ -62,12 +62,15 @@ def megatron_rules(s: Scenario) -> Iterator[Broken]:
 
 
 def _precision(s: Scenario) -> Iterator[Broken]:
-    if s.model.dtype == "float16":
-        yield (
-            ("model", "dtype"),
-            "float16 is trained with a loss scale, which the Megatron learner has not; set it to bfloat16, or "
-            "learner.backend to torch",
-        )
+    options = s.learner.megatron
+    if (options.precision or s.model.dtype) != "float16":
+        return
+    for name in ("check_for_nan_in_grad", "check_for_large_grads"):
+        if options.ddp.get(name):
+            yield (
+                (*KEY, "ddp", name),
+                "would end the run at the first gradient that overflows float16, which the loss scale follows; remove it",
+            )
 
 
 def _keys(learner: LearnerOptions) -> Iterator[Broken]:

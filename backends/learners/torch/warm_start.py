@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.backends.learners.batch.warm_batches import warm_steps
-from penstock.backends.learners.torch.loss_scale import LossScale
+from penstock.backends.learners.training.loss_scale import LossScale
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 from penstock.backends.learners.torch.parallel import copies_group, data_workers, tensor_group
 from penstock.backends.learners.torch.rounds import laid_out

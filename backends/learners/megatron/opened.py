@@ -195,7 +195,9 @@ class LearnerOpener:
             case "float32" | "bfloat16" | "float16":
                 return asked
             case _:
-                raise UserFault(f"model.dtype: expected float32, bfloat16 or float16 with backend megatron, got {asked!r}")
+                raise UserFault(
+                    f"model.dtype: expected float32, bfloat16 or float16 with backend megatron, got {asked!r}"
+                )
 
     def _trainable(self, model: ParallelModel) -> TrainableModel:
         options, objective = self._options, self._options.objective

@@ -20,7 +20,6 @@ from penstock.backends.learners.objectives.objective import finished
 from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.torch.accumulation import Accumulation
 from penstock.backends.learners.torch.critic import Critic
-from penstock.backends.learners.training.loss_scale import LossScale
 from penstock.backends.learners.torch.model import ADAPTER_PREFIX, CheckpointError
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 from penstock.backends.learners.torch.parallel import copies_group, hollow, tensor_group
@@ -28,6 +27,7 @@ from penstock.backends.learners.torch.roles import roles_of
 from penstock.backends.learners.torch.sight import FirstLook
 from penstock.backends.learners.torch.speed import DTYPE_NAMES, speed_of
 from penstock.backends.learners.training.batch_trainer import BatchTrainer, UpdateWork
+from penstock.backends.learners.training.loss_scale import LossScale
 from penstock.backends.learners.training.mismatched import mismatched
 from penstock.backends.learners.training.roles import OutOfMemoryElsewhereError, OutOfMemoryError
 from penstock.backends.learners.worker_group.workers import SOLO

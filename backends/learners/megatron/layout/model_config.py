@@ -216,7 +216,7 @@ def optimizer_fields(
         "clip_grad": max_grad_norm,
         "bf16": precision == "bfloat16",
         "fp16": precision == "float16",
-        # A constant scale, which is ours before each step. megatron-core's own would be halved and doubled by its rules.
+        # A constant one, which is set to ours before each step; megatron-core's own would go by its own rules.
         "loss_scale": 1.0 if precision == "float16" else None,
         "params_dtype": precision,
         "use_distributed_optimizer": options.distributed_optimizer,

@@ -69,7 +69,8 @@ def _precision(s: Scenario) -> Iterator[Broken]:
         if options.ddp.get(name):
             yield (
                 (*KEY, "ddp", name),
-                "would end the run at the first gradient that overflows float16, which the loss scale follows; remove it",
+                "would end the run at the first gradient that overflows float16, which the loss scale follows; remove "
+                "it",
             )
 
 

@@ -18,7 +18,6 @@ from worker_host import Host
 from penstock.backends.learners.megatron.critic import OwnCritic, SharedCritic
 from penstock.backends.learners.megatron.model.build import close_groups
 from penstock.backends.learners.megatron.worker import MegatronWorker
-from penstock.backends.learners.training.loss_scale import KEY
 from penstock.messages.commands import Train
 from penstock.messages.local import BatchTrained, CheckpointWritten
 
@@ -75,7 +74,7 @@ def carried_out(
         [{metric.name: metric.value for metric in each.metrics} for each in trained],
         [text for each in trained for text in each.notices],
         weights,
-        opened.trainer.scale.state()[KEY].tolist(),
+        [value for tensor in opened.trainer.scale.state().values() for value in tensor.tolist()],
         [one.path for one in host.answers if isinstance(one, CheckpointWritten)],
     )
     close_groups()

@@ -6,6 +6,7 @@ torch learner."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from contextlib import closing
 from pathlib import Path
@@ -203,7 +204,7 @@ def test_a_head_on_the_policys_trunk_has_its_scale(run: Run) -> None:
     for told in found:
         assert [figures[OVERFLOWS] for figures in told.figures] == [0, 1, 0]
         heads = [weights["critic/weight/weight"] for weights in told.weights]
-        assert all(not np.array_equal(*pair) for pair in zip(heads, heads[1:], strict=False))
+        assert all(not np.array_equal(*pair) for pair in itertools.pairwise(heads))
         policy = {name for name in told.weights[0] if name.startswith("policy/")}
         first, *_, last = told.weights
         assert all(np.array_equal(told.weights[2][name], first[name]) for name in policy)

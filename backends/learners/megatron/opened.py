@@ -195,9 +195,7 @@ class LearnerOpener:
             case "float32" | "bfloat16" | "float16":
                 return asked
             case _:
-                raise UserFault(
-                    f"model.dtype: expected float32, bfloat16 or float16 with backend megatron, got {asked!r}"
-                )
+                raise UserFault(f"model.dtype: expected float32, bfloat16 or float16, got {asked!r}")
 
     def _trainable(self, model: ParallelModel) -> TrainableModel:
         options, objective = self._options, self._options.objective

@@ -6,7 +6,8 @@ Invariants:
   (:mod:`.accumulation`).
 * Every rank runs its own micro-batches.
 * Policy and critic lie on every rank, or on different ones (:mod:`.roles`); either way the figures are on all of them.
-* What overflows float16 is not applied, counted, and halves the loss scale (:mod:`~penstock.backends.learners.training.loss_scale`).
+* What overflows float16 is not applied, counted, and halves the loss scale
+  (:mod:`~penstock.backends.learners.training.loss_scale`).
 * Micro-batches that memory does not suffice for are tried anew at half the size, and so are all after them.
 """
 

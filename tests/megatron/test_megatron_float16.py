@@ -225,7 +225,7 @@ def test_a_head_on_the_policys_trunk_has_its_scale(run: Run) -> None:
                 2,
                 {
                     "expert_parallel": 2,
-                    "transformer": {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 10.0},
+                    "transformer": {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 1.0},
                 },
             ),
             NORM,
@@ -236,6 +236,9 @@ def test_a_head_on_the_policys_trunk_has_its_scale(run: Run) -> None:
 def test_losses_beside_the_objectives_are_scaled_with_it(case: Case, name: str, run: Run) -> None:
     found = run(case, [OpenLearner(), *TRAINING], Burst(2, 1))
     exact = run(case._replace(megatron=case.megatron | {"precision": "float32"}), [OpenLearner(), TRAINING[0]])
+    bare = run(case._replace(megatron=case.megatron | {"transformer": {}, "mtp": None}), [OpenLearner(), TRAINING[0]])
+    without = bare[0].figures[0].get(name, 0.0)
+    assert exact[0].figures[0][name] != pytest.approx(without, rel=0.1), "there is something to see"
     for told in found:
         assert [figures[OVERFLOWS] for figures in told.figures] == [0, 1, 0]
         assert [name in figures for figures in told.figures] == [True, False, True]

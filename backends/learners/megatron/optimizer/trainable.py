@@ -114,6 +114,8 @@ class TrainableModel:
             options, precision=model.precision, betas=betas, weight_decay=weight_decay, max_grad_norm=max_grad_norm
         )
         self._optimizer = get_megatron_optimizer(OptimizerConfig(**as_objects(fields)), self._chunks)
+        for member in members_of(self._optimizer):
+            _renumber(member)
         self.runner = MicroBatchRunner(
             model,
             self._chunks,
@@ -276,6 +278,17 @@ class TrainableModel:
         last = parallel_state.get_pipeline_model_parallel_last_rank()
         dist.broadcast(total, src=last, group=parallel_state.get_pipeline_model_parallel_group())
         return float(total)
+
+
+def _renumber(member: Any) -> None:  # noqa: ANN401 - an optimizer of megatron-core's
+    """A distributed optimizer puts the float32 weights of a group first, such as a critic's head, but looks them up by
+    the order before that: checkpoints would take one weight's state for another's."""
+    places: dict[Tensor, tuple[int, int]] | None = getattr(member, "model_param_group_index_map", None)
+    if places is None:
+        return
+    groups = zip(member.model_fp32_groups, member.model_float16_groups, strict=True)
+    for number, (exact, rounded) in enumerate(groups):
+        places.update({parameter: (number, order) for order, parameter in enumerate((*exact, *rounded))})
 
 
 def _main_parameters(optimizer: MegatronOptimizer, wanted: Sequence[Tensor]) -> list[Tensor]:

@@ -63,7 +63,14 @@ def megatron_rules(s: Scenario) -> Iterator[Broken]:
 
 def _precision(s: Scenario) -> Iterator[Broken]:
     options = s.learner.megatron
-    if (options.precision or s.model.dtype) != "float16":
+    precision = options.precision or s.model.dtype
+    if precision != "float32" and s.learner.objective.critic == "own" and not options.distributed_optimizer:
+        yield (
+            (*KEY, "distributed_optimizer"),
+            f"a critic of its own has a float32 head on a trunk in {precision}, which megatron-core's other optimizer "
+            "cannot save; set it to true",
+        )
+    if precision != "float16":
         return
     for name in ("check_for_nan_in_grad", "check_for_large_grads"):
         if options.ddp.get(name):

@@ -307,7 +307,8 @@ def test_a_step_that_is_tried_anew_for_want_of_memory_has_the_same_scale(
 ) -> None:
     options = plan.learner_options(SHARED, {"precision": "float16"}, num_updates=2)
     limit = plan.Limit(30, (1,), "backward", str(tmp_path))
-    given = (str(tiny_family("qwen3")), msgspec.msgpack.encode(options), 2, msgspec.msgpack.encode(BATCHES[:2]))
+    batches = msgspec.msgpack.encode(plan.make_batches(2))
+    given = (str(tiny_family("qwen3")), msgspec.msgpack.encode(options), 2, batches)
     answers = ranks(2).run("trainer_cases:short_of_memory", *given, limit)
     smaller = msgspec.structs.replace(options, max_tokens_per_micro_batch=plan.MAX_TOKENS // 2)
     wanted = ranks(2).run("trainer_cases:trained", given[0], msgspec.msgpack.encode(smaller), *given[2:])[0][0]

@@ -65,6 +65,18 @@ def test_gradients_that_overflow_float16_do_not_end_the_run(model: dict[str, Any
     assert broken_rule(scenario(learner, model=model)) is None
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_critic_that_could_not_be_saved_is_refused(dtype: str) -> None:
+    learner: dict[str, Any] = {"objective": {"name": "ppo"}, "megatron": {"distributed_optimizer": False}}
+    model = {"make": "xs", "dtype": dtype}
+    if dtype != "float32":
+        key, text = refused(learner, model=model)
+        assert key == "learner.megatron.distributed_optimizer"
+        assert f"a float32 head on a trunk in {dtype}" in text
+        learner["megatron"]["distributed_optimizer"] = True
+    assert broken_rule(scenario(learner, model=model)) is None
+
+
 @pytest.mark.parametrize("name", ["loss_scale", "initial_loss_scale", "loss_scale_window"])
 def test_the_loss_scale_is_not_megatron_cores(name: str) -> None:
     key, text = refused({"megatron": {"optimizer": {name: 2.0}}}, model={"make": "xs", "dtype": "float16"})

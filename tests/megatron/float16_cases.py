@@ -53,6 +53,7 @@ def carried_out(
     """Commands, the first of which opens the learner, and what became of them."""
     host, bursting = Host(), Bursting()
     worker = MegatronWorker(plan, workers_of(rank, num_ranks), host, None)
+    opened: OpenedLearner | None = None
     trained: list[BatchTrained] = []
     weights: list[dict[str, Any]] = []
     for number, command in enumerate(commands):
@@ -74,7 +75,7 @@ def carried_out(
         [{metric.name: metric.value for metric in each.metrics} for each in trained],
         [text for each in trained for text in each.notices],
         weights,
-        [value for tensor in opened.trainer.scale.state().values() for value in tensor.tolist()],
+        [opened.trainer.scale.value, opened.trainer.scale._good_steps],
         [one.path for one in host.answers if isinstance(one, CheckpointWritten)],
     )
     close_groups()

@@ -14,6 +14,7 @@ import pytest
 from penstock.backends.checkpoint.make import SHAPES, make_model
 from penstock.backends.learners.megatron.bridge.architecture import read_architecture
 from penstock.backends.learners.megatron.layout.stages import layers_of_pieces, layers_of_stages
+from penstock.backends.learners.objectives.spec import objective
 from penstock.messages.errors import UserFault
 from penstock.runtime.preflight import megatron as megatron_preflight
 from penstock.runtime.preflight.megatron import check_megatron
@@ -67,7 +68,10 @@ def test_gradients_that_overflow_float16_do_not_end_the_run(model: dict[str, Any
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_critic_that_could_not_be_saved_is_refused(dtype: str) -> None:
-    learner: dict[str, Any] = {"objective": {"name": "ppo"}, "megatron": {"distributed_optimizer": False}}
+    learner: dict[str, Any] = {
+        "objective": msgspec.to_builtins(objective("ppo")),
+        "megatron": {"distributed_optimizer": False},
+    }
     model = {"make": "xs", "dtype": dtype}
     if dtype != "float32":
         key, text = refused(learner, model=model)

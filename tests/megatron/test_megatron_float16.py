@@ -166,7 +166,7 @@ def test_steps_and_overflows_are_those_of_the_torch_learner(
     for mine, theirs in zip(found[0].figures, wanted, strict=True):
         assert compared(mine).keys() == compared(theirs).keys()
         for name, value in compared(theirs).items():
-            assert mine[name] == pytest.approx(value, abs=1e-3, rel=5e-3, nan_ok=True), name
+            assert mine[name] == pytest.approx(value, abs=3e-3, rel=2e-2, nan_ok=True), name
 
 
 # --- every optimizer, and layers beside the model's ---------------------------------------------------------------

@@ -31,8 +31,8 @@ class ModelOptions(Options, frozen=True, kw_only=True):
     """A small Qwen3 (`moe_xs`: Qwen3-MoE; `vlm_xs`: Qwen2.5-VL, which sees images) with random weights and a character
     tokenizer, made in the run's folder from the run's seed."""
     dtype: ModelDtype = "float32"
-    """Type of number that the model computes in; `bfloat16` for large models on GPUs; `float16`, with the torch
-    learner, rounds an eighth as much and is trained with a loss scale (docs/learner.md). The learner's own weights and
+    """Type of number that the model computes in; `bfloat16` for large models on GPUs; `float16` rounds an
+    eighth as much and is trained with a loss scale (docs/learner.md). The learner's own weights and
     what the optimizer keeps are float32 in any case."""
     max_context: Annotated[int, Meta(ge=16)] = 512
     """Prompt and response together, in tokens."""

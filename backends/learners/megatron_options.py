@@ -46,7 +46,7 @@ class MegatronOptions(Options, frozen=True, kw_only=True):
     recompute: Literal["none", "selective", "full"] = "none"
     """Compute again in the backward pass: nothing, attention (or what `transformer.recompute_modules`
     says), or whole layers (`transformer.recompute_num_layers` at a time)."""
-    precision: Literal["float32", "bfloat16"] | None = None
+    precision: Literal["float32", "bfloat16", "float16"] | None = None
     """What the model computes in; null: model.dtype. What the optimizer keeps is float32 in any case."""
     distributed_optimizer: bool = True
     """Divide what the optimizer keeps over the data-parallel ranks."""

@@ -62,12 +62,23 @@ def megatron_rules(s: Scenario) -> Iterator[Broken]:
 
 
 def _precision(s: Scenario) -> Iterator[Broken]:
-    if s.model.dtype == "float16":
+    options = s.learner.megatron
+    precision = options.precision or s.model.dtype
+    if precision != "float32" and s.learner.objective.critic == "own" and not options.distributed_optimizer:
         yield (
-            ("model", "dtype"),
-            "float16 is trained with a loss scale, which the Megatron learner has not; set it to bfloat16, or "
-            "learner.backend to torch",
+            (*KEY, "distributed_optimizer"),
+            f"a critic of its own has a float32 head on a trunk in {precision}, which megatron-core's other optimizer "
+            "cannot save; set it to true",
         )
+    if precision != "float16":
+        return
+    for name in ("check_for_nan_in_grad", "check_for_large_grads"):
+        if options.ddp.get(name):
+            yield (
+                (*KEY, "ddp", name),
+                "would end the run at the first gradient that overflows float16, which the loss scale follows; remove "
+                "it",
+            )
 
 
 def _keys(learner: LearnerOptions) -> Iterator[Broken]:

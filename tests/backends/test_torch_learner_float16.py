@@ -18,12 +18,12 @@ from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.batch.sequences import demonstration_sequences, read_groups
 from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.options import LearnerOptions, WarmStartOptions
-from penstock.backends.learners.torch.loss_scale import GROWTH_STEPS, INITIAL, KEY, LARGEST, LossScale
 from penstock.backends.learners.torch.model import CheckpointError, PackedModel
 from penstock.backends.learners.torch.parallel import parallelize, transformer_blocks, whole
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.backends.learners.torch.warm_start import warm_start
 from penstock.backends.learners.training.alarms import LOSS_SCALE, OVERFLOWS
+from penstock.backends.learners.training.loss_scale import GROWTH_STEPS, INITIAL, KEY, LARGEST, LossScale
 from penstock.backends.learners.worker_group.workers import SOLO
 from penstock.messages.errors import DivergedError
 

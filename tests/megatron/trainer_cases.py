@@ -175,7 +175,13 @@ def made(
 ) -> tuple[ParallelModel, TrainableModel, MegatronTrainer]:
     """A policy with its optimizer, and its trainer."""
     objective = options.objective
-    model, _ = opened(rank, folder, msgspec.structs.asdict(options.megatron), num_ranks)
+    model, _ = opened(
+        rank,
+        folder,
+        msgspec.structs.asdict(options.megatron),
+        num_ranks,
+        precision=options.megatron.precision or "float32",
+    )
     freeze(model, options, rank=rank)
     trainable = TrainableModel(
         model, options.megatron, betas=options.betas, weight_decay=options.weight_decay,

@@ -14,6 +14,7 @@ import pytest
 from penstock.backends.checkpoint.make import SHAPES, make_model
 from penstock.backends.learners.megatron.bridge.architecture import read_architecture
 from penstock.backends.learners.megatron.layout.stages import layers_of_pieces, layers_of_stages
+from penstock.backends.learners.objectives.spec import objective
 from penstock.messages.errors import UserFault
 from penstock.runtime.preflight import megatron as megatron_preflight
 from penstock.runtime.preflight.megatron import check_megatron
@@ -50,11 +51,41 @@ def refused(learner: dict[str, Any], **blocks: Any) -> tuple[str, str]:  # noqa:
     return ".".join(map(str, found[0])), found[1]
 
 
-def test_float16_is_for_the_learner_that_scales_its_loss() -> None:
-    key, text = refused({}, model={"make": "xs", "dtype": "float16"})
-    assert key == "model.dtype"
-    assert "loss scale" in text
-    assert broken_rule(scenario({"backend": "torch"}, model={"make": "xs", "dtype": "float16"})) is None
+@pytest.mark.parametrize("backend", ["torch", "megatron"])
+def test_float16_is_trained_by_both_learners(backend: str) -> None:
+    assert broken_rule(scenario({"backend": backend}, model={"make": "xs", "dtype": "float16"})) is None
+
+
+@pytest.mark.parametrize("model", [{"make": "xs", "dtype": "float16"}, {"make": "xs"}])
+def test_gradients_that_overflow_float16_do_not_end_the_run(model: dict[str, Any]) -> None:
+    learner: dict[str, Any] = {"megatron": {"precision": "float16", "ddp": {"check_for_nan_in_grad": True}}}
+    key, text = refused(learner, model=model)
+    assert key == "learner.megatron.ddp.check_for_nan_in_grad"
+    assert "which the loss scale follows" in text
+    learner["megatron"]["precision"] = "float32"
+    assert broken_rule(scenario(learner, model=model)) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_critic_that_could_not_be_saved_is_refused(dtype: str) -> None:
+    learner: dict[str, Any] = {
+        "objective": msgspec.to_builtins(objective("ppo")),
+        "megatron": {"distributed_optimizer": False},
+    }
+    model = {"make": "xs", "dtype": dtype}
+    if dtype != "float32":
+        key, text = refused(learner, model=model)
+        assert key == "learner.megatron.distributed_optimizer"
+        assert f"a float32 head on a trunk in {dtype}" in text
+        learner["megatron"]["distributed_optimizer"] = True
+    assert broken_rule(scenario(learner, model=model)) is None
+
+
+@pytest.mark.parametrize("name", ["loss_scale", "initial_loss_scale", "loss_scale_window"])
+def test_the_loss_scale_is_not_megatron_cores(name: str) -> None:
+    key, text = refused({"megatron": {"optimizer": {name: 2.0}}}, model={"make": "xs", "dtype": "float16"})
+    assert key == f"learner.megatron.optimizer.{name}"
+    assert "the loss scale is the learner's own" in text
 
 
 @pytest.fixture

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.schedule.micro_batches import MicroBatches
     from penstock.backends.learners.megatron.schedule.packed import PackedShare
     from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.training.loss_scale import LossScale
     from penstock.backends.learners.training.step import StepTokens, ValueTargets
     from penstock.backends.learners.worker_group.workers import WorkerGroup
 
@@ -91,6 +92,7 @@ class OwnCritic:
         device: torch.device,
         check_stop: Callable[[], None] | None = None,
         stored: StoredCheckpoint | None = None,
+        scale: LossScale | None = None,
     ) -> None:
         """
         Args:
@@ -100,6 +102,7 @@ class OwnCritic:
             device: of this rank.
             check_stop: called before each micro-batch; raises to end the step.
             stored: where to go on, if not at the beginning.
+            scale: of the policy's loss too, where that is on the same ranks.
 
         Raises:
             CheckpointError: it has no such critic.
@@ -116,6 +119,7 @@ class OwnCritic:
             weight_decay=options.weight_decay,
             max_grad_norm=options.max_grad_norm,
             device=device,
+            scale=scale,
         )
         if stored is not None:
             stored.load_optimizer(self.trainable, CRITIC)
@@ -166,6 +170,7 @@ class SharedCritic:
         self._options = options
         self._num_steps = num_steps
         self._runner = policy.runner
+        self._scale = policy.scale
         self._head = SharedHead(policy.model, workers.device)
         self._runner.attach(self._head)
         layout = policy.model.layout
@@ -177,6 +182,7 @@ class SharedCritic:
             weight_decay=options.weight_decay,
             max_grad_norm=options.max_grad_norm,
             compute_dtype=torch.float32,
+            scale=policy.scale,
             workers=workers,
         )
 
@@ -190,7 +196,7 @@ class SharedCritic:
 
         def finish(number: int, values: Tensor) -> None:
             terms = self.terms(values[: batches.num_tokens(number)], own, batches.parts[number])
-            torch.autograd.backward(terms.loss)
+            torch.autograd.backward(self._scale.scaled(terms.loss))
             figures.append(terms.figures)
 
         self._runner.values_alone(batches.sequences, finish)
@@ -282,6 +288,7 @@ def open_critic(
                 device=workers.device,
                 check_stop=check_stop,
                 stored=stored,
+                scale=policy.scale,
             )
 
 

@@ -124,6 +124,8 @@ class LearnerOpener:
         record = stored.record
         opened = self._resumed(stored)
         stored.restore_random_state()
+        if not stored.is_fresh:
+            opened.trainer.scale.restore(stored.tensors())
         opened.version, opened.trained_tokens = record.version, record.trained_tokens
         opened.reference_version = 0 if record.reference is None else record.reference.version
         return opened
@@ -190,10 +192,10 @@ class LearnerOpener:
     def _precision(self) -> Precision:
         asked = self._options.megatron.precision or self._plan.dtype
         match asked:
-            case "float32" | "bfloat16":
+            case "float32" | "bfloat16" | "float16":
                 return asked
             case _:
-                raise UserFault(f"model.dtype: expected float32 or bfloat16 with backend megatron, got {asked!r}")
+                raise UserFault(f"model.dtype: expected float32, bfloat16 or float16, got {asked!r}")
 
     def _trainable(self, model: ParallelModel) -> TrainableModel:
         options, objective = self._options, self._options.objective

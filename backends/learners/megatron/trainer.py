@@ -10,6 +10,8 @@ Invariants:
 * A batch is opened with the very micro-batches of the first pass, so a policy that has not moved yet is at a distance
   of exactly 0 from what opened it.
 * After each step every rank has the figures of the whole step, the same bits.
+* What overflows float16 is not applied, counted, and halves the loss scale, on every rank alike
+  (:mod:`~penstock.backends.learners.training.loss_scale`).
 * Where policy and critic lie on different ranks (:mod:`.roles`), each rank runs what it has.
 
 What happens where memory does not suffice is said in :mod:`.out_of_memory`.
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.schedule.vocabulary import VocabularyScores
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.training.batch_trainer import StepResult
+    from penstock.backends.learners.training.loss_scale import LossScale
     from penstock.backends.learners.training.roles import Roles
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.messages.samples import Group
@@ -121,6 +124,7 @@ class MegatronTrainer(BatchTrainer):
         )  # fmt: skip
         roles = self._roles = roles or side_by_side(workers, has_critic=critic is not None)
         self._trainable, self._critic = trainable, critic
+        self.scale = _scale_of(trainable, critic)
         self._sources = SourceRanks(roles.own, model.layout)
         objective = open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
         self._objective = objective if self._recorder is None else self._recorder.around(objective)
@@ -220,7 +224,7 @@ class MegatronTrainer(BatchTrainer):
             norms["train/grad_norm"] = self._trainable.change(rate, loss=totals["train/loss"], name=name)
             if (further := self._trainable.further_norm) is not None:
                 norms["train/mtp_grad_norm"] = further
-        return self._roles.all_figures(norms)
+        return self.scale.followed(self._roles.all_figures(norms), name=name)
 
     def accumulate(self, batch: TrainBatch, *, version: int) -> dict[str, float]:
         """Find the gradient of the whole batch, as one step; returns the figures under ``train/``.
@@ -395,3 +399,11 @@ def _held(policy: TrainableModel | None, critic: MegatronCritic | None) -> Paral
         return policy.model
     assert isinstance(critic, OwnCritic), "a rank without a policy has a critic"
     return critic.model
+
+
+def _scale_of(policy: TrainableModel | None, critic: MegatronCritic | None) -> LossScale:
+    """One for all optimizers of this rank; those of other ranks see the same norms."""
+    if policy is not None:
+        return policy.scale
+    assert isinstance(critic, OwnCritic), "a rank without a policy has a critic"
+    return critic.trainable.scale

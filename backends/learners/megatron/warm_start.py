@@ -4,11 +4,12 @@ Invariants:
 
 * Which demonstrations a step sees is a function of the seed (:mod:`~penstock.backends.learners.batch.warm_batches`).
 * The loss is the mean of ``−log-prob`` over all response tokens of the batch, at temperature 1.
-* Reinforcement starts with fresh moments.
+* Reinforcement starts with fresh moments, and with a fresh loss scale.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from penstock.backends.learners.batch.packing import divide_over_ranks
@@ -56,9 +57,11 @@ def warm_start(
     sources = SourceRanks(workers, trainable.model.layout)
     for step in warm_steps(demonstrations, block, seed=seed):
         loss = accumulate(trainable, step, sources, max_tokens=options.max_tokens_per_micro_batch)
-        trainable.change(step.learning_rate, loss=loss, name=step.name)
+        norm = trainable.change(step.learning_rate, loss=loss, name=step.name)
+        trainable.scale.follow(has_overflown=not math.isfinite(norm), name=step.name)
         report(step.fraction, loss)
     trainable.forget_moments()
+    trainable.scale.begin_anew()
 
 
 def accumulate(trainable: TrainableModel, step: WarmStep, sources: SourceRanks, *, max_tokens: int) -> float:

@@ -123,7 +123,7 @@ class MegatronWorker(CommandWorker[OpenedLearner]):
             self._trainables(opened),
             facts,
             reference=None if policy is None else policy.reference,
-            tensors=critic.state() if isinstance(critic, SharedCritic) else None,
+            tensors=opened.trainer.scale.state() | (critic.state() if isinstance(critic, SharedCritic) else {}),
             asleep=opened.sleeping,
         )
 

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from penstock.backends.learners.batch.updates import Update
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.torch.critic import Critic
-    from penstock.backends.learners.torch.loss_scale import LossScale
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.rounds import MicroBatch
     from penstock.backends.learners.training.batch_trainer import UpdateWork
+    from penstock.backends.learners.training.loss_scale import LossScale
     from penstock.backends.learners.training.roles import Roles
     from penstock.backends.learners.training.token_records import TokenRecorder
 

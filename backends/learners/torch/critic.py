@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from penstock.backends.learners.batch.packing import PackedTokens
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.torch.layout import Layout
-    from penstock.backends.learners.torch.loss_scale import LossScale
     from penstock.backends.learners.torch.model import PackedModel
+    from penstock.backends.learners.training.loss_scale import LossScale
     from penstock.backends.learners.training.step import ValueTargets
     from penstock.backends.learners.worker_group.workers import WorkerGroup
 

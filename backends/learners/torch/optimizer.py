@@ -25,10 +25,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from penstock.backends.learners.checkpoints.shards import division_of, is_divided, local_of
-from penstock.backends.learners.torch.loss_scale import LossScale
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.learners.torch.parallel import load_into
 from penstock.backends.learners.training.alarms import non_finite
+from penstock.backends.learners.training.loss_scale import LossScale
 from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ Invariants:
   (:mod:`.accumulation`).
 * Every rank runs its own micro-batches.
 * Policy and critic lie on every rank, or on different ones (:mod:`.roles`); either way the figures are on all of them.
-* What overflows float16 is not applied, counted, and halves the loss scale (:mod:`.loss_scale`).
+* What overflows float16 is not applied, counted, and halves the loss scale
+  (:mod:`~penstock.backends.learners.training.loss_scale`).
 * Micro-batches that memory does not suffice for are tried anew at half the size, and so are all after them.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from penstock.backends.learners.batch.updates import whole_batch
@@ -21,15 +21,14 @@ from penstock.backends.learners.objectives.objective import finished
 from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.torch.accumulation import Accumulation
 from penstock.backends.learners.torch.critic import Critic
-from penstock.backends.learners.torch.loss_scale import LossScale
 from penstock.backends.learners.torch.model import ADAPTER_PREFIX, CheckpointError
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 from penstock.backends.learners.torch.parallel import copies_group, hollow, tensor_group
 from penstock.backends.learners.torch.roles import roles_of
 from penstock.backends.learners.torch.sight import FirstLook
 from penstock.backends.learners.torch.speed import DTYPE_NAMES, speed_of
-from penstock.backends.learners.training.alarms import LOSS_SCALE, OVERFLOWS
 from penstock.backends.learners.training.batch_trainer import BatchTrainer, UpdateWork
+from penstock.backends.learners.training.loss_scale import LossScale
 from penstock.backends.learners.training.mismatched import mismatched
 from penstock.backends.learners.training.roles import OutOfMemoryElsewhereError, OutOfMemoryError
 from penstock.backends.learners.worker_group.workers import SOLO
@@ -205,12 +204,7 @@ class PolicyTrainer(BatchTrainer):
             norms["train/grad_norm"] = self._optimizer.step(rate, loss=totals["train/loss"], name=name)
         if self.roles.are_apart:
             norms = self.roles.all_figures(norms)
-        if not self._scale.is_dynamic:
-            return norms
-        found = {key: norm for key, norm in norms.items() if math.isfinite(norm)}
-        figures = {LOSS_SCALE: self._scale.value, OVERFLOWS: float(len(norms) - len(found))}
-        self._scale.follow(has_overflown=len(found) < len(norms), name=name)
-        return found | figures
+        return self._scale.followed(norms, name=name)
 
 
 def _critic_of(

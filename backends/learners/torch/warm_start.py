@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.backends.learners.batch.warm_batches import warm_steps
-from penstock.backends.learners.torch.loss_scale import LossScale
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 from penstock.backends.learners.torch.parallel import copies_group, data_workers, tensor_group
 from penstock.backends.learners.torch.rounds import laid_out
+from penstock.backends.learners.training.loss_scale import LossScale
 from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:

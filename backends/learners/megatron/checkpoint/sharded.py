@@ -35,6 +35,7 @@ from megatron.core.dist_checkpointing.validation import determine_global_metadat
 
 from penstock.backends.learners.megatron.checkpoint.dist_format import DistReader
 from penstock.backends.learners.megatron.checkpoint.dist_writer import WrittenPart
+from penstock.backends.learners.megatron.optimizer.trainable import members_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,9 +73,17 @@ def model_state(model: ParallelModel) -> State:
 
 def optimizer_state(trainable: TrainableModel, *, is_loading: bool) -> State:
     """What the optimizer keeps, of the parameters of this rank. A collective."""
-    return trainable.optimizer.sharded_state_dict(
+    members = [] if is_loading else members_of(trainable.optimizer)
+    # Before the first step that is applied there are no moments, and only one that is divided saves zeros for them.
+    bare = [each for each in members if not (each.optimizer.state or each.config.use_distributed_optimizer)]
+    for member in bare:
+        member.init_state_fn(member.optimizer, member.config)
+    state = trainable.optimizer.sharded_state_dict(
         model_state(trainable.model), is_loading=is_loading, metadata=_metadata()
     )
+    for member in bare:
+        member.optimizer.state.clear()
+    return state
 
 
 def parts_of(

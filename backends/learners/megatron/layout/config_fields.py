@@ -89,6 +89,10 @@ _OURS: Final = {
     "perform_initialization": "weights come from the checkpoint",
     "transformer_impl": "it follows from the device",
     "moe_grouped_gemm": "it follows from the layer's parameter names",
+    **dict.fromkeys(
+        ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"),
+        "the loss scale is the learner's own, the same with backend: torch; model.dtype: float16 has it",
+    ),
 }
 """Fields that are decided, with the reason."""
 _OVER_GLOO: Final = {

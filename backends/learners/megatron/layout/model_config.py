@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.layout.layout import Layout
     from penstock.backends.learners.megatron_options import ConfigValue, MegatronOptions
 
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16", "float16"]
 Fields = dict[str, "ConfigValue"]
 
 CPU_FIELDS: Final[Fields] = {
@@ -50,6 +50,7 @@ def transformer_fields(
         "params_dtype": precision,
         "pipeline_dtype": precision,
         "bf16": precision == "bfloat16",
+        "fp16": precision == "float16",
         "overlap_p2p_comm": overlaps_p2p,
         "calculate_per_token_loss": True,
         "variable_seq_lengths": True,
@@ -214,6 +215,9 @@ def optimizer_fields(
         "weight_decay": weight_decay,
         "clip_grad": max_grad_norm,
         "bf16": precision == "bfloat16",
+        "fp16": precision == "float16",
+        # A constant one, which is set to ours before each step; megatron-core's own would go by its own rules.
+        "loss_scale": 1.0 if precision == "float16" else None,
         "params_dtype": precision,
         "use_distributed_optimizer": options.distributed_optimizer,
         "overlap_param_gather": options.overlap_param_gather,

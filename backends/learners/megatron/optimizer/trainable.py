@@ -5,8 +5,9 @@ Invariants:
 * Gradients are those of the summed losses, added up over data- and context-parallel ranks; nothing divides them.
 * Learning rate and weight decay are set anew for each step: norms and biases do not decay. megatron-core marks them
   and leaves it to a scheduler to act on the marks.
-* A step whose loss or gradient is not finite changes nothing and raises, on every rank alike. megatron-core itself
-  would look only where it scales losses.
+* A step whose loss or gradient is not finite changes nothing, on every rank alike, and raises unless the gradient
+  overflowed float16 under a loss scale. megatron-core itself would look only where it scales losses.
+* The loss scale is ours, as everything that follows from it; megatron-core multiplies and divides by it.
 * Layers that predict further tokens are clipped by a norm of their own, unless their gradient goes on into the model:
   how far the policy moves is not theirs to say then.
 * After :meth:`TrainableModel.gather_weights` every rank has the weights of the last step, also where
@@ -19,6 +20,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -33,9 +35,10 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from penstock.backends.learners.megatron.layout.model_config import ddp_fields, optimizer_fields
-from penstock.backends.learners.megatron.model.build import as_objects, mtp_layers
+from penstock.backends.learners.megatron.model.build import DTYPES, as_objects, mtp_layers
 from penstock.backends.learners.megatron.schedule.schedule import MicroBatchRunner
 from penstock.backends.learners.training.alarms import non_finite
+from penstock.backends.learners.training.loss_scale import LossScale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -77,6 +80,7 @@ class TrainableModel:
         temperature: float = 1.0,
         entropy_gradient: bool = True,
         check_stop: Callable[[], None] | None = None,
+        scale: LossScale | None = None,
     ) -> None:
         """
         Args:
@@ -89,8 +93,11 @@ class TrainableModel:
             temperature: that the engine samples with.
             entropy_gradient: whether gradients go through the entropy.
             check_stop: called before each micro-batch; raises to end the step.
+            scale: of the losses, and of other optimizers as well; None: this one's own.
         """
         self.model = model
+        self.scale = scale or LossScale(DTYPES[model.precision])
+        """Whoever calls :meth:`change` moves it on."""
         self.further_norm: float | None = None
         """Of the last step's gradient of layers that predict further tokens, before it was clipped; None where they
         are not clipped apart."""
@@ -107,6 +114,8 @@ class TrainableModel:
             options, precision=model.precision, betas=betas, weight_decay=weight_decay, max_grad_norm=max_grad_norm
         )
         self._optimizer = get_megatron_optimizer(OptimizerConfig(**as_objects(fields)), self._chunks)
+        for member in members_of(self._optimizer):
+            _renumber(member)
         self.runner = MicroBatchRunner(
             model,
             self._chunks,
@@ -146,7 +155,9 @@ class TrainableModel:
             DivergedError: the loss or the gradient is not finite; the weights are as they were.
         """
         loss_sum = self._total(self.add_gradients(micro_batches, loss))
-        return StepResult(loss_sum, self.change(learning_rate, loss=loss_sum, name="the step"))
+        norm = self.change(learning_rate, loss=loss_sum, name="the step")
+        self.scale.follow(has_overflown=not math.isfinite(norm), name="the step")
+        return StepResult(loss_sum, norm)
 
     def add_gradients(
         self,
@@ -169,19 +180,29 @@ class TrainableModel:
             name: of this step, for the message.
 
         Returns:
-            The norm of the gradient before clipping.
+            The norm of the gradient before clipping; one that is not finite where it has overflown under a loss scale,
+            and nothing was changed.
 
         Raises:
-            DivergedError: the loss or the gradient is not finite.
+            DivergedError: the loss is not finite, or the gradient where nothing scales it.
         """
         optimizer = self._optimizer
+        self.further_norm = None
+        if self.scale.is_dynamic:
+            for member in members_of(optimizer):
+                member.grad_scaler.scale.fill_(self.scale.value)
         is_overflown = optimizer.prepare_grads()
         apart = _main_parameters(optimizer, self._further_parameters()) if self._clips_apart else []
         norm = self._norm(without=apart, is_overflown=is_overflown, loss=loss, name=name)
+        if not math.isfinite(norm):
+            return norm
         if self._clips_apart:
             rest = _others(optimizer, apart)
-            self.further_norm = self._norm(without=rest, is_overflown=is_overflown, loss=loss, name=f"{name}, mtp")
-            self._clip(self.further_norm, without=rest)
+            further_norm = self._norm(without=rest, is_overflown=False, loss=loss, name=f"{name}, mtp")
+            if not math.isfinite(further_norm):
+                return further_norm
+            self.further_norm = further_norm
+            self._clip(further_norm, without=rest)
         self._clip(norm, without=apart)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * group["lr_mult"]
@@ -191,10 +212,11 @@ class TrainableModel:
 
     def _norm(self, *, without: Sequence[Tensor], is_overflown: bool, loss: float, name: str) -> float:
         with _hidden(without):
-            norm = float("nan") if is_overflown else float(self._optimizer.get_grad_norm())
+            norm = math.nan if is_overflown else float(self._optimizer.get_grad_norm())
         if (error := non_finite(loss=loss, norm=norm, name=name)) is not None:
             self.forget_gradients()
-            raise error
+            if not (self.scale.is_dynamic and math.isfinite(loss)):
+                raise error
         return norm
 
     def _clip(self, norm: float, *, without: Sequence[Tensor]) -> None:
@@ -239,7 +261,7 @@ class TrainableModel:
         """Hand the schedule what it calls; without the first, gradients stay those of each rank, in silence."""
         config = self.model.config
         config.finalize_model_grads_func = finalize_model_grads
-        config.grad_scale_func = self._optimizer.scale_loss
+        config.grad_scale_func = self.scale.scaled
         is_one = len(self._chunks) == 1
         if options.overlap_grad_reduce:
             no_sync = [chunk.no_sync for chunk in self._chunks]
@@ -256,6 +278,17 @@ class TrainableModel:
         last = parallel_state.get_pipeline_model_parallel_last_rank()
         dist.broadcast(total, src=last, group=parallel_state.get_pipeline_model_parallel_group())
         return float(total)
+
+
+def _renumber(member: Any) -> None:  # noqa: ANN401 - an optimizer of megatron-core's
+    """A distributed optimizer puts the float32 weights of a group first, such as a critic's head, but looks them up by
+    the order before that: checkpoints would take one weight's state for another's."""
+    places: dict[Tensor, tuple[int, int]] | None = getattr(member, "model_param_group_index_map", None)
+    if places is None:
+        return
+    groups = zip(member.model_fp32_groups, member.model_float16_groups, strict=True)
+    for number, (exact, rounded) in enumerate(groups):
+        places.update({parameter: (number, order) for order, parameter in enumerate((*exact, *rounded))})
 
 
 def _main_parameters(optimizer: MegatronOptimizer, wanted: Sequence[Tensor]) -> list[Tensor]:

@@ -9,17 +9,20 @@ Invariants:
 
 * One scale for all optimizers of a learner, since one loss may reach the weights of several.
 * It is a function of which steps overflowed. All ranks see the same norms, and so have the same scale.
+* It is the same for the torch and the Megatron learner, which has it in the place of megatron-core's own.
 * A type of number with float32's exponents has the scale 1, which is never changed, so losses and gradients keep their
   bits.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from penstock.backends.learners.torch.model import CheckpointError
+from penstock.backends.learners.checkpoints.record import CheckpointError
+from penstock.backends.learners.training.alarms import LOSS_SCALE, OVERFLOWS
 from penstock.messages.errors import DivergedError
 
 if TYPE_CHECKING:
@@ -41,6 +44,10 @@ class LossScale:
 
     def __init__(self, compute_dtype: torch.dtype) -> None:
         self.is_dynamic = compute_dtype == torch.float16
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """As if no step had been made."""
         self.value = INITIAL if self.is_dynamic else 1.0
         self._good_steps = 0
 
@@ -72,6 +79,23 @@ class LossScale:
                 "or set model.dtype: bfloat16"
             )
         self.value, self._good_steps = self.value / 2, 0
+
+    def followed(self, norms: Mapping[str, float], *, name: str) -> dict[str, float]:
+        """Move the scale after an optimizer step of all weights; its figures, without norms that overflowed.
+
+        Args:
+            norms: of the gradients by metric name; one that is not finite is of a step that was left out.
+            name: of the step, for the message.
+
+        Raises:
+            DivergedError: see ``follow``.
+        """
+        if not self.is_dynamic:
+            return dict(norms)
+        found = {key: norm for key, norm in norms.items() if math.isfinite(norm)}
+        figures = {LOSS_SCALE: self.value, OVERFLOWS: float(len(norms) - len(found))}
+        self.follow(has_overflown=len(found) < len(norms), name=name)
+        return found | figures
 
     def state(self) -> dict[str, Tensor]:
         """What the next step depends on; of a scale that is never changed nothing."""

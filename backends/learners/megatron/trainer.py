@@ -122,10 +122,9 @@ class MegatronTrainer(BatchTrainer):
             run_folder=run_folder,
             quantizes=quantizes,
         )  # fmt: skip
-        roles = self._roles = roles or side_by_side(workers, has_critic=critic is not None)
-        self._trainable, self._critic = trainable, critic
-        self.scale = _scale_of(trainable, critic)
-        self._sources = SourceRanks(roles.own, model.layout)
+        self._roles = roles or side_by_side(workers, has_critic=critic is not None)
+        self._trainable, self._critic, self.scale = trainable, critic, _scale_of(trainable, critic)
+        self._sources = SourceRanks(self._roles.own, model.layout)
         objective = open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
         self._objective = objective if self._recorder is None else self._recorder.around(objective)
         self._reference = None if reference is None else MicroBatchRunner(

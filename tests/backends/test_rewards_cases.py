@@ -487,7 +487,10 @@ def test_syllables_alternate(response: str, expected: bool) -> None:
 
 
 def test_syllables_are_not_counted_without_their_dictionary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.backends.extras.importlib.util.find_spec", lambda _: None)
+    def absent(_name: str) -> None:
+        return None
+
+    monkeypatch.setattr("penstock.backends.extras.importlib.util.find_spec", absent)
     reward = load_function(REWARD, "ifbench").function
     with pytest.raises(NoRewardError, match=r"syllables: syllapy is not installed; .* extra ifbench: pip install"):
         reward(response="cat tiger", metadata={"instruction_id_list": ["words:odd_even_syllables"]})

@@ -42,7 +42,7 @@ LONG = (
     "learner.save_every=10",
     "engines.simulated.response_tokens_median=20",
     "engines.simulated.response_tokens_sigma=0",
-    "run.num_steps=130",
+    "run.num_steps=260",
 )
 
 
@@ -86,7 +86,7 @@ def test_a_long_run_takes_no_more_memory_than_a_short_one() -> None:
         seen: dict[int, int] = {}
 
         def told(report: StepReported, seen: dict[int, int] = seen) -> None:
-            if report.version in (30, 120):
+            if report.version in (60, 240):
                 gc.collect()
                 seen[report.version] = tracemalloc.get_traced_memory()[0]
 
@@ -94,12 +94,12 @@ def test_a_long_run_takes_no_more_memory_than_a_short_one() -> None:
         simulation = Simulation(scenario(*LONG), on_step=told, with_digest=False, may_lose=may_lose)
         assert simulation.run().completed
         tracemalloc.stop()
-        grown.append((seen[120] - seen[30]) / 90)
+        grown.append((seen[240] - seen[60]) / 180)
     brief, whole = grown
     assert brief < 1000, f"{brief:.0f} bytes a step"
     assert whole > 10 * brief
     entries = MemoryStore(simulation.host.ledger).entries()
-    assert sum(1 for _ in entries) > 130, "where somebody may follow the Buffer, its ledger is whole"
+    assert sum(1 for _ in entries) > 260, "where somebody may follow the Buffer, its ledger is whole"
 
 
 def test_result_says_what_people_look_for() -> None:

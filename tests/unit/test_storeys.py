@@ -29,6 +29,7 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("weights", "trackers"),
         ("processes",),
         ("protocol", "registry", "draws", "durable", "extras", "devices", "device_memory", "profiling", "result_cache"),
+        ("user_cache",),
     ),
     "backends/learners": (
         ("convert_model",),

@@ -223,7 +223,8 @@ class MegatronTrainer(BatchTrainer):
             norms["train/grad_norm"] = self._trainable.change(rate, loss=totals["train/loss"], name=name)
             if (further := self._trainable.further_norm) is not None:
                 norms["train/mtp_grad_norm"] = further
-        return self.scale.followed(self._roles.all_figures(norms), name=name)
+        figures = self._roles.all_figures(norms)
+        return self.scale.followed(figures, name=name) if self.scale.is_dynamic else figures
 
     def accumulate(self, batch: TrainBatch, *, version: int) -> dict[str, float]:
         """Find the gradient of the whole batch, as one step; returns the figures under ``train/``.

@@ -308,16 +308,6 @@ class PackedModel:
         finally:
             handle.remove()
 
-    @contextmanager
-    def _looking(self, packed: PackedTokens) -> Generator[None]:
-        if self.eyes is None and packed.looks:
-            raise CheckpointError(
-                f"{type(self.model).__name__} takes text only, and a prompt has images; train a model that sees "
-                "(model.path), or remove data.multimodal_keys"
-            )
-        with nullcontext() if self.eyes is None else self.eyes.looking(packed, self.device):
-            yield
-
     def _over_kept(self, logits: Tensor, targets: Tensor, kept: NDArray[np.int64], temperature: float) -> Tensor:
         """Log-probs ``[T]`` of each target over the tokens ``[T, W]`` that were kept for it."""
         whole = None
@@ -332,11 +322,16 @@ class PackedModel:
         inputs, places = token_inputs(
             packed, self.layout, device=self.device, dtype=self.dtype, num_places=self.num_places
         )
+        if self.eyes is None and packed.looks:
+            raise CheckpointError(
+                f"{type(self.model).__name__} takes text only, and a prompt has images; train a model that sees "
+                "(model.path), or remove data.multimodal_keys"
+            )
         if self.layout == "padded":
             with kept_places(self.model, places):
                 output = self.model(**inputs, use_cache=False)
         else:
-            with self._looking(packed):
+            with nullcontext() if self.eyes is None else self.eyes.looking(packed, self.device):
                 output = self.model(**inputs, logits_to_keep=places, use_cache=False)
         return cast("Tensor", output.logits)[0]
 

@@ -204,7 +204,7 @@ class PolicyTrainer(BatchTrainer):
             norms["train/grad_norm"] = self._optimizer.step(rate, loss=totals["train/loss"], name=name)
         if self.roles.are_apart:
             norms = self.roles.all_figures(norms)
-        return self._scale.followed(norms, name=name)
+        return self._scale.followed(norms, name=name) if self._scale.is_dynamic else norms
 
 
 def _critic_of(

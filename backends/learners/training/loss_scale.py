@@ -81,7 +81,7 @@ class LossScale:
         self.value, self._good_steps = self.value / 2, 0
 
     def followed(self, norms: Mapping[str, float], *, name: str) -> dict[str, float]:
-        """Move the scale after an optimizer step of all weights; its figures, without norms that overflowed.
+        """Move a dynamic scale after an optimizer step of all weights; its figures, without norms that overflowed.
 
         Args:
             norms: of the gradients by metric name; one that is not finite is of a step that was left out.
@@ -90,8 +90,6 @@ class LossScale:
         Raises:
             DivergedError: see ``follow``.
         """
-        if not self.is_dynamic:
-            return dict(norms)
         found = {key: norm for key, norm in norms.items() if math.isfinite(norm)}
         figures = {LOSS_SCALE: self.value, OVERFLOWS: float(len(norms) - len(found))}
         self.follow(has_overflown=len(found) < len(norms), name=name)

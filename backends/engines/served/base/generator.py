@@ -65,11 +65,15 @@ class DrawnImageError(BadTokenError):
 
     def __init__(self, token: int, place: int) -> None:
         """``place``: of the first one, among those of the request."""
-        super().__init__(
-            f"token {place} is the one that stands for an image ({token}), and no image was put there; a server that "
-            "goes on behind it would look for one more"
-        )
+        super().__init__(token, place)
+        self.token = token
         self.place = place
+
+    def __str__(self) -> str:
+        return (
+            f"token {self.place} is the one that stands for an image ({self.token}), and no image was put there; a "
+            "server that goes on behind it would look for one more"
+        )
 
 
 class RetryPolicy(Value, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from trials.trial import Trial
 
 from penstock.actors.buffer.accounts import Accounts
 from penstock.actors.buffer.books import Books
+from penstock.actors.engine_worker.machine import EngineWorker
 from penstock.messages.names import SCORER, has_lane, is_engine
 from penstock.messages.training import Activity, UpdateMode
 from penstock.runtime.hosts.virtual.accounting import RunAccounts
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from trials.fuzz import Outcome
 
     from penstock.messages.ledger import GroupRecorded
+    from penstock.runtime.hosts.virtual.process import Process
 
 POLICIES = ("sync", "one_step_off", "fully_async")
 NUM_TRIALS = 40
@@ -37,12 +39,20 @@ def calm(policy: str = "fully_async", faults: tuple[Fault, ...] = ()) -> Trial:
     return Trial(seed=1, policy=policy, max_staleness=bound, update_mode=mode, num_steps=4, faults=faults)
 
 
+def check_looks(process: Process) -> None:
+    """What an engine shows at once, by a short cut, is what it says one by one."""
+    machine = process.shell.machine
+    if isinstance(machine, EngineWorker):
+        assert machine.shows == (machine.activity, machine.occupancy, machine.outside)
+
+
 def watched(trial: Trial) -> tuple[TrialRun, TokenWatch, RunAccounts, Outcome]:
     """A trial, with its tokens and its time watched."""
     run, watch = TrialRun(trial, with_digest=False), TokenWatch()
     accounts = RunAccounts(run.host.clock, RunFigures(progress_tokens=8))
     run.host.watch(watch)
     run.host.watch(accounts)
+    run.host.turn_listeners.append(check_looks)
     outcome = run.run()
     accounts.close()
     return run, watch, accounts, outcome

@@ -5,7 +5,9 @@ How it is measured:
 * ``penstock run`` with the embedded engine and learner. The learning rate is too small to change a float32 weight by
   anything that shows, and a sample's seed depends on its group and index only: so all arms sample the same tokens.
 * Times are of the steps after the first fifth. The busy seconds of engine and learner a step are Tg and Tt; the bound
-  beside each arm is that of :func:`bound_of` for its policy with the Tg and Tt of the synchronous arm.
+  beside each arm is that of :func:`bound_of` for its policy with the Tg and Tt of the synchronous arm. *Its own* bound
+  has those of the arm itself, which are longer where engine and learner share caches and cores: the rest of the step is
+  what neither the work nor the machine but the policy and Penstock cost.
 * Beside it stand the share of all cores that the processes used (Ray's own aside) and the CPU time of what neither
   generates nor trains: where that share is near 1, no policy and no η makes a step shorter, only less work does.
 * The speed-up over the synchronous arm stands beside the most that its busy times leave room for:
@@ -115,7 +117,8 @@ def measure(given: argparse.Namespace) -> Measured:
     def arm(overrides: Sequence[str], folder: Path) -> Arm:
         return arm_of(run(SCENARIO, (*overrides, f"run.num_steps={given.steps}", f"model.make={given.model}"), folder))
 
-    turns = in_folders({name: partial(arm, overrides) for name, overrides in ARMS.items()}, given.repetitions)
+    arms = {name: overrides for name, overrides in ARMS.items() if name in ("sync", *given.arms)}
+    turns = in_folders({name: partial(arm, overrides) for name, overrides in arms.items()}, given.repetitions)
     syncs = [turn.value for turn in turns["sync"]]
     steps = figures(turns, "s a step", lambda arm: arm.step_s)
     found = [
@@ -125,11 +128,17 @@ def measure(given: argparse.Namespace) -> Measured:
         *figures(turns, "share of all cores", lambda arm: arm.cpu_s / (arm.step_s * CORES), "{}: cores in use"),
         *figures(turns, "CPU-s a step", lambda arm: arm.light_cpu_s, "{}: neither engine nor learner"),
     ]
-    for name, step in zip(ARMS, steps, strict=True):
+    by_name = dict(zip(arms, steps, strict=True))
+    for name, step in by_name.items():
         reached = [bound_of(name, sync) / step_s for sync, step_s in zip(syncs, step.values, strict=True)]
         found.append(plain_figure(f"{name}: bound ÷ step", "share", reached))
-        found.append(plain_figure(f"{name}: step of sync ÷ step", "×", pairs(steps[0], step)))
-        found.append(plain_figure(f"{name}: step of {TUNED} ÷ step", "×", pairs(steps[1], step)))
+        own = [bound_of(name, turn.value) / turn.value.step_s for turn in turns[name]]
+        found.append(plain_figure(f"{name}: its own bound ÷ step", "share", own))
+        found.extend(
+            plain_figure(f"{name}: step of {other} ÷ step", "×", pairs(by_name[other], step))
+            for other in ("sync", TUNED)
+            if other in by_name
+        )
     ceiling = [bound_of("sync", sync) / bound_of("one_step_off", sync) for sync in syncs]
     found.append(plain_figure("ceiling of step of sync ÷ step", "×", ceiling))
     return Measured(found, [], ("use of GPUs (NVML)",))
@@ -139,6 +148,9 @@ def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
     benchmark = Benchmark(__file__, __doc__, repetitions=5)
     benchmark.option("--steps", type=int, default=30)
+    benchmark.option(
+        "--arms", nargs="+", choices=tuple(ARMS), default=tuple(ARMS), metavar="ARM", help="beside sync (default: all)"
+    )
     benchmark.option("--model", choices=("s", "m"), default="s", help="that is made (default: s)")
     return benchmark.run(argv, measure)
 

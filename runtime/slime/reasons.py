@@ -14,6 +14,77 @@ Effect = Literal["same", "but_for", "other"]
 """On what is trained: none; one that can be named, and the job is the same but for it; or another job."""
 
 _REASONS: Final[dict[tuple[Effect, str], str]] = {
+    ("same", "not needed: micro-batches are balanced over ranks by cost in any case"): "balance-data",
+    ("same", "not needed: micro-batches are packed by tokens in any case"): "use-dynamic-batch-size",
+    ("same", "not needed: micro-batches are packed by tokens (learner.max_tokens_per_micro_batch)"): "micro-batch-size",
+    ("same", "not needed: the reference is the model as it was before the first step"): "ref-load",
+    ("same", "not needed: checkpoints lie in the run's folder (run.folder)"): "save",
+    ("same", "not needed: lost parts are replaced in any case"): "use-fault-tolerance",
+    ("same", "not needed: engines are watched in any case (engines.hang_timeout_s)"): (
+        "rollout-health-check-interval rollout-health-check-timeout"
+    ),
+    ("same", "not needed: engines are watched in any case (engines.start_timeout_s)"): (
+        "rollout-health-check-first-wait"
+    ),
+    ("same", "not needed: the difference between engine and learner is reported in any case"): "get-mismatch-metrics",
+    ("same", "not needed: learner.megatron.distributed_optimizer is true by default"): "use-distributed-optimizer",
+    ("same", "not needed: gradients are added up in float32 in any case"): "accumulate-allreduce-grads-in-fp32",
+    ("same", "not needed: softmax is computed in float32 where megatron-core computes it"): "attention-softmax-in-fp32",
+    ("same", "not needed: AdamW"): "optimizer",
+    ("same", "not needed: rewards see the text without special tokens in any case"): "rollout-skip-special-tokens",
+    ("same", "not needed: colocated parts sleep in turn in any case (engines.placement)"): (
+        "offload offload-train offload-rollout"
+    ),
+    ("same", "not needed: Ray says how many GPUs each node has"): "num-gpus-per-node",
+    ("same", "not needed: pass@k of the trained groups is reported in any case"): "log-passrate",
+    ("same", "not needed: no token is dropped, as engines drop none"): "moe-token-drop-policy",
+    ("same", "not needed: model.dtype is bfloat16"): "bf16",
+    ("same", "not needed: Transformer Engine's layers are taken where CUDA is"): "transformer-impl",
+    ("same", "not needed: learner.backend"): "train-backend",
+    ("same", "not needed: the checkpoint's config.json says it"): (
+        "model-name max-position-embeddings no-position-embedding use-gated-attention apply-layernorm-1p "
+        "post-self-attn-layernorm post-mlp-layernorm rotary-interleaved"
+    ),
+    ("same", "not needed: a step that is not finite changes nothing, and is said"): "no-check-for-nan-in-loss-and-grad",
+    ("same", "not needed: engines.placement says what shares GPUs"): "no-offload-train no-offload-rollout",
+    ("same", "not needed: log-probs are of the same micro-batches as the step"): "log-probs-chunk-size",
+    ("same", "not needed: sequences are filled up as far as the layout needs"): "data-pad-size-multiplier",
+    ("same", "not needed: weights go by Penstock's own tables"): "megatron-to-hf-mode",
+    ("but_for", "evaluation.defaults.reward has a key of its own (docs/rewards.md)"): "eval-reward-key",
+    ("but_for", "model.max_context holds for everything"): "eval-max-context-len",
+    ("but_for", "answers end where they end"): "eval-min-new-tokens",
+    ("other", "no learner knows how SGLang saw images; engines.backend: torch has data.multimodal_keys"): (
+        "multimodal-keys"
+    ),
+    ("other", "the learner's own code is not a place for functions"): (
+        "custom-megatron-init-path custom-megatron-before-log-prob-hook-path "
+        "custom-megatron-before-train-step-hook-path"
+    ),
+    (
+        "other",
+        "a teacher is a block of its own (teacher.model.path); learner.objective.opd_kl_coef is its weight",
+    ): "use-opd opd-type opd-kl-coef opd-teacher-load opd-teacher-ckpt-step",
+    ("same", "engines that prefill and engines that decode: docs/sglang.md"): "prefill-num-servers",
+    ("same", "weights.transport: disk writes below the run's folder"): "update-weight-disk-dir",
+    ("same", "weights that no engine needs any more are removed"): "update-weight-disk-keep-files",
+    ("same", "weights are sent whole"): (
+        "update-weight-mode update-weight-delta-encoding update-weight-delta-checksum "
+        "update-weight-local-checkpoint-dir"
+    ),
+    ("same", "run.keep_samples: true keeps every trained sample as Parquet"): "save-debug-rollout-data",
+    (
+        "same",
+        "run.keep_samples: true keeps every trained sample as Parquet, learner.dump what the learner "
+        "computes of its tokens (docs/profiling.md)",
+    ): "dump-details",
+    ("other", "`penstock run --only learner --from RUN` trains what a run has recorded"): "debug-train-only",
+    ("other", "`penstock run --only rollout` generates and trains nothing"): "debug-rollout-only",
+    ("same", "what an objective does not need is not computed"): "disable-compute-advantages-and-returns",
+    (
+        "same",
+        "metrics lie in the run's folder and at /metrics; observability.trackers names others (docs/observability.md)",
+    ): "use-wandb",
+    ("other", "the optimizer is AdamW"): "use-stateless-adam",
     ("same", "how attention is divided over context-parallel ranks is megatron-core's choice"): "allgather-cp",
     ("same", "how a checkpoint is written changes nothing that is trained"): "async-save",
     ("other", "adapters are for learner.backend: torch (learner.lora), beside linear layers alone"): (
@@ -55,8 +126,8 @@ _REASONS: Final[dict[tuple[Effect, str], str]] = {
     ("same", "the chat template itself shows which tokens are the assistant's (docs/learner.md)"): "loss-mask-type",
     ("other", "a file with options of roles; write them under learner.megatron"): "megatron-config-path",
     ("but_for", "layers compute with Transformer Engine's kernels"): (
-        "megatron-deepgemm-forward-layers megatron-deepgemm-forward-modules megatron-deepgemm-moe-forward-layers "
-        "megatron-deepgemm-moe-forward-modules qwen-gdn-backend"
+        "megatron-deepgemm-forward-layers megatron-deepgemm-forward-modules "
+        "megatron-deepgemm-moe-forward-layers megatron-deepgemm-moe-forward-modules qwen-gdn-backend"
     ),
     ("same", "learner.profile and engines.profile name the steps to be profiled (docs/profiling.md)"): (
         "memory-recorder memory-snapshot-dir memory-snapshot-num-steps record-memory-history profile-target"
@@ -68,41 +139,17 @@ _REASONS: Final[dict[tuple[Effect, str], str]] = {
     ("same", "samples go to the learner by Penstock's own messages"): "rollout-data-transport",
     ("same", "set them where the run is started"): "train-env-vars",
     ("same", "entropy is reported in any case"): "use-rollout-entropy",
-    ("but_for", "learner.megatron.router_replay takes the engine's choice of experts, not that of an earlier pass"): (
-        "use-routing-replay"
-    ),
+    (
+        "but_for",
+        "learner.megatron.router_replay takes the engine's choice of experts, not that of an earlier pass",
+    ): "use-routing-replay",
     ("same", "megatron-core's features of that kind are set one by one"): "enable-experimental",
-    ("same", "not needed: the checkpoint's config.json says it"): (
-        "max-position-embeddings no-position-embedding use-gated-attention apply-layernorm-1p "
-        "post-self-attn-layernorm post-mlp-layernorm rotary-interleaved"
-    ),
     ("same", "kernels are chosen by megatron-core"): "no-rope-fusion",
     ("same", "engines are asked by themselves, or through engines.router"): "sglang-router-ip sglang-router-port",
     ("same", "engines.request_timeout_s"): "sglang-router-request-timeout-secs",
 }
 REASONS: Final = {flag: known for known, flags in _REASONS.items() for flag in flags.split()}
 """Flag → effect, reason."""
-
-EFFECTS: Final[Mapping[str, Effect]] = {
-    **dict.fromkeys(
-        (
-            "prefill-num-servers", "update-weight-disk-dir",
-            "update-weight-disk-keep-files", "update-weight-mode", "update-weight-delta-encoding",
-            "update-weight-delta-checksum", "update-weight-local-checkpoint-dir", "save-debug-rollout-data",
-            "dump-details", "use-wandb", "disable-compute-advantages-and-returns",
-        ),
-        "same",
-    ),
-    **dict.fromkeys(
-        (
-            "custom-megatron-init-path", "custom-megatron-before-log-prob-hook-path",
-            "custom-megatron-before-train-step-hook-path", "use-opd", "opd-type", "opd-kl-coef", "opd-teacher-load",
-            "opd-teacher-ckpt-step", "debug-train-only", "debug-rollout-only", "use-stateless-adam", "multimodal-keys",
-        ),
-        "other",
-    ),
-}  # fmt: skip
-"""Of the flags in ``mapping.NO_COUNTERPART``, where it is not ``but_for``."""
 
 SGLANG_NAMES: Final[Mapping[str, str]] = {
     "cuda_graph_bs": "cuda_graph_bs_decode",

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from penstock.messages.books import BooksSnapshot
     from penstock.messages.commands import AnyCommand
     from penstock.messages.membership import HeldLease
+    from penstock.messages.training import Activity
     from penstock.messages.waits import Wait
 
 EventT = TypeVar("EventT", contravariant=True)
@@ -45,6 +46,15 @@ class Machine(Protocol[EventT]):
     @property
     def state(self) -> str:
         """One word for people: what the actor does now."""
+        ...
+
+
+class Accounted(Protocol):
+    """What the machine of an actor that has a lane says about its time."""
+
+    @property
+    def shows(self) -> tuple[Activity, float, float]:
+        """What the time is spent on now; running ÷ capacity; waiting for tools, environments and agents ÷ capacity."""
         ...
 
 

@@ -33,26 +33,12 @@ class FixedModel:
         return "serving" if self.num_slots else "starting"
 
     @property
-    def activity(self) -> Activity:
-        """What its time is spent on."""
-        if not self.num_slots:
-            return Activity.STARTING
-        return Activity.WORKING if self.num_open else Activity.WAITING_FOR_SAMPLES
-
-    @property
-    def occupancy(self) -> float:
-        """Samples ÷ those that it works on side by side."""
-        return min(1.0, self.num_open / self.num_slots) if self.num_slots else 0.0
-
-    @property
-    def outside(self) -> float:
-        """It plays no episodes."""
-        return 0.0
-
-    @property
     def shows(self) -> tuple[Activity, float, float]:
-        """Activity, occupancy and outside at once."""
-        return self.activity, self.occupancy, 0.0
+        """See :class:`penstock.actors.machine.Accounted`; its capacity is what it works on side by side."""
+        if not self.num_slots:
+            return Activity.STARTING, 0.0, 0.0
+        activity = Activity.WORKING if self.num_open else Activity.WAITING_FOR_SAMPLES
+        return activity, min(1.0, self.num_open / self.num_slots), 0.0
 
     def leases(self) -> tuple[HeldLease, ...]:
         """None: the Scorer holds every sample that a question is about."""

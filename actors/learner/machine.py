@@ -131,26 +131,12 @@ class Learner:
         return "checkpointing" if self.saving.writing is not None else self.phase.value
 
     @property
-    def activity(self) -> Activity:
-        """What the learner's time is spent on."""
-        return learner_activity(
+    def shows(self) -> tuple[Activity, float, float]:
+        """See :class:`penstock.actors.machine.Accounted`; a learner that works works on all it has."""
+        activity = learner_activity(
             self.phase, self.saving, version=self.version, is_awake=self.is_awake, has_batch=self._next is not None
         )
-
-    @property
-    def occupancy(self) -> float:
-        """A learner that works works on all it has."""
-        return 1.0
-
-    @property
-    def outside(self) -> float:
-        """It plays no episodes."""
-        return 0.0
-
-    @property
-    def shows(self) -> tuple[Activity, float, float]:
-        """Activity, occupancy and outside at once."""
-        return self.activity, self.occupancy, 0.0
+        return activity, 1.0, 0.0
 
     def leases(self) -> tuple[()]:
         """Samples in a batch are settled; the Learner holds none."""

@@ -91,24 +91,9 @@ class Scorer:
         return "scoring" if self.pending else "idle"
 
     @property
-    def activity(self) -> Activity:
-        """What the time of the workers is spent on."""
-        return self.workload.activity
-
-    @property
-    def occupancy(self) -> float:
-        """Workers that have a call ÷ all workers."""
-        return self.workload.occupancy
-
-    @property
-    def outside(self) -> float:
-        """0: a worker that waits for a judge or a service has a call."""
-        return 0.0
-
-    @property
     def shows(self) -> tuple[Activity, float, float]:
-        """Activity, occupancy and outside at once."""
-        return self.activity, self.occupancy, 0.0
+        """See :class:`penstock.actors.machine.Accounted`; a worker that waits for a judge or a service has a call."""
+        return self.workload.activity, self.workload.occupancy, 0.0
 
     def leases(self) -> tuple[HeldLease, ...]:
         """The samples being scored."""

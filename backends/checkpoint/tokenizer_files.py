@@ -9,16 +9,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOKENIZER_FILES: Final = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "*.tiktoken",
-    "chat_template*",
-    "*processor_config.json",
-)
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model", "*.tiktoken",
+    "chat_template*", "*processor_config.json",
+)  # fmt: skip
 TOKENIZER_FILE: Final = "tokenizer.json"
 TIKTOKEN_FILE: Final = "tiktoken.model"
 CONVERT: Final = (

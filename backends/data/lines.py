@@ -67,12 +67,6 @@ def worse_answer(answer: str, seed: int, index: int) -> str:
     return f"{answer[:place]}{other}{answer[place + 1 :]}"
 
 
-def lines_demonstration(seed: int, index: int) -> LinesRow:
-    """A row for the warm start: the prompt of :func:`lines_row` and a noisy answer to it."""
-    row = lines_row(seed, index)
-    return LinesRow(prompt=row.prompt, answer=noisy_answer(row.answer, seed, index))
-
-
 def lines_reward(response: str, answer: str, *, truncated: bool) -> float:
     """The share of lines that are right, in ``[0, 1]``.
 

@@ -22,6 +22,7 @@ from penstock.backends.data.row import (
 )
 from penstock.backends.data.sources import parse_source
 from penstock.messages.arrays import pack_tokens
+from penstock.messages.samples import Prompt
 
 if TYPE_CHECKING:
     from penstock.backends.data.chat import ChatTemplate
@@ -61,6 +62,21 @@ class CheckedRow(NamedTuple):
     """None: the row says nothing of it."""
     teacher_text: str = ""
     """What a teacher reads in place of the text; empty: the text."""
+
+    def prompt(self, row: int, *, tokens: bytes, teacher_tokens: bytes) -> Prompt:
+        """It, by the number ``row``, for the first time through the dataset, with its int32 ids."""
+        return Prompt(
+            row=row,
+            epoch=0,
+            tokens=tokens,
+            text=self.text,
+            label=self.label,
+            metadata=self.metadata,
+            messages=self.messages,
+            media=self.media,
+            num_retries=self.num_retries,
+            teacher_tokens=teacher_tokens,
+        )
 
 
 class TokenLimit(NamedTuple):

@@ -24,6 +24,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.backends.data.dataset import open_template
 from penstock.backends.data.duplicates import prompt_hash
@@ -195,18 +196,7 @@ class StreamedRows:
             (ready,) = self._read([row])
         else:
             self.num_ready += 1
-        return Prompt(
-            row=row,
-            epoch=epoch,
-            tokens=ready.tokens,
-            text=ready.text,
-            label=ready.label,
-            metadata=ready.metadata,
-            messages=ready.messages,
-            media=ready.media,
-            num_retries=ready.num_retries,
-            teacher_tokens=ready.teacher_tokens,
-        )
+        return replace(ready, row=row, epoch=epoch)
 
     def name_ahead(self, rows: Sequence[int]) -> None:
         """These will be wanted."""
@@ -252,22 +242,10 @@ class StreamedRows:
             tokens = b"" if isinstance(ids, str) else pack_tokens(ids)
             if prompt_hash(tokens, each.media) != int(stretch.index.rows[number]["hash"]):
                 raise DataError(f"{each.place}: the prompt is not the one that was indexed. {_CHANGED}")
-            prompts.append(
-                Prompt(
-                    row=row,
-                    epoch=0,
-                    tokens=tokens,
-                    text=each.text,
-                    label=each.label,
-                    metadata=each.metadata,
-                    messages=each.messages,
-                    media=seen.media,
-                    num_retries=each.num_retries,
-                    teacher_tokens=teacher_tokens(
-                        each, self._tokenizer, stretch.indexing.limit, special=stretch.indexing.reader.adds_special
-                    ),
-                )
+            of_teacher = teacher_tokens(
+                each, self._tokenizer, stretch.indexing.limit, special=stretch.indexing.reader.adds_special
             )
+            prompts.append(seen.prompt(row, tokens=tokens, teacher_tokens=of_teacher))
         return prompts
 
 

@@ -313,16 +313,9 @@ class GatewayStatus(msgspec.Struct, frozen=True):
 
 
 FIXED: Final = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
     "logit_bias",
-)
+)  # fmt: skip
 """Fields that the scenario decides: another value would give tokens whose log-probs are not those that training
 expects, so they are not followed unless ``episode.follow_sampling`` says so, and the response names them under
 ``penstock.ignored``."""

@@ -87,35 +87,10 @@ GROUP_REWARD: Final = "group reward"
 FILTER: Final = Names.FILTER.value
 SAMPLE_LISTS: Final = {"responses": "response", "conversations": "conversation", "indices": "index"}
 """What a function for groups calls the lists, and what one sample has under another name."""
+_OF_BOTH: Final = ("label", "metadata", "truncated", "tokens", "prompt_tokens", "images", "row", "group_id")
 NAMES: Final[dict[str, tuple[str, ...]]] = {
-    REWARD: (
-        "prompt",
-        "response",
-        "conversation",
-        "label",
-        "metadata",
-        "truncated",
-        "tokens",
-        "prompt_tokens",
-        "images",
-        "row",
-        "group_id",
-        "index",
-    ),
-    GROUP_REWARD: (
-        "prompt",
-        "responses",
-        "conversations",
-        "label",
-        "metadata",
-        "truncated",
-        "tokens",
-        "prompt_tokens",
-        "images",
-        "row",
-        "group_id",
-        "indices",
-    ),
+    REWARD: ("prompt", "response", "conversation", *_OF_BOTH, "index"),
+    GROUP_REWARD: ("prompt", "responses", "conversations", *_OF_BOTH, "indices"),
     FILTER: ("group", "rewards", "responses", "prompt", "label", "metadata"),
     PRIORITY: OF_A_PROMPT,
 }

@@ -30,24 +30,8 @@ class SimulatedRequest:
     """One request and how far it has come, in tokens from the start of its response."""
 
     __slots__ = (
-        "admitted",
-        "attempt",
-        "ended",
-        "ends",
-        "fails",
-        "hangs",
-        "is_cut",
-        "key",
-        "last",
-        "made",
-        "next_tokens",
-        "num_prefix",
-        "num_prompt_tokens",
-        "num_reported",
-        "seed",
-        "spans",
-        "start",
-        "version",
+        "admitted", "attempt", "ended", "ends", "fails", "hangs", "is_cut", "key", "last", "made", "next_tokens",
+        "num_prefix", "num_prompt_tokens", "num_reported", "seed", "spans", "start", "version",
     )  # fmt: skip
 
     def __init__(self, command: Generate, plan: Planned, failure_rate: float) -> None:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
 
+from penstock.backends.processes.process_facts import kill
 from penstock.runtime.chaos.faults import DRIVER, LINK_FAULTS, ChaosFault, ChaosKind
-from penstock.runtime.hosts.processes.descendants import kill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

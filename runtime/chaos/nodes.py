@@ -11,9 +11,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.backends.processes.process_facts import be_subreaper, descendants_of, facts_of, kill
 from penstock.backends.processes.temp_folders import remove_folder
 from penstock.messages.errors import UserFault
-from penstock.runtime.hosts.processes.descendants import be_subreaper, descendants_of, facts_of, kill, kill_descendants
+from penstock.runtime.hosts.processes.descendants import kill_descendants
 from penstock.runtime.hosts.ray.cluster import make_temp_folder
 
 if TYPE_CHECKING:

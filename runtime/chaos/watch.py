@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.learners.worker_group.rank_process import RANK_VARIABLE
+from penstock.backends.processes.process_facts import descendants_of, environment_of, facts_of, is_running, kill
 from penstock.messages.names import LEARNER
 from penstock.runtime.chaos.faults import DRIVER, is_rank, rank_of
 from penstock.runtime.hosts.driver.main import DRIVER_LOG
-from penstock.runtime.hosts.processes.descendants import descendants_of, environment_of, facts_of, is_running, kill
 from penstock.runtime.hosts.processes.job import RUN_ID_VARIABLE
 from penstock.runtime.observability.following import LineFollower
 from penstock.runtime.observability.trackers import METRICS_FILE, is_evaluation_line

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.padding import Padding
 
+from penstock.backends.processes.process_facts import is_stopped
 from penstock.messages.texts import counted
 from penstock.messages.waits import is_waiting
-from penstock.runtime.hosts.processes.descendants import is_stopped
 from penstock.runtime.launch.launch import begin_again, resume_command
 from penstock.runtime.launch.runs import SCENARIO_NAME, driven_instead, is_alive, other_host, read_record
 from penstock.runtime.launch.status import state_of

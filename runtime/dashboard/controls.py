@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.runtime.launch.control import (
-    CommandAnswer,
     PauseGrants,
     ResumeGrants,
     SaveCheckpoint,
@@ -18,6 +17,8 @@ from penstock.runtime.launch.control import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from penstock.runtime.hosts.processes.operator_door import CommandAnswer
 
 ANSWER_S: Final = 20.0
 LIMIT_S: Final = 30.0

@@ -50,20 +50,6 @@ if TYPE_CHECKING:
     from penstock.messages.operator import OperatorEvent
     from penstock.runtime.scenario import Scenario
 
-__all__ = [
-    "CommandAnswer",
-    "JoinEngine",
-    "PauseGrants",
-    "ResumeGrants",
-    "RunCommand",
-    "SaveCheckpoint",
-    "ScaleEngines",
-    "StopRun",
-    "SwitchPolicy",
-    "Told",
-    "send_command",
-]
-
 ANSWER_S: Final = 20.0
 """A Buffer that is replaced meanwhile answers within it."""
 SAVE_S: Final = 600.0

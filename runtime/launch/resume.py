@@ -22,9 +22,9 @@ from rich.markup import escape
 from penstock.backends.learners.checkpoints.names import CHECKPOINTS, checkpoint_in, is_of_a_run
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.backends.processes.process_facts import is_stopped
 from penstock.messages.errors import UserFault
 from penstock.messages.texts import counted
-from penstock.runtime.hosts.processes.descendants import is_stopped
 from penstock.runtime.hosts.processes.leftovers import clear_leftovers, end_process
 from penstock.runtime.launch.launch import Ended, check, drive, write_scenario
 from penstock.runtime.launch.runs import SCENARIO_NAME, check_own, hold_run, read_record
@@ -47,38 +47,16 @@ TAKE_OVER_S: Final = 5.0
 """A process that was just killed lets go of the lock within this time."""
 NUM_STEPS: Final = "run.num_steps"
 FREE_KEYS: Final = (
-    NUM_STEPS,
-    "episode.max_images_gb",
-    "reward.timeout_s",
-    "reward.num_retries",
-    "reward.num_workers",
-    "reward.alarms.stop_after",
-    "weights.transport",
-    "weights.fan_out",
-    "weights.bucket_size_bytes",
-    "weights.stage_timeout_s",
-    "weights.commit_timeout_s",
-    "weights.drain_timeout_s",
-    "learner.save_every",
-    "learner.rank_timeout_s",
-    "learner.step_timeout_s",
-    "learner.num_ranks",
-    "learner.critic_ranks",
-    "learner.parallel",
-    "learner.shard_size",
-    "learner.tensor_parallel",
-    "learner.backend",
-    "learner.optimizer",
-    "learner.megatron.distributed_optimizer",
-    "learner.megatron.tensor_parallel",
-    "learner.megatron.sequence_parallel",
-    "learner.megatron.pipeline_parallel",
-    "learner.megatron.virtual_pipeline",
-    "learner.megatron.context_parallel",
-    "learner.megatron.expert_parallel",
-    "learner.megatron.expert_tensor_parallel",
-    "learner.megatron.recompute",
-)
+    NUM_STEPS, "episode.max_images_gb", "reward.timeout_s", "reward.num_retries", "reward.num_workers",
+    "reward.alarms.stop_after", "weights.transport", "weights.fan_out", "weights.bucket_size_bytes",
+    "weights.stage_timeout_s", "weights.commit_timeout_s", "weights.drain_timeout_s", "learner.save_every",
+    "learner.rank_timeout_s", "learner.step_timeout_s", "learner.num_ranks", "learner.critic_ranks",
+    "learner.parallel", "learner.shard_size", "learner.tensor_parallel", "learner.backend", "learner.optimizer",
+    "learner.megatron.distributed_optimizer", "learner.megatron.tensor_parallel",
+    "learner.megatron.sequence_parallel", "learner.megatron.pipeline_parallel", "learner.megatron.virtual_pipeline",
+    "learner.megatron.context_parallel", "learner.megatron.expert_parallel",
+    "learner.megatron.expert_tensor_parallel", "learner.megatron.recompute",
+)  # fmt: skip
 """Checkpoints are read by any number of ranks, divided in any way. How full the disk may get, how long something may
 take and which way weights go change no sample, and a time-out that was too short is what many a run ends with."""
 FREE_BLOCKS: Final = ("prompt_source", "engines", "runtime", "observability")

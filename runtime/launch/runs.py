@@ -25,9 +25,8 @@ import msgspec
 
 from penstock.backends.learners.checkpoints.names import CHECKPOINT, CHECKPOINTS
 from penstock.backends.ledger.tables import LEDGER_FILE
-from penstock.backends.processes.process_facts import await_exit, is_running, pinned
+from penstock.backends.processes.process_facts import await_exit, facts_of, is_running, pinned
 from penstock.messages.errors import UserFault
-from penstock.runtime.hosts.processes.descendants import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator

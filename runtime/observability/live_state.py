@@ -68,7 +68,6 @@ class LiveState:
         self.policy = ""
         """That new grants follow, with its bound; empty before the Buffer has said so."""
         self._step_times: list[float] = []
-        self._first_version = 0
 
     def restore(self, rows: Sequence[StepRow], summary: RunSummary | None) -> None:
         """Go on from earlier drives of the run; see ``RunFigures.restore``."""

@@ -47,16 +47,8 @@ if TYPE_CHECKING:
 
 _TURNS: Final = (CHAT, COMPLETION)
 _LOOKED_AT: Final = (
-    *_TURNS,
-    "generate",
-    "score",
-    "step",
-    "publish",
-    "digest",
-    "fetch_weights",
-    "apply_weights",
-    "checkpoint",
-)
+    *_TURNS, "generate", "score", "step", "publish", "digest", "fetch_weights", "apply_weights", "checkpoint",
+)  # fmt: skip
 _SAMPLES: Final = (
     "SELECT group_id, sample_index, num_tokens, reward, state, version, num_read_tokens, num_cached_tokens, outcome "
     "FROM samples"

@@ -28,15 +28,13 @@ from penstock.runtime.slime.mapping import (
     ARGUMENTS_DIFFER,
     FUNCTIONS,
     KEYS,
-    NEEDS_NO_KEY,
-    NO_COUNTERPART,
     READ_TOGETHER,
     SHAPE_OF_MODEL,
     SWITCHES,
     TO_BE_WRITTEN_ANEW,
     TRACKER_PREFIXES,
 )
-from penstock.runtime.slime.reasons import EFFECTS, REASONS, SGLANG_NAMES
+from penstock.runtime.slime.reasons import REASONS, SGLANG_NAMES
 from penstock.runtime.slime.rollout import (
     write_data,
     write_engines,
@@ -157,15 +155,11 @@ def _one(writer: Writer, flag: Flag) -> None:
 def _left_for_a_reason(writer: Writer, flag: Flag) -> bool:
     if flag.name in SFT_NEEDS_NO and is_supervised(writer):
         writer.leave(flag, "not needed: nothing is generated", "same")
-    elif flag.name in NEEDS_NO_KEY:
-        writer.leave(flag, f"not needed: {NEEDS_NO_KEY[flag.name]}", "same")
-    elif flag.name in NO_COUNTERPART:
-        writer.leave(flag, NO_COUNTERPART[flag.name], EFFECTS.get(flag.name, "but_for"))
     elif flag.name in REASONS:
         effect, reason = REASONS[flag.name]
         writer.leave(flag, reason, effect)
     elif flag.name.startswith(TRACKER_PREFIXES):
-        writer.leave(flag, NO_COUNTERPART["use-wandb"], "same")
+        writer.leave(flag, REASONS["use-wandb"][1], "same")
     elif flag.name in SHAPE_OF_MODEL:
         writer.leave(flag, "not needed: the checkpoint's config.json says it", "same")
     else:
@@ -174,9 +168,8 @@ def _left_for_a_reason(writer: Writer, flag: Flag) -> bool:
 
 
 def _effect_of_unread(flag: Flag) -> Effect:
-    needless = flag.name in NEEDS_NO_KEY or flag.name.startswith(TRACKER_PREFIXES) or flag.name in SHAPE_OF_MODEL
-    effects = (EFFECTS.get(flag.name), REASONS.get(flag.name, ("",))[0])
-    return "same" if needless or "same" in effects else "but_for"
+    needless = flag.name.startswith(TRACKER_PREFIXES) or flag.name in SHAPE_OF_MODEL
+    return "same" if needless or REASONS.get(flag.name, ("",))[0] == "same" else "but_for"
 
 
 def _named(writer: Writer, flag: Flag) -> None:

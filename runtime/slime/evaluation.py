@@ -15,18 +15,9 @@ DATA: Final = "eval-prompt-data"
 CONFIG: Final = "eval-config"
 SKIP_FIRST: Final = "skip-eval-before-train"
 MAPPED: Final = (
-    "eval-interval",
-    "n-samples-per-eval-prompt",
-    "eval-temperature",
-    "eval-top-p",
-    "eval-top-k",
-    "eval-max-response-len",
-    "eval-max-prompt-len",
-    "eval-input-key",
-    "eval-label-key",
-    "eval-tool-key",
-    SKIP_FIRST,
-)
+    "eval-interval", "n-samples-per-eval-prompt", "eval-temperature", "eval-top-p", "eval-top-k",
+    "eval-max-response-len", "eval-max-prompt-len", "eval-input-key", "eval-label-key", "eval-tool-key", SKIP_FIRST,
+)  # fmt: skip
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 

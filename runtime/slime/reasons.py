@@ -13,128 +13,143 @@ if TYPE_CHECKING:
 Effect = Literal["same", "but_for", "other"]
 """On what is trained: none; one that can be named, and the job is the same but for it; or another job."""
 
-_PROFILED: Final = ("same", "learner.profile and engines.profile name the steps to be profiled (docs/profiling.md)")
-_CI: Final = ("same", "a check of slime's own tests")
-_BUFFER: Final = (
-    "other",
-    "slime's rollout buffer; agents of another process come by the gateway (docs/gateway.md)",
-)
-_KERNEL: Final = ("but_for", "layers compute with Transformer Engine's kernels")
-_FRAGILE: Final = ("other", "what a run has recorded is trained by `penstock run --only learner --from RUN`")
-_LOGGED: Final = ("same", "figures and samples: docs/observability.md")
-_SIZE: Final = ("same", "not needed: the checkpoint's config.json says it")
-_ADAPTERS: Final = (
-    "other",
-    "adapters are for learner.backend: torch (learner.lora), beside linear layers alone",
-)
-_ON_DISK: Final = ("same", "how a checkpoint is written changes nothing that is trained")
-
-REASONS: Final[Mapping[str, tuple[Effect, str]]] = {
-    "allgather-cp": ("same", "how attention is divided over context-parallel ranks is megatron-core's choice"),
-    "async-save": _ON_DISK,
-    "use-lora": _ADAPTERS,
-    "lora-target-preset": _ADAPTERS,
-    "lora-rank": _ADAPTERS,
-    "lora-alpha": _ADAPTERS,
-    "lora-weight-decay": _ADAPTERS,
-    "lora-learning-rate": _ADAPTERS,
-    "lora-load": _ADAPTERS,
-    "save-lora": ("same", "with learner.lora a checkpoint has the adapters beside the merged model"),
-    "lora-save-merged-hf": ("same", "a checkpoint's model has the adapters merged"),
-    "no-save-optim": ("same", "a checkpoint has what it takes to go on"),
-    "no-load-optim": ("same", "a run begins with a fresh optimizer; `penstock resume` goes on with its own"),
-    "no-load-rng": ("same", "a run begins with its own seed"),
-    "finetune": ("same", "a run begins at step 0; `penstock resume RUN` goes on with one"),
-    "save-hf": ("same", "a checkpoint's model is in Hugging Face's format"),
-    "start-rollout-id": ("same", "`penstock resume RUN` goes on at the step that the run has reached"),
-    "release-train": ("same", "colocated parts sleep in turn (engines.placement)"),
-    "balance-by-flops": ("same", "micro-batches are balanced over ranks by cost in any case"),
-    "log-probs-max-tokens-per-gpu": ("same", "log-probs are of the same micro-batches as the step"),
-    "ref-micro-batch-size": ("same", "micro-batches are packed by tokens"),
-    "recompute-loss-function": ("same", "saves memory only; see learner.megatron.recompute"),
-    "check-weight-update-equal": ("same", "each update is compared with what was sent, by checksum"),
-    "ci-test": _CI,
-    "ci-disable-kl-checker": _CI,
-    "ci-train-rollout-logprob-abs-diff-threshold": _CI,
-    "ci-save-grad-norm": _CI,
-    "ci-load-grad-norm": _CI,
-    "custom-model-provider-path": ("other", "the model is that of config.json; no function builds another"),
-    "custom-update-weight-post-write-path": ("but_for", "weights.transport sends the weights, and no function follows"),
-    "rollout-sample-hook-path": ("but_for", "what it does belongs in reward.function or episode.generate"),
-    "disable-rollout-global-dataset": ("other", "prompts come from data.path or data.sources"),
-    "distributed-backend": ("same", "NCCL on GPUs, gloo on CPUs"),
-    "rollout-buffer-url": _BUFFER,
-    "rollout-task-type": _BUFFER,
-    "fetch-trajectory-retry-times": _BUFFER,
-    "min-batch-collection-ratio": _BUFFER,
-    "freeze-indexer": ("other", "no model with an indexer is trained (DeepSeek-V3.2)"),
-    "http-proxy": ("same", "no request goes through a proxy"),
-    "use-distributed-post": ("same", "each engine has a process of its own that sends its requests"),
-    "keep-old-actor": ("but_for", "the ratio is taken to what learner.objective.old_logprobs says"),
-    "load-debug-rollout-data": _FRAGILE,
-    "load-debug-rollout-data-subsample": _FRAGILE,
-    "load-forge-rollout-data": _FRAGILE,
-    "log-correct-samples": _LOGGED,
-    "log-multi-turn": _LOGGED,
-    "log-reward-category": _LOGGED,
-    "loss-mask-type": ("same", "the chat template itself shows which tokens are the assistant's (docs/learner.md)"),
-    "megatron-config-path": ("other", "a file with options of roles; write them under learner.megatron"),
-    "megatron-deepgemm-forward-layers": _KERNEL,
-    "megatron-deepgemm-forward-modules": _KERNEL,
-    "megatron-deepgemm-moe-forward-layers": _KERNEL,
-    "megatron-deepgemm-moe-forward-modules": _KERNEL,
-    "qwen-gdn-backend": _KERNEL,
-    "memory-recorder": _PROFILED,
-    "memory-snapshot-dir": _PROFILED,
-    "memory-snapshot-num-steps": _PROFILED,
-    "record-memory-history": _PROFILED,
-    "profile-target": _PROFILED,
-    "save-debug-train-data": ("same", "learner.dump writes single steps down (docs/profiling.md)"),
-    "padded-vocab-size": ("same", "the vocabulary is filled up by learner.megatron.vocab_multiple"),
-    "ref-ckpt-step": ("other", "the reference is the model as it was before the first step"),
-    "reset-optimizer-states": ("other", "what the optimizer has seen lasts for the whole run"),
-    "rollout-data-transport": ("same", "samples go to the learner by Penstock's own messages"),
-    "train-env-vars": ("same", "set them where the run is started"),
-    "use-rollout-entropy": ("same", "entropy is reported in any case"),
-    "use-routing-replay": (
-        "but_for", "learner.megatron.router_replay takes the engine's choice of experts, not that of an earlier pass",
+_REASONS: Final[dict[tuple[Effect, str], str]] = {
+    ("same", "not needed: micro-batches are balanced over ranks by cost in any case"): "balance-data",
+    ("same", "not needed: micro-batches are packed by tokens in any case"): "use-dynamic-batch-size",
+    ("same", "not needed: micro-batches are packed by tokens (learner.max_tokens_per_micro_batch)"): "micro-batch-size",
+    ("same", "not needed: the reference is the model as it was before the first step"): "ref-load",
+    ("same", "not needed: checkpoints lie in the run's folder (run.folder)"): "save",
+    ("same", "not needed: lost parts are replaced in any case"): "use-fault-tolerance",
+    ("same", "not needed: engines are watched in any case (engines.hang_timeout_s)"): (
+        "rollout-health-check-interval rollout-health-check-timeout"
     ),
-    "enable-experimental": ("same", "megatron-core's features of that kind are set one by one"),
-    "seq-length": ("same", "micro-batches are packed by tokens"),
-    "max-position-embeddings": _SIZE,
-    "no-position-embedding": _SIZE,
-    "no-rope-fusion": ("same", "kernels are chosen by megatron-core"),
-    "use-gated-attention": _SIZE,
-    "apply-layernorm-1p": _SIZE,
-    "post-self-attn-layernorm": _SIZE,
-    "post-mlp-layernorm": _SIZE,
-    "rotary-interleaved": _SIZE,
-    "sglang-router-ip": ("same", "engines are asked by themselves, or through engines.router"),
-    "sglang-router-port": ("same", "engines are asked by themselves, or through engines.router"),
-    "sglang-router-request-timeout-secs": ("same", "engines.request_timeout_s"),
-}  # fmt: skip
-"""Flag → effect, reason."""
-
-EFFECTS: Final[Mapping[str, Effect]] = {
-    **dict.fromkeys(
-        (
-            "prefill-num-servers", "update-weight-disk-dir",
-            "update-weight-disk-keep-files", "update-weight-mode", "update-weight-delta-encoding",
-            "update-weight-delta-checksum", "update-weight-local-checkpoint-dir", "save-debug-rollout-data",
-            "dump-details", "use-wandb", "disable-compute-advantages-and-returns",
-        ),
-        "same",
+    ("same", "not needed: engines are watched in any case (engines.start_timeout_s)"): (
+        "rollout-health-check-first-wait"
     ),
-    **dict.fromkeys(
-        (
-            "custom-megatron-init-path", "custom-megatron-before-log-prob-hook-path",
-            "custom-megatron-before-train-step-hook-path", "use-opd", "opd-type", "opd-kl-coef", "opd-teacher-load",
-            "opd-teacher-ckpt-step", "debug-train-only", "debug-rollout-only", "use-stateless-adam", "multimodal-keys",
-        ),
+    ("same", "not needed: the difference between engine and learner is reported in any case"): "get-mismatch-metrics",
+    ("same", "not needed: learner.megatron.distributed_optimizer is true by default"): "use-distributed-optimizer",
+    ("same", "not needed: gradients are added up in float32 in any case"): "accumulate-allreduce-grads-in-fp32",
+    ("same", "not needed: softmax is computed in float32 where megatron-core computes it"): "attention-softmax-in-fp32",
+    ("same", "not needed: AdamW"): "optimizer",
+    ("same", "not needed: rewards see the text without special tokens in any case"): "rollout-skip-special-tokens",
+    ("same", "not needed: colocated parts sleep in turn in any case (engines.placement)"): (
+        "offload offload-train offload-rollout"
+    ),
+    ("same", "not needed: Ray says how many GPUs each node has"): "num-gpus-per-node",
+    ("same", "not needed: pass@k of the trained groups is reported in any case"): "log-passrate",
+    ("same", "not needed: no token is dropped, as engines drop none"): "moe-token-drop-policy",
+    ("same", "not needed: model.dtype is bfloat16"): "bf16",
+    ("same", "not needed: Transformer Engine's layers are taken where CUDA is"): "transformer-impl",
+    ("same", "not needed: learner.backend"): "train-backend",
+    ("same", "not needed: the checkpoint's config.json says it"): (
+        "model-name max-position-embeddings no-position-embedding use-gated-attention apply-layernorm-1p "
+        "post-self-attn-layernorm post-mlp-layernorm rotary-interleaved"
+    ),
+    ("same", "not needed: a step that is not finite changes nothing, and is said"): "no-check-for-nan-in-loss-and-grad",
+    ("same", "not needed: engines.placement says what shares GPUs"): "no-offload-train no-offload-rollout",
+    ("same", "not needed: log-probs are of the same micro-batches as the step"): "log-probs-chunk-size",
+    ("same", "not needed: sequences are filled up as far as the layout needs"): "data-pad-size-multiplier",
+    ("same", "not needed: weights go by Penstock's own tables"): "megatron-to-hf-mode",
+    ("but_for", "evaluation.defaults.reward has a key of its own (docs/rewards.md)"): "eval-reward-key",
+    ("but_for", "model.max_context holds for everything"): "eval-max-context-len",
+    ("but_for", "answers end where they end"): "eval-min-new-tokens",
+    ("other", "no learner knows how SGLang saw images; engines.backend: torch has data.multimodal_keys"): (
+        "multimodal-keys"
+    ),
+    ("other", "the learner's own code is not a place for functions"): (
+        "custom-megatron-init-path custom-megatron-before-log-prob-hook-path "
+        "custom-megatron-before-train-step-hook-path"
+    ),
+    (
         "other",
+        "a teacher is a block of its own (teacher.model.path); learner.objective.opd_kl_coef is its weight",
+    ): "use-opd opd-type opd-kl-coef opd-teacher-load opd-teacher-ckpt-step",
+    ("same", "engines that prefill and engines that decode: docs/sglang.md"): "prefill-num-servers",
+    ("same", "weights.transport: disk writes below the run's folder"): "update-weight-disk-dir",
+    ("same", "weights that no engine needs any more are removed"): "update-weight-disk-keep-files",
+    ("same", "weights are sent whole"): (
+        "update-weight-mode update-weight-delta-encoding update-weight-delta-checksum "
+        "update-weight-local-checkpoint-dir"
     ),
-}  # fmt: skip
-"""Of the flags in ``mapping.NO_COUNTERPART``, where it is not ``but_for``."""
+    ("same", "run.keep_samples: true keeps every trained sample as Parquet"): "save-debug-rollout-data",
+    (
+        "same",
+        "run.keep_samples: true keeps every trained sample as Parquet, learner.dump what the learner "
+        "computes of its tokens (docs/profiling.md)",
+    ): "dump-details",
+    ("other", "`penstock run --only learner --from RUN` trains what a run has recorded"): "debug-train-only",
+    ("other", "`penstock run --only rollout` generates and trains nothing"): "debug-rollout-only",
+    ("same", "what an objective does not need is not computed"): "disable-compute-advantages-and-returns",
+    (
+        "same",
+        "metrics lie in the run's folder and at /metrics; observability.trackers names others (docs/observability.md)",
+    ): "use-wandb",
+    ("other", "the optimizer is AdamW"): "use-stateless-adam",
+    ("same", "how attention is divided over context-parallel ranks is megatron-core's choice"): "allgather-cp",
+    ("same", "how a checkpoint is written changes nothing that is trained"): "async-save",
+    ("other", "adapters are for learner.backend: torch (learner.lora), beside linear layers alone"): (
+        "use-lora lora-target-preset lora-rank lora-alpha lora-weight-decay lora-learning-rate lora-load"
+    ),
+    ("same", "with learner.lora a checkpoint has the adapters beside the merged model"): "save-lora",
+    ("same", "a checkpoint's model has the adapters merged"): "lora-save-merged-hf",
+    ("same", "a checkpoint has what it takes to go on"): "no-save-optim",
+    ("same", "a run begins with a fresh optimizer; `penstock resume` goes on with its own"): "no-load-optim",
+    ("same", "a run begins with its own seed"): "no-load-rng",
+    ("same", "a run begins at step 0; `penstock resume RUN` goes on with one"): "finetune",
+    ("same", "a checkpoint's model is in Hugging Face's format"): "save-hf",
+    ("same", "`penstock resume RUN` goes on at the step that the run has reached"): "start-rollout-id",
+    ("same", "colocated parts sleep in turn (engines.placement)"): "release-train",
+    ("same", "micro-batches are balanced over ranks by cost in any case"): "balance-by-flops",
+    ("same", "log-probs are of the same micro-batches as the step"): "log-probs-max-tokens-per-gpu",
+    ("same", "micro-batches are packed by tokens"): "ref-micro-batch-size seq-length",
+    ("same", "saves memory only; see learner.megatron.recompute"): "recompute-loss-function",
+    ("same", "each update is compared with what was sent, by checksum"): "check-weight-update-equal",
+    ("same", "a check of slime's own tests"): (
+        "ci-test ci-disable-kl-checker ci-train-rollout-logprob-abs-diff-threshold ci-save-grad-norm ci-load-grad-norm"
+    ),
+    ("other", "the model is that of config.json; no function builds another"): "custom-model-provider-path",
+    ("but_for", "weights.transport sends the weights, and no function follows"): "custom-update-weight-post-write-path",
+    ("but_for", "what it does belongs in reward.function or episode.generate"): "rollout-sample-hook-path",
+    ("other", "prompts come from data.path or data.sources"): "disable-rollout-global-dataset",
+    ("same", "NCCL on GPUs, gloo on CPUs"): "distributed-backend",
+    ("other", "slime's rollout buffer; agents of another process come by the gateway (docs/gateway.md)"): (
+        "rollout-buffer-url rollout-task-type fetch-trajectory-retry-times min-batch-collection-ratio"
+    ),
+    ("other", "no model with an indexer is trained (DeepSeek-V3.2)"): "freeze-indexer",
+    ("same", "no request goes through a proxy"): "http-proxy",
+    ("same", "each engine has a process of its own that sends its requests"): "use-distributed-post",
+    ("but_for", "the ratio is taken to what learner.objective.old_logprobs says"): "keep-old-actor",
+    ("other", "what a run has recorded is trained by `penstock run --only learner --from RUN`"): (
+        "load-debug-rollout-data load-debug-rollout-data-subsample load-forge-rollout-data"
+    ),
+    ("same", "figures and samples: docs/observability.md"): "log-correct-samples log-multi-turn log-reward-category",
+    ("same", "the chat template itself shows which tokens are the assistant's (docs/learner.md)"): "loss-mask-type",
+    ("other", "a file with options of roles; write them under learner.megatron"): "megatron-config-path",
+    ("but_for", "layers compute with Transformer Engine's kernels"): (
+        "megatron-deepgemm-forward-layers megatron-deepgemm-forward-modules "
+        "megatron-deepgemm-moe-forward-layers megatron-deepgemm-moe-forward-modules qwen-gdn-backend"
+    ),
+    ("same", "learner.profile and engines.profile name the steps to be profiled (docs/profiling.md)"): (
+        "memory-recorder memory-snapshot-dir memory-snapshot-num-steps record-memory-history profile-target"
+    ),
+    ("same", "learner.dump writes single steps down (docs/profiling.md)"): "save-debug-train-data",
+    ("same", "the vocabulary is filled up by learner.megatron.vocab_multiple"): "padded-vocab-size",
+    ("other", "the reference is the model as it was before the first step"): "ref-ckpt-step",
+    ("other", "what the optimizer has seen lasts for the whole run"): "reset-optimizer-states",
+    ("same", "samples go to the learner by Penstock's own messages"): "rollout-data-transport",
+    ("same", "set them where the run is started"): "train-env-vars",
+    ("same", "entropy is reported in any case"): "use-rollout-entropy",
+    (
+        "but_for",
+        "learner.megatron.router_replay takes the engine's choice of experts, not that of an earlier pass",
+    ): "use-routing-replay",
+    ("same", "megatron-core's features of that kind are set one by one"): "enable-experimental",
+    ("same", "kernels are chosen by megatron-core"): "no-rope-fusion",
+    ("same", "engines are asked by themselves, or through engines.router"): "sglang-router-ip sglang-router-port",
+    ("same", "engines.request_timeout_s"): "sglang-router-request-timeout-secs",
+}
+REASONS: Final = {flag: known for known, flags in _REASONS.items() for flag in flags.split()}
+"""Flag → effect, reason."""
 
 SGLANG_NAMES: Final[Mapping[str, str]] = {
     "cuda_graph_bs": "cuda_graph_bs_decode",

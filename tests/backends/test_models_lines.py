@@ -8,7 +8,7 @@ import string
 import pytest
 
 from penstock.backends.checkpoint.make import character_tokenizer
-from penstock.backends.data.lines import LinesRow, lines_demonstration, lines_reward, lines_row, noisy_answer
+from penstock.backends.data.lines import LinesRow, lines_reward, lines_row, noisy_answer
 
 ROWS = [lines_row(0, index) for index in range(3_000)]
 
@@ -60,10 +60,8 @@ def test_noise_replaces_about_one_small_letter_in_ten_and_no_capital() -> None:
     assert 0.09 < num_replaced / num_letters < 0.105  # one in 26 replacements is the letter itself
 
 
-def test_noise_can_be_switched_off_and_demonstrations_have_it() -> None:
+def test_noise_can_be_switched_off() -> None:
     assert noisy_answer(ROWS[0].answer, 0, 0, rate=0.0) == ROWS[0].answer
-    demonstration = lines_demonstration(0, 0)
-    assert demonstration == LinesRow(ROWS[0].prompt, noisy_answer(ROWS[0].answer, 0, 0))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from learner_cases import learner_plan
 
 from penstock.backends.checkpoint.make import END_ID, character_tokenizer, make_model
-from penstock.backends.data.lines import LinesRow, lines_demonstration, lines_reward, lines_row
+from penstock.backends.data.lines import LinesRow, lines_reward, lines_row, noisy_answer
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
 from penstock.backends.engines.torch.factory import open_torch_engine
 from penstock.backends.learners.objectives.spec import objective
@@ -155,8 +155,8 @@ def answer_of(answers: Answers, kind: type[EventT]) -> EventT:
 
 
 def demonstration(index: int) -> tuple[list[int], list[int]]:
-    row = lines_demonstration(0, index)
-    return TOKENIZER.encode(row.prompt).ids, [*TOKENIZER.encode(row.answer).ids, END_ID]
+    row = lines_row(0, index)
+    return TOKENIZER.encode(row.prompt).ids, [*TOKENIZER.encode(noisy_answer(row.answer, 0, index)).ids, END_ID]
 
 
 def prompt_of(row: LinesRow, index: int) -> Prompt:

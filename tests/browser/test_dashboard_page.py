@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from penstock.runtime.cli.app import app
 from penstock.runtime.dashboard import controls
 from penstock.runtime.dashboard.views import VIEWS
-from penstock.runtime.launch.control import CommandAnswer
+from penstock.runtime.hosts.processes.operator_door import CommandAnswer
 from penstock.runtime.launch.runs import open_record
 from penstock.runtime.observability.operations import PolicySwitch, read_operations
 

@@ -119,8 +119,7 @@ class EchoMachine:
     def __init__(self, name: str, plan: RunPlan) -> None:
         self.name = name
         self.plan = plan
-        self.activity = Activity.WAITING_FOR_DEMAND
-        self.occupancy = self.outside = 0.0
+        self.shows = (Activity.WAITING_FOR_DEMAND, 0.0, 0.0)
 
     @property
     def state(self) -> str:
@@ -173,7 +172,7 @@ class EchoEngine(EchoMachine):
             return [StartTimer("tick", self.plan.tick_s)]
         if not isinstance(event, TimerFired) or self.next_group >= self.plan.num_groups:
             return []
-        self.activity, self.occupancy = Activity.WORKING, 0.5
+        self.shows = (Activity.WORKING, 0.5, 0.0)
         group_id = self.next_group
         self.next_group += 1
         generated = SampleGenerated(

@@ -13,13 +13,13 @@ import host_echo
 import msgspec
 
 from penstock.backends.processes.curve import KeyPair, make_keys
+from penstock.backends.processes.process_facts import is_running
 from penstock.messages.membership import EnginesWanted
 from penstock.messages.names import SUPERVISOR
 from penstock.runtime.hosts.local.local_host import LocalHost
 from penstock.runtime.hosts.local.warm import EVERY_ACTOR, Modules
 from penstock.runtime.hosts.processes.boot import Boot
 from penstock.runtime.hosts.processes.control import Address
-from penstock.runtime.hosts.processes.descendants import is_running
 from penstock.runtime.hosts.processes.links import Links
 from penstock.runtime.hosts.processes.ports import Outcome, SupervisorSettings
 from penstock.runtime.hosts.processes.signals import Signals

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.runtime.hosts.processes.descendants import facts_of
+from penstock.backends.processes.process_facts import facts_of
 from penstock.runtime.hosts.processes.job import RUN_ID_VARIABLE
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 from host_echo import RunPlan
 from host_two_nodes import two_nodes
 
-from penstock.runtime.hosts.processes.descendants import is_running, start_ticks_of
+from penstock.backends.processes.process_facts import is_running, start_ticks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,8 +13,8 @@ from host_echo import NAMES, RunPlan
 from host_harness import HOST
 from host_launched import END_DEADLINE_S, Launched, environment_of
 
+from penstock.backends.processes.process_facts import start_ticks_of
 from penstock.runtime.hosts.driver.launcher import NO_BYTECODE_VARIABLE
-from penstock.runtime.hosts.processes.descendants import start_ticks_of
 from penstock.runtime.observability.summary import read_summary
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from live_run import LiveRun
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.sqlite import SqliteReader
 from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.backends.processes.process_facts import is_running
 from penstock.backends.weights.segments import segments_of
 from penstock.messages.ledger import CheckpointRecorded, GroupsGranted, PolicyRecorded, StepRecorded
-from penstock.runtime.hosts.processes.descendants import is_running
 from penstock.runtime.hosts.processes.leftovers import processes_of
 from penstock.runtime.launch.control import SwitchPolicy, send_command
 from penstock.runtime.launch.runs import read_record

@@ -80,7 +80,7 @@ class LearnerBench:
         return self.driver.hear(*events)
 
     def activity(self) -> Activity:
-        return self.learner.activity
+        return self.learner.shows[0]
 
     def opened(self, version: int = 0) -> LearnerBench:
         """Open, with its first weights published."""

@@ -316,12 +316,12 @@ def test_a_teacher_computes_a_question_once_however_often_it_hears_it_before_it_
     driver = teacher()
     driver.hear(EngineOpened(num_slots=8), question())
     driver.ignores(question())
-    assert driver.machine.activity.value == "working"
+    assert driver.machine.shows[0].value == "working"
     answer = LogprobsComputed(key=SampleKey(3, 0), attempt=0, logprobs=(logprobs(3),))
     told = drive.one_sent(driver.hear(answer), TeacherAnswered, to="scorer")
     assert (told.teacher, told.key, told.attempt, told.logprobs) == ("teacher/0", SampleKey(3, 0), 0, (logprobs(3),))
     driver.ignores(answer)
-    assert driver.machine.activity.value == "waiting_for_samples"
+    assert driver.machine.shows[0].value == "waiting_for_samples"
     assert len(drive.every(driver.hear(question()), ComputeLogprobs)) == 1
 
 

@@ -96,7 +96,7 @@ class Learning:
         return self.driver.hear(*events)
 
     def activity(self) -> Activity:
-        return self.learner.activity
+        return self.learner.shows[0]
 
     def join(self, name: str = "engine/0", epoch: int = 0) -> list[AnyCommand]:
         return self.hear(EngineJoined(name=name, epoch=epoch))

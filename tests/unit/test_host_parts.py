@@ -6,12 +6,12 @@ import traceback
 
 import pytest
 
+from penstock.backends.processes.process_facts import ProcessFacts, facts_of, is_running, start_ticks_of
 from penstock.messages.membership import ActorEpoch
 from penstock.messages.names import BUFFER, LEARNER, SCORER
 from penstock.messages.training import Activity, ActivitySpan, ActorReported
 from penstock.runtime.hosts.processes.boot import EndKind, ProcessEnd
 from penstock.runtime.hosts.processes.control import Address, ProcessBeat, ProcessStarted
-from penstock.runtime.hosts.processes.descendants import ProcessFacts, facts_of, is_running, start_ticks_of
 from penstock.runtime.hosts.processes.directory import Directory
 from penstock.runtime.hosts.processes.ends import verdict_on
 from penstock.runtime.hosts.processes.incarnations import (

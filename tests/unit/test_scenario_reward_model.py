@@ -123,11 +123,11 @@ def test_a_folder_that_holds_none_is_refused_before_the_run(tmp_path: Path) -> N
 
 def test_the_actor_opens_its_model_and_tells_when_it_works() -> None:
     actor = RewardModel()
-    assert (actor.state, actor.activity) == ("starting", Activity.STARTING)
+    assert (actor.state, actor.shows) == ("starting", (Activity.STARTING, 0.0, 0.0))
     assert actor.handle(Started(epoch=0)) == [OpenEngine()]
     assert [wait.what for wait in actor.waits()] == ["start of"]
     actor.handle(EngineOpened(num_slots=4))
-    assert (actor.state, actor.activity, actor.waits()) == ("serving", Activity.WAITING_FOR_SAMPLES, ())
+    assert (actor.state, actor.shows, actor.waits()) == ("serving", (Activity.WAITING_FOR_SAMPLES, 0.0, 0.0), ())
     actor.handle(ScoringMoved(num_open=2))
     actor.validate()
-    assert (actor.activity, actor.occupancy) == (Activity.WORKING, 0.5)
+    assert actor.shows == (Activity.WORKING, 0.5, 0.0)

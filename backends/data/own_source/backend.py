@@ -42,7 +42,6 @@ from penstock.messages.base import Metric
 from penstock.messages.commands import ChooseRows, FetchPrompts
 from penstock.messages.flow import GroupRow
 from penstock.messages.local import FetchedPrompt, PromptsFetched, RowsDrawn
-from penstock.messages.samples import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from penstock.backends.protocol import Emit, Fail
     from penstock.messages.commands import PromptCommand
     from penstock.messages.flow import RowOutcome
+    from penstock.messages.samples import Prompt
 
 MAX_DRAWN: Final = 256
 """Rows that are asked for at once."""
@@ -99,18 +99,7 @@ class PromptMaker:
             of_teacher = teacher_tokens(checked, self._tokenizer, self._limit, special=special)
         except BadColumnError as error:
             raise UserCodeError(f"{place}: {error.message}") from None
-        return Prompt(
-            row=number,
-            epoch=0,
-            tokens=tokens,
-            text=checked.text,
-            label=checked.label,
-            metadata=checked.metadata,
-            messages=checked.messages,
-            media=checked.media,
-            num_retries=checked.num_retries,
-            teacher_tokens=of_teacher,
-        )
+        return checked.prompt(number, tokens=tokens, teacher_tokens=of_teacher)
 
 
 class OwnSourceBackend:

@@ -290,14 +290,6 @@ def _functions(o: ObjectiveOptions) -> Iterator[Problem]:
 
 
 _RULES: tuple[Callable[[ObjectiveOptions], Iterator[Problem]], ...] = (
-    _functions,
-    _owned,
-    _weightings,
-    _likelihood,
-    _responses,
-    _advantages,
-    _distillation,
-    _policy_loss,
-    _kl,
+    _functions, _owned, _weightings, _likelihood, _responses, _advantages, _distillation, _policy_loss, _kl,
     correction_problems,
-)
+)  # fmt: skip

@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import zmq
 
+from penstock.backends.processes.process_facts import be_subreaper, is_stopped
 from penstock.backends.processes.temp_folders import remove_folder
 from penstock.backends.weights.segments import sweep
-from penstock.runtime.hosts.processes.descendants import be_subreaper, children_of, is_stopped, kill_descendants
+from penstock.runtime.hosts.processes.descendants import children_of, kill_descendants
 from penstock.runtime.hosts.processes.job import (
     RUN_FOLDER_VARIABLE,
     RUN_ID_VARIABLE,

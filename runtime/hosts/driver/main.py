@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.processes.process_facts import be_subreaper, end_with_parent
 from penstock.backends.processes.temp_folders import join_folder, remove_folder
 from penstock.messages.errors import DISK_FULL_STORY, DivergedError, UserFault, is_disk_full
-from penstock.runtime.hosts.processes.descendants import be_subreaper, end_with_parent, kill_descendants
+from penstock.runtime.hosts.processes.descendants import kill_descendants
 from penstock.runtime.hosts.processes.job import (
     STORY_PIPE_VARIABLE,
     DriverEnd,

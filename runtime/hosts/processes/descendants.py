@@ -1,4 +1,4 @@
-"""Processes below this one, and what it holds; the facts about single processes are those of the backends.
+"""Processes below this one, and what it holds.
 
 Linux only: this reads ``/proc``.
 """
@@ -12,37 +12,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.processes.process_facts import (
-    ProcessFacts,
-    be_subreaper,
-    descendants_of,
-    end_with_parent,
-    environment_of,
-    facts_of,
-    is_running,
-    is_stopped,
-    kill,
-    start_ticks_of,
-)
+from penstock.backends.processes.process_facts import descendants_of, facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-
-__all__ = [
-    "ProcessFacts",
-    "be_subreaper",
-    "children_of",
-    "descendants_of",
-    "end_with_parent",
-    "environment_of",
-    "facts_of",
-    "is_running",
-    "is_stopped",
-    "kill",
-    "kill_descendants",
-    "resident_bytes",
-    "start_ticks_of",
-]
 
 TASKS: Final = "/proc/self/task"
 """A folder for each thread of this process."""

@@ -15,9 +15,9 @@ from penstock.messages.training import Activity
 from penstock.runtime.shell.restarts import patience_s
 
 if TYPE_CHECKING:
+    from penstock.backends.processes.process_facts import ProcessFacts
     from penstock.messages.training import ActorReported
     from penstock.runtime.hosts.processes.control import ProcessBeat, ProcessStarted
-    from penstock.runtime.hosts.processes.descendants import ProcessFacts
 
 STOPPED_GRACE_S: Final = 0.5
 """A debugger, or a shell that stops and continues a whole group, may stop a process for a moment."""

@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Final
 
+from penstock.backends.processes.process_facts import environment_of, facts_of, is_running, kill
 from penstock.backends.processes.temp_folders import TEMP_PREFIX
 from penstock.backends.weights.segments import sweep
-from penstock.runtime.hosts.processes.descendants import environment_of, facts_of, is_running, kill
 from penstock.runtime.hosts.processes.job import RUN_FOLDER_VARIABLE, RUN_ID_VARIABLE
 
 END_TIMEOUT_S: Final = 10.0

@@ -23,7 +23,7 @@ import logging
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast, final
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
 import msgspec
 import zmq
@@ -35,7 +35,7 @@ from penstock.backends.simulated.timers import ThreadTimers
 from penstock.messages.base import Metric
 from penstock.messages.commands import FailRun, ReplaceActor
 from penstock.messages.names import BUFFER, LEARNER, SUPERVISOR, has_lane, is_engine
-from penstock.messages.training import Activity, ActorReported
+from penstock.messages.training import ActorReported
 from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, encode_pack
 from penstock.runtime.hosts.processes.boot import Boot, EndKind, load_wiring
 from penstock.runtime.hosts.processes.control import (
@@ -57,7 +57,7 @@ from penstock.runtime.shell.shell import Shell, ShellSettings
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.actors.machine import Machine
+    from penstock.actors.machine import Accounted, Machine
     from penstock.backends.ledger.protocol import LedgerStore
     from penstock.backends.processes.remote_ranks import RemoteRanks
     from penstock.backends.protocol import Backend
@@ -87,25 +87,6 @@ class NoDirectoryError(RuntimeError):
 
 class StrangerError(WireError):
     """Who speaks is no actor of this run, or has no right to say this."""
-
-
-class Accounted(Protocol):
-    """What the machine of an actor that has a lane says about its time, beside what every machine has."""
-
-    @property
-    def activity(self) -> Activity:
-        """What the time is spent on now."""
-        ...
-
-    @property
-    def occupancy(self) -> float:
-        """Running ÷ capacity, in [0, 1]."""
-        ...
-
-    @property
-    def outside(self) -> float:
-        """Waiting for tools, environments and agents ÷ capacity, in [0, 1]."""
-        ...
 
 
 @final
@@ -336,8 +317,8 @@ class ActorLoop:
         self.shell.end_turn()
         now_s = self.now_s()
         if self._activities is not None and self._accounted is not None:
-            now = self._accounted
-            self._activities.switch(now.activity, now_s, now.occupancy, now.outside)
+            activity, occupancy, outside = self._accounted.shows
+            self._activities.switch(activity, now_s, occupancy, outside)
         if now_s >= self._next_report_s:
             self._next_report_s = now_s + self.boot.heartbeat_s
             if self._recording is not None:

@@ -21,10 +21,10 @@ import msgspec
 from penstock.backends.engines.options import kinds
 from penstock.backends.engines.spec import ENGINES, are_modelled
 from penstock.backends.learners.spec import is_modelled
+from penstock.backends.processes.process_facts import end_with_parent
 from penstock.backends.weights.spec import SHARED_MEMORY
 from penstock.messages.base import Value
 from penstock.messages.errors import UserFault
-from penstock.runtime.hosts.processes.descendants import end_with_parent
 from penstock.runtime.hosts.processes.job import DriverJob
 from penstock.runtime.run.choosing import has_recorded_rows
 from penstock.runtime.run.plan import RunPlan

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import zmq
 
+from penstock.backends.processes.process_facts import facts_of, kill
 from penstock.messages.evaluation import EvaluationFinished
 from penstock.messages.membership import EngineEmptied, EnginesWanted
 from penstock.messages.names import BUFFER, LEARNER, SUPERVISOR
@@ -53,7 +54,6 @@ from penstock.runtime.hosts.processes.control import (
     RunFailureAsked,
     SupervisorInbox,
 )
-from penstock.runtime.hosts.processes.descendants import facts_of, kill
 from penstock.runtime.hosts.processes.directory import Directory
 from penstock.runtime.hosts.processes.endings import Endings
 from penstock.runtime.hosts.processes.ends import verdict_on

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import ray
 
-from penstock.runtime.hosts.processes import descendants
+from penstock.backends.processes import process_facts
 from penstock.runtime.hosts.processes.actor_process import run_process
 from penstock.runtime.hosts.processes.boot import OBSERVING, VISIBLE_DEVICES, Boot, load_wiring
 from penstock.runtime.hosts.ray.node_ranks import RayRemoteRanks
@@ -73,7 +73,7 @@ class NodeKiller:
 
     def kill(self, pid: int, start_ticks: int) -> bool:
         """SIGKILL this very process; False when it is gone."""
-        return descendants.kill(pid, start_ticks)
+        return process_facts.kill(pid, start_ticks)
 
     def end_left(self, marks: list[bytes]) -> list[int]:
         """End the servers with these marks that are on this node now; processes that would not go."""

@@ -40,9 +40,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
+from penstock.backends.processes.process_facts import be_subreaper
 from penstock.backends.processes.temp_folders import remove_folder
 from penstock.messages.errors import UserFault
-from penstock.runtime.hosts.processes.descendants import be_subreaper, kill_descendants
+from penstock.runtime.hosts.processes.descendants import kill_descendants
 from penstock.runtime.hosts.ray.cluster import NUM_CPUS, OBJECT_STORE_BYTES, RAY_SETTINGS, SESSIONS, make_temp_folder
 from penstock.runtime.safe_text import terminal_lines
 

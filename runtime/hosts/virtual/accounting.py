@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from penstock.messages.evaluation import EvaluationFinished
 from penstock.messages.names import has_lane
@@ -21,40 +21,17 @@ from penstock.runtime.observability.trackers import StepRow
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from penstock.actors.machine import Accounted
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
     from penstock.messages.ledger import LedgerEntry
-    from penstock.messages.training import Activity, ActivitySpan
+    from penstock.messages.training import ActivitySpan
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.clock import VirtualClock
     from penstock.runtime.hosts.virtual.process import Process
     from penstock.runtime.observability.figures import RunFigures
     from penstock.runtime.observability.recorder import RunRecorder
     from penstock.runtime.observability.trackers import EventLog
-
-
-class Accounted(Protocol):
-    """What the machine of an actor that has a lane says about its time."""
-
-    @property
-    def activity(self) -> Activity:
-        """What the time is spent on now."""
-        ...
-
-    @property
-    def occupancy(self) -> float:
-        """Running ÷ capacity, in [0, 1]."""
-        ...
-
-    @property
-    def outside(self) -> float:
-        """Waiting for tools, environments and agents ÷ capacity, in [0, 1]."""
-        ...
-
-    @property
-    def shows(self) -> tuple[Activity, float, float]:
-        """These three."""
-        ...
 
 
 class _Lane:

@@ -21,9 +21,9 @@ from penstock.runtime.shell.engine_scaling import EngineScaler
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.actors.machine import Accounted
     from penstock.messages.base import Event
     from penstock.messages.operator import EnginesAsked
-    from penstock.runtime.hosts.virtual.accounting import Accounted
     from penstock.runtime.hosts.virtual.clock import VirtualClock
     from penstock.runtime.hosts.virtual.process import Process
     from penstock.runtime.shell.engine_scaling import ScalingSettings
@@ -63,8 +63,8 @@ class Scaling:
                 return  # a zombie's time is nobody's
             lane = ActivityClock(self._clock.now_s)
             self._lanes[process.name] = (process, lane)
-        machine = cast("Accounted", process.shell.machine)
-        lane.switch(machine.activity, self._clock.now_s, machine.occupancy, machine.outside)
+        activity, occupancy, outside = cast("Accounted", process.shell.machine).shows
+        lane.switch(activity, self._clock.now_s, occupancy, outside)
 
     def heard(self, event: Event, but: frozenset[str]) -> None:
         """The supervisor has heard this, and does without these engines."""

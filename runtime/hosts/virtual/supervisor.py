@@ -371,7 +371,8 @@ class Supervisor:
 
 def _starts(process: Process) -> bool:
     """Whether it loads what it has to; an actor whose time is not accounted loads nothing."""
-    return getattr(process.shell.machine, "activity", None) is Activity.STARTING
+    activity, *_ = getattr(process.shell.machine, "shows", (None,))
+    return activity is Activity.STARTING
 
 
 def _start(supervisor: Supervisor, what: tuple[str, int, int]) -> None:

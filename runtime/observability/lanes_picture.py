@@ -70,7 +70,7 @@ def _legend(lanes: Lanes) -> tuple[list[str], int]:
 def _style() -> str:
     """What the style sheet of the report says of lanes, without variables."""
     text = _STYLE_SHEET.read_text(encoding="utf-8")
-    colours = dict(re.findall(r"--(\w+): ([^;]+);", text.partition("}")[0]))
+    colours: dict[str, str] = dict(re.findall(r"--(\w+): ([^;]+);", text.partition("}")[0]))
     rules = [line for line in text.splitlines() if line.startswith("svg.lanes ") and "var(--state)" not in line]
     states = (EMPTY_SLOTS, *(state.value for state in LABELS))
     rules += [f".{state} {{ fill: {colours[state]}; }}" for state in states]

@@ -118,7 +118,7 @@ def test_refusals_name_what_a_program_gave(said: str, wanted: str) -> None:
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda: api.plan(SIMULATED, 1), "num_devices: 1 are too few"),
+        (lambda: api.plan(SIMULATED, 0), "num_devices: 0 are too few"),
         (lambda: api.plan(SIMULATED, 8, objective="speed"), "objective: there is no 'speed'"),
         (lambda: api.plan(SIMULATED, 8, price="cheap"), "price: cannot read 'cheap'"),
         (lambda: api.plan(SIMULATED, 8, budget=2), "budget: 2 simulations are too few"),

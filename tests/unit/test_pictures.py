@@ -59,7 +59,7 @@ def test_letters_are_the_same_on_a_machine_without_fonts(monkeypatch: pytest.Mon
     assert png_of(drawing(SIGNS)) == here
     boxes = {png_of(drawing(sign)) for sign in ("中", "文")}
     assert len(boxes) == 1, "what no font has is a box"
-    assert not boxes & {png_of(drawing(sign)) for sign in SIGNS}
+    assert not boxes & {png_of(drawing(sign)) for sign in SIGNS.replace(" ", "")}
 
 
 def test_a_name_may_have_what_no_xml_has() -> None:

@@ -33,6 +33,7 @@ Arguments that mean the same everywhere:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
@@ -47,25 +48,37 @@ from penstock.runtime.launch.inputs import Function, Rows, write_function, write
 from penstock.runtime.launch.runs import RECORD_NAME, audit_run, newest_run, read_record
 from penstock.runtime.launch.scenarios_given import AnyScenario, Overrides, plain_of, source_of, texts_of
 from penstock.runtime.launch.status import RunStatus
+from penstock.runtime.observability.accounting import Accounts
 from penstock.runtime.observability.evaluations import EvaluationRow
 from penstock.runtime.observability.samples import ShownSample as Sample
 from penstock.runtime.observability.summary import RunSummary
 from penstock.runtime.observability.traces import SpanRow
 from penstock.runtime.observability.trackers import ActivityRow, StepRow
-from penstock.runtime.prediction.programs import calibrate, forecast, plan, rehearse, simulate
+from penstock.runtime.prediction.programs import calibrate, calibrate_from, forecast, plan, rehearse, simulate
 from penstock.runtime.scenario import Scenario
 from penstock.runtime.scenario.load import scenario_from
 from penstock.runtime.scenario.named import absolute
 from penstock.runtime.scenario.shipped import find_scenario
 
 if TYPE_CHECKING:
+    from penstock.runtime.prediction.forecast import Forecast
+    from penstock.runtime.prediction.models import Models
+    from penstock.runtime.prediction.planning.planned import Planned
+    from penstock.runtime.prediction.rehearsal import Rehearsal
     from penstock.runtime.run.replay import Replayed
     from penstock.runtime.submit.job import Job
 
 __all__ = [
+    "Accounts",
     "ActivityRow",
     "AuditReport",
     "EvaluationRow",
+    "Forecast",
+    "Job",
+    "Models",
+    "Planned",
+    "Rehearsal",
+    "Replayed",
     "Run",
     "RunFailedError",
     "RunStatus",
@@ -78,6 +91,7 @@ __all__ = [
     "UserFault",
     "audit",
     "calibrate",
+    "calibrate_from",
     "check",
     "evaluate",
     "forecast",
@@ -93,6 +107,24 @@ __all__ = [
     "submit",
     "train",
 ]
+
+_TAKE_LONG: Final = {
+    "Forecast": "prediction.forecast",
+    "Job": "submit.job",
+    "Models": "prediction.models",
+    "Planned": "prediction.planning.planned",
+    "Rehearsal": "prediction.rehearsal",
+    "Replayed": "run.replay",
+}
+"""What functions return, whose modules are imported with the first use of the name."""
+
+if not TYPE_CHECKING:  # a checker knows them from above, and finds no name that is not there
+
+    def __getattr__(name: str) -> object:
+        if name not in _TAKE_LONG:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"penstock.runtime.{_TAKE_LONG[name]}"), name)
+
 
 AnyRun: TypeAlias = "Run | str | Path"
 """A run, or its folder."""

@@ -40,13 +40,13 @@ def check_new_output(path: Path, option: str) -> None:
         raise UserFault(f"{path}: is there already; name another file{how}, or remove it")
 
 
-def write_output(path: Path, text: str) -> None:
+def write_output(path: Path, content: str | bytes) -> None:
     """Write the file.
 
     Raises:
         UserFault: the disk refuses.
     """
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
     except OSError as error:
         raise UserFault(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}") from None

@@ -28,7 +28,7 @@ from penstock.benchmarks._harness import MISSED, NOT_TOLD, edition_of
 from penstock.benchmarks._processes import why_no_result
 from penstock.benchmarks._progress import in_turn, say
 from penstock.benchmarks._results import HISTORY, Result, html
-from penstock.runtime.observability.page import write_page
+from penstock.runtime.observability.page import write_whole
 from penstock.runtime.observability.summary import machine_facts
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
     absent = [f"{outcome.name}: {outcome.why}" for outcome in outcomes if outcome.result is None]
     title = "Penstock on a GPU" if not given.pretend else "Penstock on a GPU, pretended: figures mean nothing"
-    page = write_page(given.folder / "gpu.html", html(title, results, absent))
+    page = write_whole(given.folder / "gpu.html", html(title, results, absent))
     Console().print(f"{page}: all of it on one page", markup=False)
     verdicts = {verdict for result in results for verdict in result.verdicts if not given.pretend}
     if absent or "missed" in verdicts:

@@ -18,7 +18,7 @@ from penstock.runtime.cli.prediction import percent
 from penstock.runtime.cli.replay import MAX_IDS, MAX_LINE, first_difference, groups_in, value_text
 from penstock.runtime.observability.subjects import subject_text
 from penstock.runtime.observability.texts import length_text, short_count
-from penstock.runtime.output_file import write_output
+from penstock.runtime.pictures import write_picture
 from penstock.runtime.prediction.forking.changes import read_change
 from penstock.runtime.prediction.forking.futures import Futures, play_futures
 from penstock.runtime.prediction.forking.futures_svg import futures_svg
@@ -99,7 +99,7 @@ def show_fork(folder: Path, console: Console, asked: Asked, *, as_json: bool) ->
         futures, difference, decisions = play_futures(past, change, on_step=tell)
     answer = Answer(futures=futures, parting=None if difference is None else _parting(difference, decisions))
     if asked.plot is not None:
-        write_output(asked.plot, futures_svg(futures))
+        write_picture(asked.plot, futures_svg(futures))
     if as_json:
         print_json(answer, console)
         return

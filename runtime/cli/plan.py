@@ -13,7 +13,8 @@ from penstock.messages.texts import counted
 from penstock.runtime.cli.prediction import model_errors, percent, spread_text
 from penstock.runtime.observability.facts import command_line
 from penstock.runtime.observability.texts import duration_text, length_text, number_text, short_count
-from penstock.runtime.output_file import check_new_output, write_output
+from penstock.runtime.output_file import check_new_output
+from penstock.runtime.pictures import write_picture
 from penstock.runtime.prediction.planning.candidate import SECONDS_OF_HOUR, Objective
 from penstock.runtime.prediction.planning.pareto_svg import pareto_svg
 from penstock.runtime.prediction.planning.planned import planned
@@ -48,6 +49,7 @@ def plan_and_show(
     *,
     models: Models | None,
     out: Path,
+    plot: Path | None,
     num_processes: int,
     as_json: bool,
     varied: dict[str, tuple[str, ...]],
@@ -57,9 +59,9 @@ def plan_and_show(
     Raises:
         UserFault: the scenario cannot be planned, or the files cannot be written.
     """
-    picture = out.with_suffix(".svg")
-    for path in (out, picture):
-        check_new_output(path, "--output")
+    picture = plot or out.with_suffix(".svg")
+    for path, option in ((out, "--output"), (picture, "--plot")):
+        check_new_output(path, option)
     source = overridden_source(read_source(file), overrides)
     with _bar(console, is_off=as_json) as bar:
         on_round = _rounds(bar, asked.budget)
@@ -67,7 +69,7 @@ def plan_and_show(
     plan, space = found
     write_planned(found.scenario, out, _remarks(found, asked, models))
     title = f"{space.real.run.name}: {counted(asked.num_devices, 'device')}"
-    write_output(picture, pareto_svg(plan, title, has_price=asked.objective is Objective.COST))
+    write_picture(picture, pareto_svg(plan, title, has_price=asked.objective is Objective.COST))
     if as_json:
         print_json(plan, console)
         return

@@ -62,9 +62,13 @@ def plan(
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Of each choice that is compared in the end.")] = 5,
     budget: Annotated[int, typer.Option(min=24, max=100_000, help="Simulations, at most.")] = 48,
     processes: Processes = None,
-    out: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The scenario that is chosen; a picture beside it.")
-    ] = Path("planned.yaml"),
+    out: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The scenario that is chosen.")] = Path(
+        "planned.yaml"
+    ),
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A picture of what was tried, as SVG, or PNG by its name; else beside that."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Search by simulation for the best use of devices that are not there yet: how many for engines and how many for
@@ -90,6 +94,7 @@ def plan(
         console,
         models=None if models is None else read_models(models),
         out=out,
+        plot=plot,
         num_processes=processes or usable_cores(),
         as_json=as_json,
         varied=read_varied(vary or ()),

@@ -292,10 +292,12 @@ def calibrate(
     if logs:
         if runs:
             raise UserFault(f"{runs[0]}: runs of Penstock and --from say different things: calibrate them apart")
-        from penstock.runtime.cli.imported import Asked, import_and_show
+        from penstock.runtime.cli.imported import import_and_show
+        from penstock.runtime.prediction.imports.about import read_about
+        from penstock.runtime.prediction.imports.imported import LogsGiven
 
-        asked = Asked(logs, log_format, about or [], rollouts, described, out)
-        return import_and_show(asked, console, has_checks=check, as_json=as_json)
+        given = LogsGiven(logs, read_about(about or []), log_format, rollouts, described, out)
+        return import_and_show(given, out, console, has_checks=check, as_json=as_json)
     if not runs:
         raise UserFault("give the folders of one run or more, or --from and the log of another system")
     if any((log_format, about, rollouts, described)):

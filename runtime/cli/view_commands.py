@@ -30,7 +30,8 @@ def list_runs(
 
 @app.command()
 def report(run: RunFolder = None) -> None:
-    """Write report.html of a run anew, also of one that goes on or was cut off: one file that works offline."""
+    """Write report.html of a run anew, also of one that goes on or was cut off: one file that works offline; and its
+    lanes as lanes.png beside it."""
     from penstock.runtime.launch.runs import read_record
     from penstock.runtime.launch.status import state_of
     from penstock.runtime.observability.report import write_report
@@ -259,7 +260,9 @@ def replay(
             metavar="FILE", help="With --fork: how long things take, of penstock calibrate; else fitted to this run."
         ),
     ] = None,
-    plot: Annotated[Path | None, output_option(text="With --fork: write a picture of both futures (SVG).")] = None,
+    plot: Annotated[
+        Path | None, output_option(text="With --fork: draw both futures, as SVG, or PNG by its name.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Take a recorded run (observability.record) through the same state machines: every command must come out again.

@@ -54,7 +54,8 @@ def begin_or_go_on(
         beside: as for :func:`~penstock.runtime.launch.launch.launch`.
 
     Raises:
-        UserFault: it runs already, was begun with a scenario that differs where it must not, or something is missing.
+        UserFault: it runs already, was begun with a scenario that differs where it must not, something is missing, or
+            its ledger cannot be read.
     """
     folder = folder.expanduser().absolute()
     run = msgspec.structs.replace(scenario.run, folder=str(folder.parent))

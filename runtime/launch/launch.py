@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from penstock.backends.learners.checkpoints.names import CHECKPOINTS, version_of
 from penstock.backends.ledger.protocol import LedgerStoreError
-from penstock.backends.ledger.sqlite import open_ledger
+from penstock.backends.ledger.sqlite import SqliteReader, open_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import DivergedError, UserFault
 from penstock.messages.ledger import EPOCHS_PER_DRIVE
@@ -154,25 +154,31 @@ def drive(
         raise
     except UserFault as error:
         exit_code, has_diverged = 2, isinstance(error, DivergedError)
-        raise _with_remedy(error, folder, scenario) from None
+        raise with_remedy(error, folder, scenario) from None
     finally:
         _close_record(folder, record, exit_code, has_diverged=has_diverged)
     return Ended(folder, end.exit_code, end.story)
 
 
-def _with_remedy(error: UserFault, folder: Path, scenario: Scenario) -> UserFault:
-    """How to go on, when what the user has to change is changed."""
+def with_remedy(error: UserFault, folder: Path, scenario: Scenario) -> UserFault:
+    """The error, with how to go on when what the user has to change is changed."""
     if isinstance(error, DivergedError):
         return UserFault(f"{error}\n{begin_again(folder, scenario)}")
-    if has_entries(folder):
-        return UserFault(f"{error}\nwhen that is mended: {resume_command(folder)}")
-    return error
+    try:
+        goes_on = has_entries(folder)
+    except UserFault as unread:
+        return error if str(unread) in str(error) else UserFault(f"{error}\n{unread}")
+    return UserFault(f"{error}\nwhen that is mended: {resume_command(folder)}") if goes_on else error
 
 
 def what_is_left(folder: Path) -> str:
     """Of a run that has not come to its end: what is saved, and how to go on."""
     saved = ""
-    if not has_entries(folder):
+    try:
+        is_empty = not has_entries(folder)
+    except UserFault as unread:
+        return f"{unread}\nwhen that is mended: {resume_command(folder)}"
+    if is_empty:
         saved = "nothing was recorded yet: resumed, it begins from the start\n"
     elif not any(version_of(each.name) is not None for each in folder.glob(f"{CHECKPOINTS}/*")):
         saved = "no checkpoint was written yet: the prompts that were drawn are recorded, the model begins as it was\n"
@@ -242,15 +248,21 @@ def _begin(store: SqliteStore, folder: Path, entries: Iterable[Sequence[LedgerEn
 
 
 def has_entries(folder: Path) -> bool:
-    """Whether the run's ledger holds anything to go on from."""
-    try:
-        store = open_ledger(folder)
-        try:
-            return any(True for _ in store.entries())
-        finally:
-            store.close()
-    except LedgerStoreError:
+    """Whether the run's ledger holds anything to go on from.
+
+    Raises:
+        UserFault: it cannot be read, so nobody knows.
+    """
+    if not (folder / LEDGER_FILE).is_file():
         return False
+    try:
+        reader = SqliteReader(folder / LEDGER_FILE)
+        try:
+            return any(True for _ in reader.entries())
+        finally:
+            reader.close()
+    except LedgerStoreError as error:
+        raise UserFault(str(error)) from None
 
 
 def resume_command(folder: Path) -> str:

@@ -14,7 +14,7 @@ from penstock.runtime.observability.charts import line_of
 from penstock.runtime.observability.comparison_texts import arms_table, differences_tables, figures_tables
 from penstock.runtime.observability.courses import Axis, Course, Points, placed, places
 from penstock.runtime.observability.figures import REWARD
-from penstock.runtime.observability.page import render_page, write_page
+from penstock.runtime.observability.page import render_page, write_whole
 from penstock.runtime.observability.plots import chart_of, evaluation_courses, figure_line, figure_names
 from penstock.runtime.observability.report import fact_rows
 from penstock.runtime.observability.texts import tiles
@@ -59,7 +59,7 @@ def write_comparison(arms: Sequence[ComparedArm], comparison: Comparison, path: 
         charts=_step_charts(arms),
         num_steps=max(len(run.steps) for run in runs),
     )
-    return write_page(path, html)
+    return write_whole(path, html)
 
 
 def _facts(run: ComparedRun) -> dict[str, str]:

@@ -50,11 +50,20 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the report says about time."""
 
     svg: str
+    """Of this size, in its own units; the style sheet of the page colours it."""
+    width: float
+    height: float
     rows: tuple[LaneRow, ...]
     states: tuple[tuple[str, str], ...]
     """CSS class and label of the states that occur."""
     num_hidden: int
     """Engines that are in the mean but have no lane of their own."""
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """CSS class and label of every colour."""
+        empty = [(EMPTY_SLOTS, "working, slots empty")]
+        return [each for key in self.states for each in (key, *(empty if key[0] == Activity.WORKING.value else ()))]
 
 
 def lanes_of(activity: Mapping[str, Sequence[ActivityRow]]) -> Lanes | None:
@@ -71,8 +80,11 @@ def lanes_of(activity: Mapping[str, Sequence[ActivityRow]]) -> Lanes | None:
         rows.append(_lane_row(f"all {len(engines)} engines", Shares(spans), has_slots=True))
     present = {state for name in names for state, seconds in Shares(activity[name]).seconds.items() if seconds}
     end_s = max(rows[-1].end_s for rows in activity.values())
+    width, height = LABEL_WIDTH + NUM_COLUMNS * _COLUMN_WIDTH, len(shown) * (LANE_HEIGHT + LANE_GAP) + AXIS_HEIGHT
     return Lanes(
-        svg=_svg([(name, activity[name]) for name in shown], end_s),
+        svg=_svg([(name, activity[name]) for name in shown], end_s, width, height),
+        width=width,
+        height=height,
         rows=tuple(rows),
         states=tuple((state.value, label) for state, label in LABELS.items() if state in present),
         num_hidden=len(names) - len(shown),
@@ -100,10 +112,8 @@ def _lane_row(name: str, shares: Shares, *, has_slots: bool) -> LaneRow:
 # --- drawing --------------------------------------------------------------------------------------------------------
 
 
-def _svg(lanes: Sequence[tuple[str, Sequence[ActivityRow]]], end_s: float) -> str:
-    width = LABEL_WIDTH + NUM_COLUMNS * _COLUMN_WIDTH
-    height = len(lanes) * (LANE_HEIGHT + LANE_GAP) + AXIS_HEIGHT
-    parts = [f'<svg class="lanes" role="img" aria-label="lanes" width="100%" viewBox="0 0 {width:g} {height}">']
+def _svg(lanes: Sequence[tuple[str, Sequence[ActivityRow]]], end_s: float, width: float, height: float) -> str:
+    parts = [f'<svg class="lanes" role="img" aria-label="lanes" width="100%" viewBox="0 0 {width:g} {height:g}">']
     parts += _ticks(end_s, height - AXIS_HEIGHT)
     for place, (name, spans) in enumerate(lanes):
         top = place * (LANE_HEIGHT + LANE_GAP)
@@ -121,8 +131,8 @@ def _ticks(end_s: float, bottom: float) -> list[str]:
     step_s = _tick_step_s(end_s)
     for number in range(int(end_s / step_s) + 1):
         x = LABEL_WIDTH + number * step_s / end_s * NUM_COLUMNS * _COLUMN_WIDTH
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{bottom}"/>')
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 14}">{_duration(number * step_s, step_s)}</text>')
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{bottom:g}"/>')
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 14:g}">{_duration(number * step_s, step_s)}</text>')
     return parts
 
 

@@ -49,14 +49,14 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def write_page(path: Path, html: str) -> Path:
-    """Write a page whole or not at all; returns its path.
+def write_whole(path: Path, content: str | bytes) -> Path:
+    """Write a file whole or not at all; returns its path.
 
     Raises:
         OSError: it cannot be written.
     """
     partial = path.with_suffix(".partial")
-    partial.write_text(html, encoding="utf-8")
+    partial.write_bytes(content if isinstance(content, bytes) else content.encode())
     os.replace(partial, path)
     return path
 

@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -25,9 +25,10 @@ from penstock.runtime.observability.explain import explain
 from penstock.runtime.observability.facts import SCENARIO_FILE as SCENARIO_FILE
 from penstock.runtime.observability.facts import read_starts
 from penstock.runtime.observability.lanes import lanes_of
+from penstock.runtime.observability.lanes_picture import lanes_picture
 from penstock.runtime.observability.nvml import read_gpus
 from penstock.runtime.observability.operations import marked, read_operations
-from penstock.runtime.observability.page import render_page, write_page
+from penstock.runtime.observability.page import render_page, write_whole
 from penstock.runtime.observability.plots import (
     evaluation_charts,
     evaluation_table,
@@ -47,6 +48,7 @@ from penstock.runtime.observability.shares import rounded_shares
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.texts import bytes_text, duration_text, tiles
 from penstock.runtime.observability.trackers import read_activity, read_steps
+from penstock.runtime.pictures import png_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.trackers import ActivityRow, StepRow
 
 REPORT_FILE: Final = "report.html"
+LANES_FILE: Final = "lanes.png"
+_TEMPLATE: Final = "report.html.j2"
 
 
 class BalanceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +78,8 @@ class BalanceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_report(run_folder: Path, *, is_running: bool = False) -> Path:
-    """Write ``report.html`` of a run into its folder; returns its path.
+    """Write ``report.html`` of a run into its folder, and beside it ``lanes.png``, where anybody reported its time;
+    returns the page's path.
 
     Args:
         run_folder: of the run.
@@ -82,9 +87,13 @@ def write_report(run_folder: Path, *, is_running: bool = False) -> Path:
 
     Raises:
         UserFault: a file of the run is damaged; the message names it.
-        OSError: the report cannot be written.
+        OSError: one of them cannot be written.
     """
-    return write_page(run_folder / REPORT_FILE, render_report(run_folder, is_running=is_running))
+    values = _values(run_folder, is_running=is_running)
+    page = write_whole(run_folder / REPORT_FILE, render_page(_TEMPLATE, **values))
+    if values["lanes"] is not None:
+        write_whole(run_folder / LANES_FILE, png_of(lanes_picture(values["lanes"], values["name"])))
+    return page
 
 
 def render_report(run_folder: Path, *, is_running: bool = False) -> str:
@@ -93,6 +102,11 @@ def render_report(run_folder: Path, *, is_running: bool = False) -> str:
     Raises:
         UserFault: a file of the run is damaged; the message names it.
     """
+    return render_page(_TEMPLATE, **_values(run_folder, is_running=is_running))
+
+
+def _values(run_folder: Path, *, is_running: bool) -> dict[str, Any]:
+    """What the template names."""
     summary = None if is_running else read_summary(run_folder)
     steps = read_steps(run_folder)
     starts = read_starts(run_folder)
@@ -103,37 +117,36 @@ def render_report(run_folder: Path, *, is_running: bool = False) -> str:
     scenario = run_folder / SCENARIO_FILE
     operations = read_operations(run_folder)
     bound = summary.staleness_bound if summary else starts[-1].facts.staleness_bound if starts else None
-    return render_page(
-        "report.html.j2",
-        name=summary.scenario if summary else starts[-1].facts.scenario if starts else run_folder.name,
-        is_running=is_running,
-        summary=summary,
-        facts=[*fact_rows(run_folder.name, starts, summary, operations), *pushed_facts(run_folder)],
-        removed=all_removed(run_folder),
-        tiles=tiles(summary, steps),
-        learning=marked(learning_charts(steps), operations),
-        evaluation=evaluation_charts(evaluations),
-        evaluated=evaluation_table(evaluations),
-        objective=marked(planned_charts(steps, OBJECTIVE), operations),
-        agreement=marked(planned_charts(steps, AGREEMENT), operations),
-        staleness=marked(staleness_charts(steps, bound), operations),
-        speed=marked(speed_charts(steps), operations),
-        gpus=gpu_charts(read_gpus(run_folder)),
-        fates=marked(fate_charts(steps), operations),
-        failures=summary.failures if summary else reason_counts(run_folder),
-        figures=figure_rows(steps),
-        others=marked(other_charts(steps), operations),
-        explained=_explained(run_folder, lanes),
-        lanes=lanes_of(lanes),
-        accounts=accounts,
-        token_rows=list(token_rows(accounts)),
-        balance=balance,
-        balance_rows=[] if balance is None else balance_rows(balance),
-        scenario=scenario.read_text(encoding="utf-8") if scenario.exists() else None,
-        num_steps=len(steps),
-        samples=reported_samples(run_folder),
-        profiles=profile_files(run_folder),
-    )
+    return {
+        "name": summary.scenario if summary else starts[-1].facts.scenario if starts else run_folder.name,
+        "is_running": is_running,
+        "summary": summary,
+        "facts": [*fact_rows(run_folder.name, starts, summary, operations), *pushed_facts(run_folder)],
+        "removed": all_removed(run_folder),
+        "tiles": tiles(summary, steps),
+        "learning": marked(learning_charts(steps), operations),
+        "evaluation": evaluation_charts(evaluations),
+        "evaluated": evaluation_table(evaluations),
+        "objective": marked(planned_charts(steps, OBJECTIVE), operations),
+        "agreement": marked(planned_charts(steps, AGREEMENT), operations),
+        "staleness": marked(staleness_charts(steps, bound), operations),
+        "speed": marked(speed_charts(steps), operations),
+        "gpus": gpu_charts(read_gpus(run_folder)),
+        "fates": marked(fate_charts(steps), operations),
+        "failures": summary.failures if summary else reason_counts(run_folder),
+        "figures": figure_rows(steps),
+        "others": marked(other_charts(steps), operations),
+        "explained": _explained(run_folder, lanes),
+        "lanes": lanes_of(lanes),
+        "accounts": accounts,
+        "token_rows": list(token_rows(accounts)),
+        "balance": balance,
+        "balance_rows": [] if balance is None else balance_rows(balance),
+        "scenario": scenario.read_text(encoding="utf-8") if scenario.exists() else None,
+        "num_steps": len(steps),
+        "samples": reported_samples(run_folder),
+        "profiles": profile_files(run_folder),
+    }
 
 
 def fact_rows(

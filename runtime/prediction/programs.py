@@ -12,6 +12,7 @@ from penstock.messages.errors import UserFault
 from penstock.runtime.launch.handle import Run
 from penstock.runtime.launch.scenarios_given import AnyScenario, Overrides, source_of
 from penstock.runtime.output_file import check_new_output
+from penstock.runtime.prediction.argument_words import in_arguments
 from penstock.runtime.scenario.modelled import modelled_from
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ AnyModels: TypeAlias = "Models | str | Path | None"
 """How long things take: as calibration returns them, or its file; None: as the scenario has it."""
 
 
+@in_arguments
 def simulate(
     scenario: AnyScenario,
     overrides: Overrides = None,
@@ -54,6 +56,7 @@ def simulate(
     return simulated(modelled, seed=seed, run_folder=None if folder is None else Path(folder))[0]
 
 
+@in_arguments
 def forecast(
     scenario: AnyScenario, overrides: Overrides = None, *, models: AnyModels = None, num_seeds: int = 5, seed: int = 0
 ) -> Forecast:
@@ -73,6 +76,7 @@ def forecast(
     return played(_modelled(scenario, overrides, models), range(seed, seed + num_seeds))
 
 
+@in_arguments
 def calibrate(
     runs: Run | str | Path | Sequence[Run | str | Path], *, check: bool = True, output: str | Path | None = None
 ) -> Models:
@@ -98,6 +102,43 @@ def calibrate(
     return models
 
 
+@in_arguments
+def calibrate_from(
+    logs: str | Path | Sequence[str | Path],
+    about: Mapping[str, object] | None = None,
+    *,
+    log_format: str | None = None,
+    rollouts: str | Path | None = None,
+    check: bool = True,
+    output: str | Path | None = None,
+    scenario: str | Path | None = None,
+) -> Models:
+    """Fit the models of the simulation to what another system has logged, as ``penstock calibrate --from``.
+
+    Args:
+        logs: metrics of one run of verl, TRL, slime, NeMo-RL or prime-rl; several files are parts of it.
+        about: what they do not say: ``{"engines": 8, "learner_ranks": 8}``; docs/prediction.md has the keys.
+        log_format: the system; None: told by the names of the metrics.
+        rollouts: single responses that verl or NeMo-RL wrote beside the log.
+        check: play the run with the models; ``.checks`` and ``.expected_error`` say how far they are off.
+        output: as of :func:`calibrate`.
+        scenario: a new file for a scenario of what the log describes; None writes none.
+
+    Raises:
+        UserFault: a log cannot be read, or does not say enough; the message says what would. Or a file is there.
+    """
+    from penstock.runtime.prediction.imports.about import about_of
+    from penstock.runtime.prediction.imports.imported import LogsGiven, imported
+
+    files = [Path(each) for each in ([logs] if isinstance(logs, str | Path) else logs)]
+    if not files:
+        raise UserFault("logs: name at least one file")
+    beside, described, out = (None if each is None else Path(each) for each in (rollouts, scenario, output))
+    given = LogsGiven(files, about_of(about or {}), log_format, beside, described, out)
+    return imported(given, has_checks=check)[1]
+
+
+@in_arguments
 def plan(
     scenario: AnyScenario,
     num_devices: int,
@@ -147,6 +188,7 @@ def plan(
     return planned(source, asked, models=fitted, varied=varied, num_processes=num_processes)
 
 
+@in_arguments
 def rehearse(
     scenario: AnyScenario,
     faults: str,

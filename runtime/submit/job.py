@@ -112,7 +112,11 @@ class Job:
     @property
     def has_begun(self) -> bool:
         """Whether something of the run is recorded, so that it goes on; on a folder that only the cluster sees,
-        whether it was ever submitted."""
+        whether it was ever submitted.
+
+        Raises:
+            UserFault: its ledger cannot be read.
+        """
         if (self.folder / LEDGER_FILE).is_file():
             return has_entries(self.folder)
         return self.record.job_id is not None and self.record.run_folder != str(self.folder)

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _NAMES = frozenset((
-    "ActivityRow", "AuditReport", "EvaluationRow", "Run", "RunFailedError", "RunStatus", "RunSummary", "Sample",
-    "Scenario", "SimulationResult", "SpanRow", "StepRow", "UserFault", "audit", "calibrate", "check", "evaluate",
-    "forecast", "list_runs", "load_scenario", "open_run", "plan", "rehearse", "replay", "resume", "run", "simulate",
-    "submit", "train",
+    "Accounts", "ActivityRow", "AuditReport", "EvaluationRow", "Forecast", "Job", "Models", "Planned", "Rehearsal",
+    "Replayed", "Run", "RunFailedError", "RunStatus", "RunSummary", "Sample", "Scenario", "SimulationResult", "SpanRow",
+    "StepRow", "UserFault", "audit", "calibrate", "calibrate_from", "check", "evaluate", "forecast", "list_runs",
+    "load_scenario", "open_run", "plan", "rehearse", "replay", "resume", "run", "simulate", "submit", "train",
 ))  # fmt: skip
 """As ``penstock.api.__all__``; a test compares."""
 

@@ -323,7 +323,8 @@ def test_the_command_prints_both_futures_the_parting_and_what_was_assumed(tmp_pa
     ):
         assert part in text
     assert picture.read_text().count("<polyline") == 3
-    code, text = asked(*words, "--json")
+    code, text = asked(*words, "--json", "--plot", str(tmp_path / "futures.png"))
+    assert (tmp_path / "futures.png").read_bytes().startswith(b"\x89PNG")
     answer = msgspec.json.decode(text, type=Answer)
     assert code == 0
     assert answer.parting is not None

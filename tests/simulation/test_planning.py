@@ -651,8 +651,11 @@ def test_the_command_writes_a_scenario_that_runs_a_picture_and_what_was_assumed(
 
 def test_the_command_prints_json(tmp_path: Path) -> None:
     words = ["plan", str(FILE), *MODELLED, "--devices", "2", "--max-staleness", "0", "--seeds", "1", "--json"]
-    out = CliRunner().invoke(app, [*words, "--processes", "1", "-o", str(tmp_path / "planned.yaml"), "--slots", "8"])
+    words += ["--processes", "1", "-o", str(tmp_path / "planned.yaml"), "--plot", str(tmp_path / "tried.png")]
+    out = CliRunner().invoke(app, [*words, "--slots", "8"])
     found = json.loads(out.output)
+    assert (tmp_path / "tried.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "planned.svg").exists()
     assert found["chosen"]["candidate"]["policy"] == "sync"
     assert found["num_simulations"] <= found["num_exhaustive"]
 
@@ -711,5 +714,5 @@ def test_a_program_plans_as_the_command_does() -> None:
     choice = found.plan.chosen.candidate
     assert (found.scenario.engines.count, found.scenario.engines.slots) == (choice.num_engines, 8)
     assert any("penstock calibrate" in text for text in found.assumed)
-    with pytest.raises(UserFault, match=r"--vary: 'run\.seed' is not varied"):
+    with pytest.raises(UserFault, match=r"^vary: 'run\.seed' is not varied"):
         api.plan(FILE, 3, overrides, vary={"run.seed": [1, 2]})

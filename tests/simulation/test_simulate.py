@@ -133,6 +133,7 @@ def test_folder_has_what_a_real_run_leaves(tmp_path: Path) -> None:
     steps = read_steps(folder)
     assert [step.version for step in steps] == [1, 2, 3, 4, 5]
     lanes = read_activity(folder)
+    assert (folder / "lanes.png").read_bytes().startswith(b"\x89PNG")
     assert set(lanes) == {"learner", "engine/0", "engine/1", "engine/2", "scorer"}
     for lane in lanes.values():
         assert Shares(lane).total_s == pytest.approx(summary.wall_s)

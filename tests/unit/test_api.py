@@ -29,6 +29,7 @@ from penstock.runtime.launch.progress import Progress, RunPicture
 from penstock.runtime.launch.runs import close_record, open_record
 from penstock.runtime.observability.following import StepFollower
 from penstock.runtime.observability.trackers import METRICS_FILE, StepRow
+from penstock.runtime.prediction.argument_words import in_arguments
 from penstock.runtime.scenario import dump_scenario, load_scenario
 from penstock.runtime.scenario.modelled import load_modelled
 
@@ -71,6 +72,66 @@ def test_what_a_program_calls_has_documented_arguments_and_errors() -> None:
         for argument in function.__annotations__.keys() - {"return"}:
             said = f"{argument}:" in str(function.__doc__) or f"``{argument}``:" in str(api.__doc__)
             assert said or argument in ("folder", "run"), f"{function.__name__}: {argument}"
+
+
+def test_the_type_of_what_is_returned_can_be_imported() -> None:
+    functions = [getattr(api, name) for name in api.__all__ if not isinstance(getattr(api, name), type)]
+    named = {word for each in functions for word in re.findall(r"[A-Z]\w+", str(each.__annotations__["return"]))}
+    theirs = {"Result": "SimulationResult"}  # as it is called where it is made
+    named |= set(re.findall(r"-> .*?\b([A-Z]\w+)", Path(handle.__file__).read_text().split("def begin(")[0]))
+    assert {theirs.get(name, name) for name in named} - {"None", "Iterator", "Path", "Self"} <= set(api.__all__)
+
+
+def test_what_takes_long_to_be_imported_is_imported_with_its_name() -> None:
+    code = (
+        "import sys; from penstock import api; names = 'rehearsal', 'planning', 'forecast'; "
+        "print(*(n for n in names if f'penstock.runtime.prediction.{n}' in sys.modules)); "
+        "from penstock import Forecast; print(Forecast.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "\nForecast\n"
+    with pytest.raises(AttributeError, match="no attribute 'Forcast'"):
+        _ = getattr(api, "Forcast")  # noqa: B009 - a checker would see it
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ("--devices: 1 are too few", "num_devices: 1 are too few"),
+        ("or fewer --seeds", "or fewer num_seeds"),
+        ("or fewer processes with --processes 1", "or fewer processes with num_processes=1"),
+        ("say it: --about samples=512", 'say it: about={"samples": 512}'),
+        ("which --from-format", "which log_format"),
+        ("/runs/a--models b: --modelsx", "/runs/a--models b: --modelsx"),
+    ],
+)
+def test_refusals_name_what_a_program_gave(said: str, wanted: str) -> None:
+    @in_arguments
+    def refuse() -> None:
+        raise UserFault(said)
+
+    with pytest.raises(UserFault) as refused:
+        refuse()
+    assert str(refused.value) == wanted
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda: api.plan(SIMULATED, 0), "num_devices: 0 are too few"),
+        (lambda: api.plan(SIMULATED, 8, objective="speed"), "objective: there is no 'speed'"),
+        (lambda: api.plan(SIMULATED, 8, price="cheap"), "price: cannot read 'cheap'"),
+        (lambda: api.plan(SIMULATED, 8, budget=2), "budget: 2 simulations are too few"),
+        (lambda: api.rehearse(SIMULATED, "rain"), "faults: cannot read 'rain'"),
+        (lambda: api.calibrate_from("nowhere.jsonl", {"engins": 8}), "about: "),
+        (lambda: api.calibrate_from([]), "logs: name at least one file"),
+    ],
+)
+def test_what_the_simulation_cannot_be_asked_is_told_in_its_arguments(ask: Callable[[], object], said: str) -> None:
+    with pytest.raises(UserFault) as refused:
+        ask()
+    assert str(refused.value).startswith(said)
+    assert "--" not in str(refused.value)
 
 
 # --- scenarios --------------------------------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -26,7 +28,8 @@ from penstock.messages.ledger import BatchLeased, CheckpointRecorded, StepRecord
 from penstock.messages.training import Balance, UpdateMode
 from penstock.runtime.hosts.processes.job import RUN_FOLDER_VARIABLE, RUN_ID_VARIABLE, run_variables
 from penstock.runtime.hosts.processes.leftovers import clear_leftovers, end_process, processes_of
-from penstock.runtime.launch.launch import claim_drive, has_entries, resume_command, what_is_left
+from penstock.runtime.launch.again import begin_or_go_on
+from penstock.runtime.launch.launch import claim_drive, has_entries, resume_command, what_is_left, with_remedy
 from penstock.runtime.launch.resume import num_begun, overridden, resume
 from penstock.runtime.launch.runs import close_record, hold_run, open_record, read_record, start_ticks
 from penstock.runtime.observability.trackers import METRICS_FILE, StepRow
@@ -280,6 +283,32 @@ def test_only_a_run_with_a_ledger_to_go_on_from_can_be_resumed(folder: Path, tmp
     assert has_entries(folder)
     claim_drive(tmp_path)
     assert not has_entries(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["header", "entry"])
+def test_a_ledger_that_cannot_be_read_is_not_taken_for_an_empty_one(folder: Path, damage: str) -> None:
+    file = folder / LEDGER_FILE
+    if damage == "header":
+        file.write_bytes(b"this is no database" * 1000)
+    else:
+        with sqlite3.connect(file) as database:
+            database.execute("UPDATE entries SET body = x'c1'")
+        database.close()
+    with pytest.raises(UserFault, match=re.escape(str(file))):
+        has_entries(folder)
+    unread, go_on = what_is_left(folder).splitlines()
+    assert unread.startswith(f"{file}: ")
+    assert go_on == f"when that is mended: {resume_command(folder)}"
+    scenario = load_scenario(folder / "scenario.yaml")
+    with pytest.raises(UserFault, match=re.escape(str(file))):  # nothing is begun in its place
+        begin_or_go_on(scenario, None, Console(file=StringIO()), folder)
+    assert with_remedy(UserFault("no disk"), folder, scenario).args == (f"no disk\n{unread}",)
+    assert with_remedy(UserFault(unread), folder, scenario).args == (unread,)
+
+
+def test_asking_whether_there_is_anything_to_go_on_from_makes_no_ledger(tmp_path: Path) -> None:
+    assert not has_entries(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_to_go_on_can_be_typed_where_one_stands(

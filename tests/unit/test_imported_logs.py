@@ -29,8 +29,10 @@ from imported_run import (
     write_lines,
     write_table,
 )
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
+from penstock import calibrate_from
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.app import app
 from penstock.runtime.prediction.imports import read
@@ -389,6 +391,20 @@ def test_the_command_writes_models_and_a_scenario_that_simulate_takes(tmp_path: 
     assert abs(found.checks[0].step_error) < 0.15  # of a dozen batches, whose longest response decides
     again = cli.invoke(app, ["simulate", str(scenario), "--models", str(models), "--seeds", "1", "engines.count=2"])
     assert again.exit_code == 0, again.output
+
+
+def test_a_program_gets_the_same_models_and_scenario(tmp_path: Path) -> None:
+    log = write_lines(tmp_path / "log", [{"step": made.number, "data": verl(made)} for made in run(num_samples=64)])
+    words = ["calibrate", "--from", str(log), "--about", "engines=4", "--scenario", str(tmp_path / "typed.yaml")]
+    CliRunner().invoke(app, [*words, "--no-check", "-o", str(tmp_path / "models.yaml")], catch_exceptions=False)
+    out, scenario = tmp_path / "own.yaml", tmp_path / "called.yaml"
+    found = calibrate_from(log, {"engines": 4}, check=False, output=out, scenario=scenario)
+    assert found == read_models(out)
+    assert found == replace(read_models(tmp_path / "models.yaml"), made_at=found.made_at)
+    assert scenario.read_text() == (tmp_path / "typed.yaml").read_text()
+    with pytest.raises(UserFault, match=r"own\.yaml: is there already; name another file with output"):
+        calibrate_from([log], output=out)
+    assert abs(calibrate_from(log, {"engines": 4}, log_format="verl").checks[0].step_error) < 0.15
 
 
 def test_runs_and_logs_are_not_mixed(tmp_path: Path) -> None:

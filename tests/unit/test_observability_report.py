@@ -713,8 +713,14 @@ def test_a_run_that_was_cut_off_has_a_report(tmp_path: Path) -> None:
     assert "trained 56" in page.text
 
 
+def test_the_lanes_are_a_picture_beside_the_report(completed: Path) -> None:
+    assert (completed / "lanes.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(completed.glob("*.partial"))
+
+
 def test_a_run_that_never_began_has_a_report(tmp_path: Path) -> None:
     assert write_report(tmp_path) == tmp_path / "report.html"
+    assert not (tmp_path / "lanes.png").exists()
     page = Page((tmp_path / "report.html").read_text())
     for text in ("No step was recorded.", "Nobody reported its time.", "scenario.yaml is missing."):
         assert text in page.text

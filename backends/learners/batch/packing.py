@@ -20,6 +20,9 @@ Invariants:
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from heapq import heappop, heappush, heapreplace
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -289,7 +292,7 @@ def divide_over_ranks(
     if num_ranks == 1:
         return Division([split_into_micro_batches(sequences, max_tokens)])
     ordered = in_packing_order(sequences)
-    fewest = len(split_into_micro_batches(sequences, max_tokens))
+    fewest = _count_parts([_num_inputs(sequence) for sequence in ordered], max_tokens)
     num_rounds = -(-fewest // num_ranks)
     cut = _cut(ordered, num_rounds * num_ranks, max_tokens, hidden_size)
     dealt = _deal(ordered, num_rounds * num_ranks, max_tokens, hidden_size)
@@ -321,33 +324,36 @@ def _num_inputs(sequence: TrainSequence) -> int:
 
 def _cut(ordered: Sequence[TrainSequence], num_parts: int, max_tokens: int, hidden_size: int) -> list[MicroBatch]:
     """Stretches of the order, the dearest of which is as cheap as it can be with that many of them."""
-    costs = [sequence_cost(_num_inputs(sequence), hidden_size=hidden_size) for sequence in ordered]
-    low, high = max(costs), sum(costs)
-    best = _stretches(ordered, costs, high, max_tokens)
+    lengths = [_num_inputs(sequence) for sequence in ordered]
+    own_costs = [sequence_cost(length, hidden_size=hidden_size) for length in lengths]
+    tokens, costs = [0, *accumulate(lengths)], [0.0, *accumulate(own_costs)]
+    low, high = max(own_costs), costs[-1]
+    best = _ends(tokens, costs, max_tokens, high)
     # The cheapest bound is a sum of costs; this close to it no other sum is below.
     while high - low > 0.25:
         middle = (low + high) / 2
-        found = _stretches(ordered, costs, middle, max_tokens)
+        found = _ends(tokens, costs, max_tokens, middle)
         if len(found) <= num_parts:
             best, high = found, middle
         else:
             low = middle
-    return best
+    return [list(ordered[start:end]) for start, end in pairwise([0, *best])]
 
 
-def _stretches(
-    ordered: Sequence[TrainSequence], costs: Sequence[float], max_cost: float, max_tokens: int
-) -> list[MicroBatch]:
-    parts: list[MicroBatch] = []
-    tokens, cost = max_tokens + 1, 0.0
-    for sequence, own_cost in zip(ordered, costs, strict=True):
-        own = _num_inputs(sequence)
-        if tokens + own > max_tokens or cost + own_cost > max_cost:
-            parts.append([])
-            tokens, cost = 0, 0.0
-        parts[-1].append(sequence)
-        tokens, cost = tokens + own, cost + own_cost
-    return parts
+def _ends(tokens: Sequence[int], costs: Sequence[float], max_tokens: int, max_cost: float) -> list[int]:
+    """Where the stretches of an order end, each as long as both bounds allow, of one sequence at least.
+
+    Args:
+        tokens: of all sequences before each one, and of all.
+        costs: likewise.
+        max_tokens: of a stretch.
+        max_cost: likewise.
+    """
+    ends = [0]
+    while (start := ends[-1]) < len(tokens) - 1:
+        by_tokens = bisect_right(tokens, tokens[start] + max_tokens, start + 1)
+        ends.append(max(start + 1, bisect_right(costs, costs[start] + max_cost, start + 1, by_tokens) - 1))
+    return ends[1:]
 
 
 def _deal(
@@ -355,16 +361,21 @@ def _deal(
 ) -> list[MicroBatch] | None:
     """Each sequence, the dearest first, to the cheapest micro-batch that has room; None where one finds none."""
     parts: list[MicroBatch] = [[] for _ in range(num_parts)]
-    tokens, costs = [0] * num_parts, [0.0] * num_parts
+    tokens = [0] * num_parts
+    cheapest = [(0.0, part) for part in range(num_parts)]  # a heap: thousands of samples are dealt to hundreds
     for sequence in sorted(ordered, key=lambda sequence: -_num_inputs(sequence)):
         own = _num_inputs(sequence)
-        roomy = [part for part in range(num_parts) if not parts[part] or tokens[part] + own <= max_tokens]
-        if not roomy:
+        full: list[tuple[float, int]] = []
+        while cheapest and parts[cheapest[0][1]] and tokens[cheapest[0][1]] + own > max_tokens:
+            full.append(heappop(cheapest))
+        if not cheapest:
             return None
-        part = min(roomy, key=lambda part: costs[part])
+        cost, part = cheapest[0]
         parts[part].append(sequence)
         tokens[part] += own
-        costs[part] += sequence_cost(own, hidden_size=hidden_size)
+        heapreplace(cheapest, (cost + sequence_cost(own, hidden_size=hidden_size), part))
+        for each in full:
+            heappush(cheapest, each)
     return [part for part in parts if part]
 
 

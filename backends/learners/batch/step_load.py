@@ -18,11 +18,14 @@ from penstock.backends.learners.batch.sequences import TrainSequence
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
 NOMINAL_HIDDEN_SIZE: Final = 4096
 """Of a model whose width is not known: it decides by how much attention makes a long sequence dearer."""
 _NO_PLACES: Final = np.zeros(0, dtype=np.int64)
 _NO_LOGPROBS: Final = np.zeros(0, dtype=np.float32)
 _TOKEN: Final = np.zeros(1, dtype=np.int32)
+"""All tokens of all sequences: one number in memory."""
 
 
 class SequenceLength(NamedTuple):
@@ -53,20 +56,23 @@ def step_load(lengths: Sequence[SequenceLength], *, num_ranks: int, max_tokens: 
         num_ranks: that divide the sequences, at least 1.
         max_tokens: of a micro-batch.
     """
-    sequences = [_stand_in(index, length) for index, length in enumerate(lengths) if length.num_response > 0]
-    if not sequences:
+    trained = [length for length in lengths if length.num_response > 0]
+    if not trained:
         return StepLoad(0, 1.0)
+    longest = max(max(1, length.num_context) + length.num_response for length in trained)
+    tokens = np.broadcast_to(_TOKEN, (longest,))
+    sequences = [_stand_in(index, length, tokens) for index, length in enumerate(trained)]
     division = divide_over_ranks(sequences, num_ranks=num_ranks, max_tokens=max_tokens, hidden_size=NOMINAL_HIDDEN_SIZE)
     rounds = [[_num_tokens(part) for part in parts] for parts in zip(*division.ranks, strict=True)]
     total = sum(map(sum, rounds))
     return StepLoad(len(rounds), num_ranks * sum(map(max, rounds)) / total if total else 1.0)
 
 
-def _stand_in(index: int, length: SequenceLength) -> TrainSequence:
-    """A sequence of this length, whose tokens are all one number in memory."""
+def _stand_in(index: int, length: SequenceLength, tokens: NDArray[np.int32]) -> TrainSequence:
+    """A sequence of this length, whose tokens are the first of those."""
     num_context = max(1, length.num_context)
     return TrainSequence(
-        tokens=np.broadcast_to(_TOKEN, (num_context + length.num_response,)),
+        tokens=tokens[: num_context + length.num_response],
         num_context=num_context,
         prompt=length.prompt,
         trained=_NO_PLACES,

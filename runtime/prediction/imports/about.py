@@ -11,7 +11,7 @@ from penstock.messages.base import Options
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 
@@ -49,8 +49,17 @@ def read_about(pairs: Sequence[str]) -> About:
         if not separator or key in given:
             raise UserFault(f"--about {pair}: expected KEY=VALUE, each key once; keys are {', '.join(_keys())}")
         given[key] = value
+    return about_of(given)
+
+
+def about_of(given: Mapping[str, object]) -> About:
+    """From keys and their values, which may be texts.
+
+    Raises:
+        UserFault: a key that there is not, or a value out of bounds.
+    """
     try:
-        return msgspec.convert(given, About, strict=False)
+        return msgspec.convert(dict(given), About, strict=False)
     except msgspec.ValidationError as error:
         raise UserFault(f"--about: {error}; keys are {', '.join(_keys())}") from None
 

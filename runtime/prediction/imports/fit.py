@@ -108,7 +108,8 @@ class _Fits:
             self.unknown.append("engines.prompt_tokens: 64 are modelled")
         if run.about.slots is None:
             self.unknown.append(
-                "how many requests an engine runs at a time (--about slots=…): all of a batch were taken to run"
+                "how many requests an engine runs at a time (about: slots was not given): all of a batch were taken to "
+                "run"
             )
         self.unknown.append(
             "prefill_token_s, context_token_s, kv_tokens: what prompts and long contexts cost lies in token_s and "
@@ -142,7 +143,7 @@ class _Fits:
         if seconds is not None:
             if not run.knows("generation_s"):
                 share = 100 * (run.about.generation_share or 0.0)
-                self.unknown.append(f"how long generation took: {share:.0f} % of each step, as --about says")
+                self.unknown.append(f"how long generation took: {share:.0f} % of each step, as was said")
             return self._rounds_fit(seconds)
         if run.knows("sample_s"):
             sample_s, slots = run.column("sample_s"), run.about.slots or math.inf
@@ -196,8 +197,8 @@ class _Fits:
         num_samples = float(run.num_samples.mean())
         found = log_normal_of(run.mean_tokens, longest, num_samples, run.mean_of("truncated") or 0.0)
         self.unknown.append(
-            "single lengths (--rollouts): the log has their mean and longest: a log-normal with these is modelled, "
-            "in a group independent of each other"
+            "single lengths (no rollouts were given): the log has their mean and longest: a log-normal with these is "
+            "modelled, in a group independent of each other"
         )
         values = {"response_tokens_median": found.median, "response_tokens_sigma": found.sigma}
         self._add("length of a response", values, error)

@@ -286,7 +286,7 @@ class Space:
         if most < 4 * own:
             self.not_searched.append(
                 f"engines.slots above {most:,}: no kv_tokens says how many fit, and nothing shows that more do "
-                "(--slots takes any)"
+                "(slots that are asked for are tried)"
             )
         found = {int(own * factor) for factor in SLOT_FACTORS} | {shown}
         return tuple(sorted(slots for slots in found if 1 <= slots <= most))
@@ -301,8 +301,7 @@ class Space:
         if not self._asked.engine_speeds:
             yield (
                 f"engines of other sizes than {counted(self.engine_devices, 'device')}: the models "
-                f"know no other; say how quick "
-                "they are with --engine-speed DEVICES=SPEED"
+                "know no other; say how quick they are: --engine-speed DEVICES=SPEED, from Python engine_speeds"
             )
         if not self.scaling.is_known:
             yield (
@@ -312,7 +311,7 @@ class Space:
         if ":" in self.real.staleness.policy:
             yield f"other policies and bounds than those of {self.real.staleness.policy}"
         if self.real.teacher is not None or self.real.reward_model is not None:
-            yield "devices of teachers and reward models: they come beside --devices"
+            yield "devices of teachers and reward models: they come beside the devices of the plan"
 
 
 def devices_of(engines: EnginesOptions) -> int:

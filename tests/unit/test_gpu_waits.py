@@ -169,6 +169,18 @@ def test_one_that_is_not_wanted_any_more_is_not_waited_for() -> None:
     assert bench.started == []
 
 
+def test_one_that_is_let_go_before_its_restart_leaves_nothing_behind() -> None:
+    """It was lost, and its successor is due in a moment: what it has left, and its GPUs, wait for that one."""
+    bench = Bench()
+    bench.want("engine/0", "engine/1")
+    bench.due["engine/1"] = (5.0, 2)
+    bench.want("engine/0", now_s=4.0)
+    assert (bench.due, bench.ended) == ({}, ["engine/1"])
+    assert bench.states == [("engine/1", 2, "left")]
+    bench.want("engine/0", "engine/1", now_s=6.0)
+    assert bench.started == [("engine/1", 1), ("engine/1", 3)]
+
+
 @pytest.mark.parametrize("fewest", [1, 2])
 def test_one_that_comes_back_waits_likewise_and_the_run_ends_where_it_cannot_do_without(fewest: int) -> None:
     bench = Bench(fewest=fewest)

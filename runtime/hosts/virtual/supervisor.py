@@ -61,12 +61,6 @@ class SupervisionModel(msgspec.Struct, frozen=True, kw_only=True):
     """Longest time from the end of such an actor's process to that of all that it has started; each draws its own."""
     end_timeout_s: float = 70.0
     """One that cannot be ended for so long ends the run."""
-    late_gpus: frozenset[str] = frozenset()
-    """Engines whose GPUs have to come each time that they are started."""
-    gpu_wait_s: float = 0.0
-    """Longest time until these come; each draws its own."""
-    gpu_timeout_s: float = 900.0
-    """An engine whose GPUs take longer is given up."""
 
 
 class Supervisor:
@@ -90,7 +84,6 @@ class Supervisor:
         self._clock = clock
         self._random = random.Random(seed)
         self._random_ends = random.Random(f"ends {seed}")
-        self._random_gpus = random.Random(f"gpus {seed}")
         self._ending: set[Process] = set()
         """Given up as soon as nothing of them is left."""
         self._spawn = spawn
@@ -110,29 +103,10 @@ class Supervisor:
     # --- start and directory ----------------------------------------------------------------------------------
 
     def start(self, name: str, epoch: int = 0) -> None:
-        """Start an incarnation, when its GPUs are there; it is announced when it is up."""
-        now_s, model = self._clock.now_s, self.model
-        at_s, what = now_s + self._random.random() * model.start_s, (name, epoch, self._drive)
+        """Start an incarnation; it is announced when it is up."""
+        at_s = self._clock.now_s + self._random.random() * self.model.start_s
         self._coming[name] = epoch
-        wait_s = self._random_gpus.random() * model.gpu_wait_s if name in model.late_gpus else 0.0
-        if wait_s < model.gpu_timeout_s:
-            self._clock.at(at_s + wait_s, _start, self, what)
-        else:
-            self._clock.at(now_s + model.gpu_timeout_s, _wait_in_vain, self, what)
-
-    def wait_in_vain(self, name: str, epoch: int) -> None:
-        """The GPUs of an engine have not come in time, if it is waited for still."""
-        if not self.is_coming(name, epoch):
-            return
-        self._drop(name)
-        story = f"its GPUs have not come within {self.model.gpu_timeout_s:g} s"
-        if self._gives_up(name, epoch, story):
-            self._tell_newly_given_up()
-
-    def _drop(self, name: str) -> None:
-        """It is not started: nobody has heard of this incarnation, and nobody waits for it."""
-        epoch = self._fences[name] = self._coming.pop(name)
-        self._announce(name, epoch, None)
+        self._clock.at(at_s, _start, self, (name, epoch, self._drive))
 
     def start_now(self, name: str, epoch: int) -> None:
         """The process is up: hand it the directory, and announce it to the others."""
@@ -267,19 +241,11 @@ class Supervisor:
     def _do_without(self, process: Process, cause: str) -> None:
         """It was lost too often."""
         name, story = process.name, self._restarts.limit_story(process.name, cause)
-        if self._gives_up(name, process.epoch, story):
-            self._on_lost(name, cause)
-            self._has_left(process)
-            self._tell_newly_given_up()
-
-    def _gives_up(self, name: str, epoch: int, story: str) -> bool:
-        """The run goes on without it, or ends."""
-        if self._engines.give_up(name, epoch, story):
-            return True
-        self._fail_run(story)
-        return False
-
-    def _tell_newly_given_up(self) -> None:
+        if not self._engines.give_up(name, process.epoch, story):
+            self._fail_run(story)
+            return
+        self._on_lost(name, cause)
+        self._has_left(process)
         if len(self._engines.unrecorded()) == 1:  # else the Buffer is being told already
             self.tell_given_up(self._drive)
 
@@ -350,9 +316,6 @@ class Supervisor:
             self._inform(listener, _hear_leaving, (process.name, process.epoch))
 
     def _match_engines(self) -> None:
-        for name in [name for name in self._coming if name in self.model.late_gpus]:
-            if not self._engines.is_wanted(name):
-                self._drop(name)
         for name, at_s in self._engines.returns():
             epoch = self._coming[name] = max(self._fences.get(name, -1) + 1, self.first_epoch)
             self._clock.at(max(at_s, self._clock.now_s), _restart, self, (name, epoch, self._drive))
@@ -418,12 +381,6 @@ def _start(supervisor: Supervisor, what: tuple[str, int, int]) -> None:
     name, epoch, drive = what
     if supervisor.is_current(drive):
         supervisor.start_now(name, epoch)
-
-
-def _wait_in_vain(supervisor: Supervisor, what: tuple[str, int, int]) -> None:
-    name, epoch, drive = what
-    if supervisor.is_current(drive):
-        supervisor.wait_in_vain(name, epoch)
 
 
 def _restart(supervisor: Supervisor, what: tuple[str, int, int]) -> None:

@@ -34,6 +34,7 @@ from trials.draws import colocated, draw_trial
 from trials.elastic_watch import ElasticWatch
 from trials.fan_out import FanOutWatch
 from trials.faults import inject
+from trials.late_gpus import LateGpus
 from trials.late_watch import LateWatch
 from trials.lending_watch import LendingWatch
 from trials.oracle import Oracle
@@ -99,6 +100,7 @@ class TrialRun:
         if trial.max_engines is not None or trial.has_notices:
             salvages = trial.save_share is None
             self.host.watch(ElasticWatch(self.host, salvages=salvages, loses_nothing=trial.loses_nothing))
+        self.gpus = None if trial.gpus is None else LateGpus(trial.gpus, self.host)
         self.late = LateWatch()
         self.host.watch(self.late)
         self.fan_out = FanOutWatch()

@@ -39,6 +39,7 @@ from trials.late_watch import LateWatch
 from trials.lending_watch import LendingWatch
 from trials.oracle import Oracle
 from trials.oracle_checks import Rules, kept_by
+from trials.publish_watch import PublishWatch
 from trials.requests import OperatorWatch
 from trials.row_watch import RowRules
 
@@ -103,6 +104,8 @@ class TrialRun:
         self.gpus = None if trial.gpus is None else LateGpus(trial.gpus, self.host)
         self.late = LateWatch()
         self.host.watch(self.late)
+        self.publishes = PublishWatch()
+        self.host.watch(self.publishes)
         self.fan_out = FanOutWatch()
         if trial.passes_on:
             self.host.watch(self.fan_out)

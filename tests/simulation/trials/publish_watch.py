@@ -5,7 +5,7 @@ Invariants:
 * From when a version is to be published until the backend has copied or published it, nothing else is asked of the
   backend that changes its weights or gives their memory up.
 * Engines are told of exactly what the backend has published, once, in its order, and not before it has looked at all of
-  its copy.
+  its copy. A Learner that takes turns with them tells at the end of its turn, and then of the last alone.
 * The backend lets exports go only of versions older than one that engines were told of.
 * A checkpoint that was let go is not loaded again.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.actors.learner.machine import Learner
 from penstock.messages.commands import (
     DeleteCheckpoints,
     OpenLearner,
@@ -75,6 +76,10 @@ class PublishWatch(IdleWatcher):
                 self.num_beside += isinstance(command, Train) and process in self._copied
             case Send(event=WeightsExported() as exported):
                 publish, untold = exported.manifest.publish, self._untold.get(process, [])
+                machine = process.shell.machine
+                assert isinstance(machine, Learner)
+                if machine.settings.shares_with and machine.settings.lend_after_s is None:
+                    del untold[:-1]
                 assert untold[:1] == [publish], f"engines are told of publish {publish}, and are to be told of {untold}"
                 del untold[0]
             case ReleaseWeights():

@@ -73,7 +73,7 @@ class UnfinishedError(AssertionError):
 
 
 class NeedlessError(AssertionError):
-    """Something that was finished, and was not lost, was generated again."""
+    """Something that was finished, and was not lost, was generated again; or who was well was replaced."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +140,8 @@ class TrialRun:
             raise NeedlessError(f"{oracle.num_needless} samples were issued again while somebody had them finished")
         if trial.loses_nothing and oracle.num_regenerated:
             raise NeedlessError(f"{oracle.num_regenerated} samples of admitted groups were issued again")
+        if trial.is_calm and host.supervisor.num_restarts:
+            raise NeedlessError(f"{host.supervisor.num_restarts} actors were replaced with nothing wrong with them")
         _await_quiet(host, ending.at_s)
         return Outcome(
             digest="" if self.digest is None else self.digest.digest,

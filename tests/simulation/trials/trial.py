@@ -231,6 +231,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return self.loses_nothing and max(self.link.max_delay_s, self.turn_s) <= 0.01 and not is_delayed
 
     @property
+    def is_calm(self) -> bool:
+        """Whether nothing happens for which an actor would have to be replaced."""
+        return self.loses_nothing and not (self.faults or self.bad_weights_rate or self.num_teachers)
+
+    @property
     def chooses_rows(self) -> bool:
         """Whether the first drive does."""
         return self.has_priority or self.replay is not None or self.own_source

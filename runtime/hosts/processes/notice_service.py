@@ -6,12 +6,13 @@ GCP to a preemptible one, Azure among its scheduled events, which are those of o
 Invariants:
 
 * Nothing is asked on the thread of an actor. Word is heard once, and then nothing more is asked.
-* What answers is untrusted: an answer that is none is a warning, the first time and when it changes, and no word.
+* What answers is untrusted: an answer that is none is a warning, the first time and when it changes, and no word. It
+  sends nobody elsewhere: the page that a proxy or a login sends to has status 200 too, and headers hold a token.
 * Machines ask their cloud directly, whatever proxies the environment names.
 
 | wait | who ends it |
 |---|---|
-| for an answer | ``ANSWER_TIMEOUT_S`` |
+| for each piece of an answer | ``ANSWER_TIMEOUT_S`` |
 | until the next question | ``close``, or ``ASK_EVERY_S`` |
 """
 
@@ -154,9 +155,16 @@ class NoticeService:
             self._stop.wait(ASK_EVERY_S)
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """So a redirection is an answer like any other that is neither word nor none."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
 def _asked(url: str, headers: dict[str, str], method: str = "GET") -> _Answer:
     request = urllib.request.Request(url, headers=headers, method=method)
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
     try:
         with direct.open(request, timeout=ANSWER_TIMEOUT_S) as reply:
             return _Answer(reply.status, reply.read(MAX_ANSWER_BYTES))

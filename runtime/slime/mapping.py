@@ -146,7 +146,8 @@ READ_TOGETHER: Final = frozenset((
     "apply-chat-template-kwargs",
     "freeze-params-name-list", "disable-rewards-normalization", "only-train-params-name-list",
     "distributed-timeout-minutes", "sglang-server-concurrency", "custom-config-path", "enable-mtp-training",
-    "mtp-num-layers", "mtp-loss-scaling-factor",
+    "mtp-num-layers", "mtp-loss-scaling-factor", "fp16", "loss-scale", "initial-loss-scale", "min-loss-scale",
+    "loss-scale-window", "hysteresis", "sglang-dtype",
 ))  # fmt: skip
 """Flags that mean something with others only; :mod:`.convert` reads them."""
 
@@ -172,7 +173,7 @@ NEEDS_NO_KEY: Final[Mapping[str, str]] = {
     "num-gpus-per-node": "Ray says how many GPUs each node has",
     "log-passrate": "pass@k of the trained groups is reported in any case",
     "moe-token-drop-policy": "no token is dropped, as engines drop none",
-    "bf16": "model.dtype is bfloat16",
+    "bf16": "slime takes it where --fp16 is not given",
     "transformer-impl": "Transformer Engine's layers are taken where CUDA is",
     "train-backend": "learner.backend",
     "model-name": "the checkpoint's config.json says it",
@@ -189,7 +190,7 @@ NO_COUNTERPART: Final[Mapping[str, str]] = {
     "eval-reward-key": "evaluation.defaults.reward has a key of its own (docs/rewards.md)",
     "eval-max-context-len": "model.max_context holds for everything",
     "eval-min-new-tokens": "answers end where they end",
-    "multimodal-keys": "no learner knows how SGLang saw images; engines.backend: torch has data.multimodal_keys",
+    "multimodal-keys": "learner.backend: torch trains on images (data.multimodal_keys, docs/vision.md); Megatron takes text",
     "custom-megatron-init-path": "the learner's own code is not a place for functions",
     "custom-megatron-before-log-prob-hook-path": "the learner's own code is not a place for functions",
     "custom-megatron-before-train-step-hook-path": "the learner's own code is not a place for functions",

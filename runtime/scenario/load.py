@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
-import yaml
 
 from penstock.backends.learners.options import ObjectiveOptions
 from penstock.messages.errors import UserFault
@@ -25,7 +24,7 @@ from penstock.runtime.scenario.objective import fill_objective, name_objective, 
 from penstock.runtime.scenario.part_names import unknown_part
 from penstock.runtime.scenario.resolve import resolve, unresolvable
 from penstock.runtime.scenario.rules import broken_rule
-from penstock.runtime.scenario.source import Place, Plain, Source, read_source
+from penstock.runtime.scenario.source import Place, Plain, Source, plain_text, read_source
 from penstock.runtime.scenario.structure import Scenario
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def dump_scenario(scenario: Scenario, *, is_short: bool = False) -> str:
         short = cast("dict[str, Plain]", without_defaults(scenario))
         again = scenario_from(Source(copy.deepcopy(short), {(): Place("the short form", Path.cwd())}))
         data = short if again == scenario else data  # a default that depends on another key may be meant as it stands
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+    return plain_text(data)
 
 
 def without_defaults(value: object) -> object:

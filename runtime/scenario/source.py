@@ -96,7 +96,7 @@ def read_source(file: Path, what: str = "scenario") -> Source:
     is_toml = file.suffix == ".toml"
     if is_toml:
         try:
-            text = yaml.safe_dump(tomllib.loads(text), sort_keys=False)
+            text = plain_text(tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
             raise UserFault(f"{file}: not valid TOML: {error}") from None
     reader = _Reader(str(file), file.resolve().parent, line_numbers=not is_toml)
@@ -107,10 +107,19 @@ def read_source(file: Path, what: str = "scenario") -> Source:
     return Source(data, reader.places)
 
 
+def plain_text(data: object, *, width: int = 100) -> str:
+    """Plain data as YAML that reads back as the same."""
+    return yaml.dump(data, Dumper=_CoreDumper, sort_keys=False, allow_unicode=True, width=width)
+
+
 class _CoreLoader(yaml.SafeLoader):
     """Resolves plain scalars by YAML 1.2's core schema instead of 1.1's."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012  # PyYAML's own protocol
+
+
+class _CoreDumper(yaml.SafeDumper):
+    """Puts texts between quotes that either schema takes for something else, such as ``1e5`` and ``09``."""
 
 
 _NULL, _BOOL, _INT, _FLOAT, _STR = (f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str"))
@@ -120,9 +129,10 @@ for _tag, _pattern in (
     (_INT, r"[-+]?[0-9]{1,18}$"),
     (_FLOAT, r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$"),
 ):
-    _CoreLoader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]  # the stubs leave it untyped
-        _tag, re.compile(_pattern), None
-    )
+    for _kind in (_CoreLoader, _CoreDumper):
+        _kind.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]  # the stubs leave it untyped
+            _tag, re.compile(_pattern), None
+        )
 
 
 def _story(error: yaml.MarkedYAMLError, text: str) -> str:

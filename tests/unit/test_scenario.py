@@ -54,6 +54,17 @@ def test_shipped_scenarios_load_and_their_dump_loads_to_the_same(file: Path, tmp
     assert load_scenario(dumped) == scenario
 
 
+@pytest.mark.parametrize("text", ["1e5", "1E-5", "09", "+1", "null", "true", "1e400", "# x"])
+def test_a_text_that_looks_like_something_else_stays_one_when_it_is_written(text: str, scenario_file: Path) -> None:
+    scenario = load_scenario(scenario_file, (f"sampling.stop=['{text}']", f"data.metadata={{level: '{text}'}}"))
+    for is_short in (False, True):
+        scenario_file.write_text(dump_scenario(scenario, is_short=is_short))
+        assert load_scenario(scenario_file) == scenario
+    toml = scenario_file.with_suffix(".toml")
+    toml.write_text(f'run = {{name = "x"}}\ndata = {{path = "lines:9", metadata = {{level = "{text}"}}}}\nmodel = {{make = "xs"}}\n')
+    assert load_scenario(toml).data.metadata == {"level": text}
+
+
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_shipped_scenarios_are_short_enough_to_read(file: Path) -> None:
     assert len(file.read_text().splitlines()) < 40

@@ -145,10 +145,17 @@ def _story(error: yaml.MarkedYAMLError, text: str) -> str:
         "'\\t'": "indent with blanks, not with tabs",
         "<block end>": "lines of one block begin in the same column",
         "unknown escape character": "in double quotes a backslash begins an escape: use single quotes",
+        "another document": "a file holds one scenario, without a second ---",
         "mapping values are not allowed": "put a text with ': ' in it between quotes",
     }
     hint = next((hint for sign, hint in hints.items() if sign in story), "")
     return f"{story}; {hint}" if hint else story
+
+
+_NO_ANCHORS = (
+    "anchors and aliases are not used in scenarios: write the keys out where they belong, or set what varies on the "
+    "command line (KEY=VALUE)"
+)
 
 
 class _Reader:
@@ -176,7 +183,7 @@ class _Reader:
 
     def _plain(self, node: yaml.Node, path: KeyPath, seen: set[int]) -> Plain:
         if id(node) in seen:
-            raise UserFault(f"{self._at(node.start_mark)}: anchors and aliases are not used in scenarios")
+            raise UserFault(f"{self._at(node.start_mark)}: {_NO_ANCHORS}")
         seen.add(id(node))
         if len(path) > MAX_DEPTH:
             raise UserFault(f"{self._at(node.start_mark)}: nested more than {MAX_DEPTH} deep")
@@ -198,6 +205,8 @@ class _Reader:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise UserFault(f"{at}: a key must be a word, found a list or a block")
             key = str(key_node.value)
+            if key == "<<":
+                raise UserFault(f"{at}: {_NO_ANCHORS}")
             if key in mapping:
                 raise UserFault(f"{at}: {dotted((*path, key))}: this key was given before")
             self.places[(*path, key)] = Place(at, self._folder)

@@ -14,6 +14,10 @@ UPDATES_NOTE: Final = "optimizer steps that a batch is divided into"
 TERMS: Final[dict[str, tuple[str, str]]] = {
     **dict.fromkeys(("lr", "actor_lr", "actor_learning_rate"), ("learner.learning_rate", "")),
     **dict.fromkeys(
+        ("load_best_model_at_end", "metric_for_best_model", "early_stopping_patience"),
+        ("learner.keep_checkpoints", "and a script that follows the evaluations: docs/evaluation.md, Stopping early"),
+    ),
+    **dict.fromkeys(
         (
             "batch_size",
             "train_batch_size",
@@ -284,6 +288,10 @@ NEEDLESS: Final[dict[str, str]] = {
     **dict.fromkeys(("use_mbridge", "vanilla_mbridge"), "weights are always under Hugging Face's names"),
     **dict.fromkeys(
         ("resume_mode", "resume_from_path", "resume_from_checkpoint"), "`penstock resume RUN` goes on with a run"
+    ),
+    **dict.fromkeys(
+        ("include", "includes", "defaults", "extends", "inherits", "imports", "base", "_base_", "hydra"),
+        "a scenario is one file over Penstock's defaults; what varies is set on the command line (KEY=VALUE)",
     ),
     "val_only": "`penstock evaluate MODEL` evaluates without training",
     "calculate_log_probs": "engines tell the log-probs of what they draw always",

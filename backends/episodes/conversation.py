@@ -219,7 +219,15 @@ class Conversation:
 
     def _new_dialogue(self) -> ChatDialogue:
         words = self._play.words
-        return ChatDialogue(words.template, words.tokenizer, shows_images=self._play.images is not None)
+        return ChatDialogue(
+            words.template,
+            words.tokenizer,
+            shows_images=self._play.images is not None,
+            check_room=self._check_room,
+        )
+
+    def _check_room(self, num_tokens: int) -> None:
+        self._play.limit(num_tokens, None)
 
     def _base(self, *, in_chat: bool) -> int:
         """What stands before its first turn."""
@@ -286,7 +294,7 @@ class Conversation:
     def _ids(self, added: str | Sequence[int]) -> Sequence[int]:
         tokenizer = self._play.words.tokenizer
         if isinstance(added, str):
-            return encoded(tokenizer, added, special=False)
+            return encoded(tokenizer, added, special=False, check_room=self._check_room)
         wrong = next((number for number in added if not 0 <= number < tokenizer.num_tokens), None)
         if wrong is not None:
             raise MalformedError(f"token id {wrong}: the model has those from 0 to {tokenizer.num_tokens - 1}")

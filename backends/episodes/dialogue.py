@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, cast
 
 import msgspec
 
@@ -19,7 +19,7 @@ from penstock.backends.data.row import BadColumnError
 from penstock.backends.episodes.api import ChatMessage, ContentPart, FunctionCall, JsonObject, ToolCall
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.backends.data.chat import ChatTemplate
     from penstock.backends.data.row import Message
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MARK: Final = f"reply{secrets.token_hex(8)}"
 """Stands for a turn of the assistant where only what surrounds it is wanted; nobody can have written it."""
 ADVICE: Final = "a session is one conversation, to which requests only append; for another one open another session"
+
+
+CheckRoom: TypeAlias = "Callable[[int], object]"
 
 
 class ConversationError(Exception):
@@ -49,8 +52,16 @@ class _Reply(NamedTuple):
 class ChatDialogue:
     """One conversation of chat messages."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: TextTokenizer, *, shows_images: bool = False) -> None:
-        """``shows_images``: their messages may have some, which are kept."""
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tokenizer: TextTokenizer,
+        *,
+        shows_images: bool = False,
+        check_room: CheckRoom | None = None,
+    ) -> None:
+        """``shows_images``: their messages may have some, which are kept. ``check_room``: see :func:`encoded`."""
+        self._check_room = check_room
         self._shows_images = shows_images
         self._template = template
         self._tokenizer = tokenizer
@@ -162,14 +173,21 @@ class ChatDialogue:
         )
 
     def _encode(self, text: str) -> list[int]:
-        return encoded(self._tokenizer, text, special=False)
+        return encoded(self._tokenizer, text, special=False, check_room=self._check_room)
 
 
 class TextDialogue:
     """One conversation of plain text, or of token ids."""
 
-    def __init__(self, tokenizer: TextTokenizer, prompt_text: str, prompt_tokens: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        prompt_text: str,
+        prompt_tokens: Sequence[int],
+        check_room: CheckRoom | None = None,
+    ) -> None:
         """The sample's prompt; a first request with this very text gets these very tokens."""
+        self._check_room = check_room
         self._tokenizer = tokenizer
         self._prompt = (prompt_text, list(prompt_tokens))
         self._text: str | None = None
@@ -181,10 +199,13 @@ class TextDialogue:
             return self._from_tokens(prompt, so_far)
         if self._text is None:
             text, tokens = self._prompt
-            return tokens if prompt == text else encoded(self._tokenizer, prompt, special=True)
+            return tokens if prompt == text else self._encode(prompt, special=True)
         if not prompt.startswith(self._text):
             raise ConversationError(f"prompt: it does not begin with the last prompt and its answer; {ADVICE}")
-        return encoded(self._tokenizer, prompt[len(self._text) :], special=False)
+        return self._encode(prompt[len(self._text) :], special=False)
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        return encoded(self._tokenizer, text, special=special, check_room=self._check_room)
 
     def _from_tokens(self, prompt: list[int], so_far: Sequence[int]) -> list[int]:
         if self._text is None:
@@ -203,14 +224,24 @@ class _NoMarkError(MalformedError):
     pass
 
 
-def encoded(tokenizer: TextTokenizer, text: str, *, special: bool) -> list[int]:
+def encoded(
+    tokenizer: TextTokenizer, text: str, *, special: bool, check_room: CheckRoom | None = None
+) -> list[int]:
     """Token ids of a text.
+
+    Args:
+        tokenizer: of the model.
+        text: of anybody: what a tool prints may be megabytes, each of which takes seconds.
+        special: as of the tokenizer.
+        check_room: raises where so many tokens have no room; asked of a long text before it is tokenised.
 
     Raises:
         MalformedError: the tokenizer refuses it.
     """
     if not text:
         return []
+    if check_room is not None and (at_least := tokenizer.min_tokens(text)):
+        check_room(at_least)
     ids = tokenizer.encode([text], special=special)[0]
     if isinstance(ids, str):
         raise MalformedError(f"the tokenizer refuses the text ({ids}); it may hold a character that the model lacks")

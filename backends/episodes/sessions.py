@@ -188,7 +188,12 @@ class Session:
             return known
         if self.rules.template is None:
             raise MalformedError("the model's folder has no chat template; use /completions, or add the template")
-        fresh = ChatDialogue(self.rules.template, self.rules.tokenizer, shows_images=self.images.are_shown)
+        fresh = ChatDialogue(
+            self.rules.template,
+            self.rules.tokenizer,
+            shows_images=self.images.are_shown,
+            check_room=self._check_room,
+        )
 
         def added(dialogue: ChatDialogue, _: list[int]) -> tuple[list[int], tuple[Media, ...]]:
             tokens = dialogue.tokens_for(request.messages, tools)
@@ -217,7 +222,9 @@ class Session:
             raise MalformedError(
                 "prompt: that of this session has images, which /chat/completions shows and a text not"
             )
-        fresh = TextDialogue(self.rules.tokenizer, prompt.text, tokens_view(prompt.tokens).tolist())
+        fresh = TextDialogue(
+            self.rules.tokenizer, prompt.text, tokens_view(prompt.tokens).tolist(), self._check_room
+        )
         start = self._branches.start(fresh, lambda dialogue, so_far: (dialogue.tokens_for(request.prompt, so_far), ()))
 
         def replied(reply: TurnReply) -> TextDialogue:
@@ -318,6 +325,9 @@ class Session:
             run.give_up()
             return False
         return True
+
+    def _check_room(self, num_tokens: int) -> None:
+        self._limit(num_tokens, None, 1)
 
     def _limit(self, num_before: int, max_tokens: int | None, count: int) -> int:
         """How many tokens each of the next turns may have."""

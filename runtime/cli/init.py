@@ -8,7 +8,6 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import yaml
 from rich.markup import escape
 
 from penstock.messages.errors import UserFault
@@ -18,6 +17,7 @@ from penstock.runtime.safe_text import terminal_lines
 from penstock.runtime.scenario import load_scenario
 from penstock.runtime.scenario.schema import schema_text
 from penstock.runtime.scenario.shipped import shipped_scenarios
+from penstock.runtime.scenario.source import plain_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,4 +102,4 @@ def _with(text: str, block: str, key: str, value: str) -> str:
 
 def _plain(value: str) -> str:
     """As YAML writes it on one line."""
-    return yaml.safe_dump(value, width=10_000, allow_unicode=True).splitlines()[0]
+    return plain_text(value, width=10_000).splitlines()[0]

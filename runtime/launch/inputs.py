@@ -94,6 +94,8 @@ def write_function(folder: Path, name: str, function: Function) -> GivenFunction
     """
     if isinstance(function, str):
         return GivenFunction(function)
+    if not callable(function):
+        raise UserFault(f"{name}: {function!r} is no function, and no name of one such as 'math' or 'mine.py:{name}'")
     try:
         text = function_source(function, name)
         called: Any = cast("Any", function).__call__ if isinstance(function, type) else function

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
-import yaml
 from msgspec import Meta
 
 from penstock.backends.engines.options import LatencyOptions
@@ -15,7 +14,7 @@ from penstock.backends.rewards.options import SimulatedRewardOptions
 from penstock.messages.base import Options
 from penstock.messages.errors import UserFault
 from penstock.runtime.output_file import write_output
-from penstock.runtime.scenario.source import read_source
+from penstock.runtime.scenario.source import plain_text, read_source
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -184,8 +183,7 @@ def write_models(models: Models, path: Path) -> None:
     Raises:
         UserFault: it cannot be written.
     """
-    text = yaml.safe_dump(msgspec.to_builtins(models), sort_keys=False, allow_unicode=True, width=100)
-    write_output(path, text)
+    write_output(path, plain_text(msgspec.to_builtins(models)))
 
 
 def read_models(path: Path) -> Models:

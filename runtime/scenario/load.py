@@ -10,11 +10,12 @@ or a command of another system has dozens.
 from __future__ import annotations
 
 import copy
+import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
-import yaml
 
 from penstock.backends.learners.options import ObjectiveOptions
 from penstock.messages.errors import UserFault
@@ -25,7 +26,7 @@ from penstock.runtime.scenario.objective import fill_objective, name_objective, 
 from penstock.runtime.scenario.part_names import unknown_part
 from penstock.runtime.scenario.resolve import resolve, unresolvable
 from penstock.runtime.scenario.rules import broken_rule
-from penstock.runtime.scenario.source import Place, Plain, Source, read_source
+from penstock.runtime.scenario.source import Place, Plain, Source, plain_text, read_source
 from penstock.runtime.scenario.structure import Scenario
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from penstock.runtime.scenario.named import Named
 
+_VARIABLE: Final = re.compile(r"(?:^|/)\$\{?[A-Za-z_]")
 MIN_LISTED_KEYS: Final = 3
 MAX_LISTED_KEYS: Final = 200
 """Unknown ones, so many of which are told at once; of fewer the first."""
@@ -95,7 +97,7 @@ def dump_scenario(scenario: Scenario, *, is_short: bool = False) -> str:
         short = cast("dict[str, Plain]", without_defaults(scenario))
         again = scenario_from(Source(copy.deepcopy(short), {(): Place("the short form", Path.cwd())}))
         data = short if again == scenario else data  # a default that depends on another key may be meant as it stands
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+    return plain_text(data)
 
 
 def without_defaults(value: object) -> object:
@@ -124,9 +126,18 @@ def _decode(source: Source) -> Scenario:
 
 
 def _make_paths_absolute(scenario: Scenario, source: Source) -> Scenario:
+    """Raises UserFault where a path names an environment variable."""
+
     def made_absolute(each: Named) -> str:
         folder = source.place(each.path).folder
-        is_on_hub = is_left_to_the_hub(each.names, each.value, folder)
-        return each.value if is_on_hub else absolute(each.names, each.value, folder)
+        if is_left_to_the_hub(each.names, each.value, folder):
+            return each.value
+        found = absolute(each.names, each.value, folder)
+        if _VARIABLE.search(each.value) and not os.path.lexists(found.partition("@[")[0]):
+            raise UserFault(
+                f"{source.place(each.path).text}: {each.key}: environment variables are not read here, found "
+                f"{each.value!r}; write the path itself, or give the key on the command line, where the shell reads them"
+            )
+        return found
 
     return with_values(scenario, made_absolute)

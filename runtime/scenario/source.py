@@ -97,7 +97,7 @@ def read_source(file: Path, what: str = "scenario") -> Source:
     is_toml = file.suffix == ".toml"
     if is_toml:
         try:
-            text = yaml.safe_dump(tomllib.loads(text), sort_keys=False)
+            text = plain_text(tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
             raise UserFault(f"{file}: not valid TOML: {error}") from None
         except RecursionError:
@@ -110,10 +110,19 @@ def read_source(file: Path, what: str = "scenario") -> Source:
     return Source(data, reader.places)
 
 
+def plain_text(data: object, *, width: int = 100) -> str:
+    """Plain data as YAML that reads back as the same."""
+    return yaml.dump(data, Dumper=_CoreDumper, sort_keys=False, allow_unicode=True, width=width)
+
+
 class _CoreLoader(yaml.SafeLoader):
     """Resolves plain scalars by YAML 1.2's core schema instead of 1.1's."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012  # PyYAML's own protocol
+
+
+class _CoreDumper(yaml.SafeDumper):
+    """Puts texts between quotes that either schema takes for something else, such as ``1e5`` and ``09``."""
 
 
 _NULL, _BOOL, _INT, _FLOAT, _STR = (f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str"))
@@ -123,9 +132,10 @@ for _tag, _pattern in (
     (_INT, r"[-+]?[0-9]{1,18}$"),
     (_FLOAT, r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$"),
 ):
-    _CoreLoader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]  # the stubs leave it untyped
-        _tag, re.compile(_pattern), None
-    )
+    for _kind in (_CoreLoader, _CoreDumper):
+        _kind.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]  # the stubs leave it untyped
+            _tag, re.compile(_pattern), None
+        )
 
 
 def _story(error: yaml.MarkedYAMLError, text: str) -> str:
@@ -138,10 +148,17 @@ def _story(error: yaml.MarkedYAMLError, text: str) -> str:
         "'\\t'": "indent with blanks, not with tabs",
         "<block end>": "lines of one block begin in the same column",
         "unknown escape character": "in double quotes a backslash begins an escape: use single quotes",
+        "another document": "a file holds one scenario, without a second ---",
         "mapping values are not allowed": "put a text with ': ' in it between quotes",
     }
     hint = next((hint for sign, hint in hints.items() if sign in story), "")
     return f"{story}; {hint}" if hint else story
+
+
+_NO_ANCHORS = (
+    "anchors and aliases are not used in scenarios: write the keys out where they belong, or set what varies on the "
+    "command line (KEY=VALUE)"
+)
 
 
 class _Reader:
@@ -171,7 +188,7 @@ class _Reader:
 
     def _plain(self, node: yaml.Node, path: KeyPath, seen: set[int]) -> Plain:
         if id(node) in seen:
-            raise UserFault(f"{self._at(node.start_mark)}: anchors and aliases are not used in scenarios")
+            raise UserFault(f"{self._at(node.start_mark)}: {_NO_ANCHORS}")
         seen.add(id(node))
         if len(path) > MAX_DEPTH:
             raise UserFault(f"{self._at(node.start_mark)}: {TOO_DEEP}")
@@ -193,6 +210,8 @@ class _Reader:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise UserFault(f"{at}: a key must be a word, found a list or a block")
             key = str(key_node.value)
+            if key == "<<":
+                raise UserFault(f"{at}: {_NO_ANCHORS}")
             if key in mapping:
                 raise UserFault(f"{at}: {dotted((*path, key))}: this key was given before")
             self.places[(*path, key)] = Place(at, self._folder)

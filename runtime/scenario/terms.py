@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 _TERMS: Final[dict[tuple[str, str], str]] = {
     ("learner.learning_rate", ""): "lr actor_lr actor_learning_rate",
+    ("learner.keep_checkpoints", "and a script that follows the evaluations: docs/evaluation.md, Stopping early"): (
+        "load_best_model_at_end metric_for_best_model early_stopping_patience"
+    ),
     ("learner.groups_per_batch", "prompts a step, each with sampling.samples_per_group samples"): (
         "batch_size train_batch_size global_batch_size rollout_batch_size consumer_batch_size "
         "per_device_train_batch_size gen_batch_size"
@@ -165,6 +168,10 @@ NEEDLESS: Final[dict[str, str]] = {
     **dict.fromkeys(("use_mbridge", "vanilla_mbridge"), "weights are always under Hugging Face's names"),
     **dict.fromkeys(
         ("resume_mode", "resume_from_path", "resume_from_checkpoint"), "`penstock resume RUN` goes on with a run"
+    ),
+    **dict.fromkeys(
+        ("include", "includes", "defaults", "extends", "inherits", "imports", "base", "_base_", "hydra"),
+        "a scenario is one file over Penstock's defaults; what varies is set on the command line (KEY=VALUE)",
     ),
     "val_only": "`penstock evaluate MODEL` evaluates without training",
     "calculate_log_probs": "engines tell the log-probs of what they draw always",

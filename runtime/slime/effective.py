@@ -11,6 +11,7 @@ import yaml
 from penstock.runtime.slime.expansion import find_file
 from penstock.runtime.slime.mapping import FUNCTIONS, KEYS, READ_TOGETHER, SWITCHES
 from penstock.runtime.slime.reasons import REASONS
+from penstock.runtime.slime.rollout import SCALE_FLAGS
 from penstock.runtime.slime.script import Flag
 from penstock.runtime.slime.training import is_supervised
 
@@ -34,6 +35,7 @@ ONLY_WITH: Final = {
     "tis-clip": "use-tis",
     "opsm-delta": "use-opsm",
     "optimizer-offload-fraction": "optimizer-cpu-offload",
+    **dict.fromkeys(SCALE_FLAGS, "fp16"),
 }
 
 

@@ -146,7 +146,8 @@ READ_TOGETHER: Final = frozenset((
     "apply-chat-template-kwargs",
     "freeze-params-name-list", "disable-rewards-normalization", "only-train-params-name-list",
     "distributed-timeout-minutes", "sglang-server-concurrency", "custom-config-path", "enable-mtp-training",
-    "mtp-num-layers", "mtp-loss-scaling-factor",
+    "mtp-num-layers", "mtp-loss-scaling-factor", "fp16", "loss-scale", "initial-loss-scale", "min-loss-scale",
+    "loss-scale-window", "hysteresis", "sglang-dtype",
 ))  # fmt: skip
 """Flags that mean something with others only; :mod:`.convert` reads them."""
 

@@ -38,7 +38,7 @@ _REASONS: Final[dict[tuple[Effect, str], str]] = {
     ("same", "not needed: Ray says how many GPUs each node has"): "num-gpus-per-node",
     ("same", "not needed: pass@k of the trained groups is reported in any case"): "log-passrate",
     ("same", "not needed: no token is dropped, as engines drop none"): "moe-token-drop-policy",
-    ("same", "not needed: model.dtype is bfloat16"): "bf16",
+    ("same", "not needed: slime takes it where --fp16 is not given"): "bf16",
     ("same", "not needed: Transformer Engine's layers are taken where CUDA is"): "transformer-impl",
     ("same", "not needed: learner.backend"): "train-backend",
     ("same", "not needed: the checkpoint's config.json says it"): (
@@ -53,7 +53,7 @@ _REASONS: Final[dict[tuple[Effect, str], str]] = {
     ("but_for", "evaluation.defaults.reward has a key of its own (docs/rewards.md)"): "eval-reward-key",
     ("but_for", "model.max_context holds for everything"): "eval-max-context-len",
     ("but_for", "answers end where they end"): "eval-min-new-tokens",
-    ("other", "no learner knows how SGLang saw images; engines.backend: torch has data.multimodal_keys"): (
+    ("other", "learner.backend: torch trains on images (data.multimodal_keys, docs/vision.md); Megatron takes text"): (
         "multimodal-keys"
     ),
     ("other", "the learner's own code is not a place for functions"): (

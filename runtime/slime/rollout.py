@@ -12,6 +12,7 @@ from penstock.runtime.slime.writer import Left
 
 if TYPE_CHECKING:
     from penstock.runtime.slime.mapping import Plain
+    from penstock.runtime.slime.reasons import Effect
     from penstock.runtime.slime.writer import Writer
 
 PROMPT_TOKENS: Final = 2048
@@ -23,6 +24,8 @@ CONCURRENCY: Final = 512
 """Requests that slime sends to one engine at a time, where the script does not say."""
 START_TIMEOUT_S: Final = 1800.0
 DRAFT_MODEL: Final = "sglang-speculative-algorithm"
+SCALE_FLAGS: Final = ("loss-scale", "initial-loss-scale", "min-loss-scale", "loss-scale-window", "hysteresis")
+"""Of Megatron's loss scale, which only float16 has."""
 MAX_REPLAYED: Final = 1024
 """Tokens that top-p leaves for a draw at most; slime bounds them by the vocabulary."""
 _FP8_COPY: Final = re.compile(r"(?P<model>.*[^/])[-_](?i:fp8)/?")
@@ -37,7 +40,7 @@ REWARDS: Final = {
 
 def write_data(writer: Writer) -> None:
     """``data`` and ``model``."""
-    writer.set("model.dtype", "bfloat16")
+    _precision(writer)
     writer.take("sampling.samples_per_group", 1)
     _load(writer)
     _context(writer)
@@ -59,6 +62,17 @@ def write_data(writer: Writer) -> None:
     if is_supervised(writer):
         writer.set("data.chat_template", True)  # slime renders the messages of the rows in any case
     _required(writer)
+
+
+def _precision(writer: Writer) -> None:
+    """slime trains in bfloat16 but with ``--fp16``, whatever ``--bf16`` says; its servers may compute in another type."""
+    dtype = "float16" if "fp16" in writer.flags else "bfloat16"
+    writer.set("model.dtype", dtype)
+    if dtype == "float16":
+        for name in ("fp16", *SCALE_FLAGS):
+            writer.leave_named(name, "model.dtype: float16, whose loss scale has rules of its own (docs/learner.md)")
+    effect: Effect = "same" if writer.value("sglang-dtype") == dtype else "but_for"
+    writer.leave_named("sglang-dtype", "engines compute in model.dtype, as the learner does", effect)
 
 
 def _required(writer: Writer) -> None:

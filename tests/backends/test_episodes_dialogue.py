@@ -241,6 +241,28 @@ def test_token_prompts_go_on_from_the_tokens(case: Case) -> None:
         dialogue.tokens_for([5, 7], [5, 6, 7])
 
 
+def test_a_text_of_megabytes_is_refused_before_it_is_tokenised(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def check_room(num_tokens: int) -> None:
+        asked.append(num_tokens)
+        raise MalformedError("no room")
+
+    chat = ChatDialogue(case.template, case.tokenizer, check_room=check_room)
+    text = TextDialogue(case.tokenizer, "abc", [1, 2], check_room)
+    assert chat.tokens_for([USER], [])
+    assert text.tokens_for("abd", [])
+    assert not asked
+    monkeypatch.setattr(case.tokenizer, "encode", None)
+    flood = "x" * 3_000_000
+    with pytest.raises(MalformedError, match="no room"):
+        chat.tokens_for([ChatMessage("user", flood)], [])
+    with pytest.raises(MalformedError, match="no room"):
+        text.tokens_for(flood, [])
+    assert len(asked) == 2
+    assert min(asked) > 10_000
+
+
 # --- tool calls and stop strings ----------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ import pytest
 from gateway_bench import ASKED, TOOLS, WAIT_S, BenchFactory, GatewayBench, hold_conversation
 
 from penstock.backends.data.options import DataOptions
+from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.engines.options import SamplingOptions
 from penstock.backends.episodes.gateway import GatewayEpisodes, GatewaySettings
 from penstock.backends.episodes.options import EpisodeOptions
@@ -430,9 +431,14 @@ def test_a_session_at_its_last_turn_is_truncated_and_not_thrown_away(open_bench:
     assert bench.ended().event.outcome == Truncated()
 
 
-def test_a_prompt_beyond_the_context_is_refused_with_its_length(bench: GatewayBench) -> None:
+@pytest.mark.parametrize("length", [600, 3_000_000])
+def test_a_prompt_beyond_the_context_is_refused_with_its_length(
+    length: int, bench: GatewayBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, client = bench.begin()
-    long: list[Any] = [{"role": "user", "content": "x " * 600}]
+    long: list[Any] = [{"role": "user", "content": "x " * length}]
+    if length > 600:
+        monkeypatch.setattr(TextTokenizer, "encode", None)  # which takes seconds for a megabyte
     with pytest.raises(openai.BadRequestError, match=r"model\.max_context of 512") as refused:
         client.chat.completions.create(model="t", messages=long)
     assert refused.value.code == "context_length_exceeded"

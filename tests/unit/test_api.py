@@ -264,6 +264,8 @@ class Scorer:
 
 def test_the_arguments_of_a_function_are_known(tmp_path: Path) -> None:
     assert write_function(tmp_path, "reward", "math").arguments == frozenset()
+    with pytest.raises(UserFault, match=r"reward: 3 is no function, and no name of one"):
+        write_function(tmp_path, "reward", 3)  # type: ignore[arg-type]
     assert write_function(tmp_path, "reward", Scorer).arguments >= {"responses", "metadata"}
     assert write_function(tmp_path, "reward", contains).arguments == {"response", "label"}
 

@@ -209,6 +209,8 @@ def test_evaluation_that_cannot_be_is_left_with_the_reason(tmp_path: Path, flags
             "learner.megatron",
             {"mtp": {"loss_coef": 0.2}},
         ),
+        ("train.py --bf16", "model.dtype", "bfloat16"),
+        ("train.py --bf16 --fp16", "model.dtype", "float16"),
         ("train.py --kl-coef 0.1", "learner.objective.kl_in", "reward"),
         ("train.py --custom-rm-path my.rewards.score", "reward.function", "my/rewards.py:score"),
         ("train.py --loss-type sft_loss", "engines.backend", "recorded"),

@@ -54,6 +54,17 @@ def test_shipped_scenarios_load_and_their_dump_loads_to_the_same(file: Path, tmp
     assert load_scenario(dumped) == scenario
 
 
+@pytest.mark.parametrize("text", ["1e5", "1E-5", "09", "+1", "null", "true", "1e400", "# x"])
+def test_a_text_that_looks_like_something_else_stays_one_when_it_is_written(text: str, scenario_file: Path) -> None:
+    scenario = load_scenario(scenario_file, (f"sampling.stop=['{text}']", f"data.metadata={{level: '{text}'}}"))
+    for is_short in (False, True):
+        scenario_file.write_text(dump_scenario(scenario, is_short=is_short))
+        assert load_scenario(scenario_file) == scenario
+    toml = scenario_file.with_suffix(".toml")
+    toml.write_text(f'run = {{name = "x"}}\ndata = {{path = "lines:9", metadata = {{level = "{text}"}}}}\nmodel = {{make = "xs"}}\n')
+    assert load_scenario(toml).data.metadata == {"level": text}
+
+
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_shipped_scenarios_are_short_enough_to_read(file: Path) -> None:
     assert len(file.read_text().splitlines()) < 40
@@ -134,7 +145,13 @@ def test_a_missing_block_names_the_key_that_has_no_default(scenario_file: Path) 
         ("- a\n- b\n", ":1: a scenario is a mapping of blocks"),
         ("", ":1: a scenario is a mapping of blocks (run:, data:, …), found null"),
         ("run: {name: x}\nrun: {name: y}\n", ":2: run: this key was given before"),
-        ("run: &r {name: x}\ndata: *r\n", "anchors and aliases are not used"),
+        ("run: &r {name: x}\ndata: *r\n", "anchors and aliases are not used in scenarios: write the keys out"),
+        ("run: {name: x}\ndata:\n  <<: {path: x}\n", ":3: anchors and aliases are not used"),
+        ("run: {name: x}\n---\nrun: {name: y}\n", "a file holds one scenario"),
+        ("include: base.yaml\nrun: {name: x}\n", ":1: include: no such key, and none is needed: a scenario is one file"),
+        ("defaults: [base]\nrun: {name: x}\n", ":1: defaults: no such key, and none is needed: a scenario is one file"),
+        ("run: {name: x}\ndata:\n  path: ${DATA}/x.jsonl\n", ":3: data.path: environment variables are not read here"),
+        ("run: {name: x}\ndata: {path: x}\nmodel:\n  path: /m/$NAME\n", ":4: model.path: environment variables are"),
         ("run: {name: !!python/name:os.system x}\n", "YAML tags such as"),
         ("run: {name: !!binary eA==}\n", "YAML tags such as"),
         ("run: {seed: 1e999}\n", "1e999 is too large a number"),

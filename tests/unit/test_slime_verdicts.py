@@ -93,6 +93,10 @@ CASES: Final = {
         "num-epoch",
     ),
     "flags that need another": Case(FULL + "--tis-clip 3 --kl-loss-coef 0.1 --min-lr 1e-7", "same job"),
+    "float16": Case(
+        FULL + "--fp16 --sglang-dtype float16 --initial-loss-scale 65536", "same job but for", "fp16 initial-loss-scale"
+    ),
+    "a loss scale that bfloat16 has no use for": Case(FULL + "--hysteresis 2 --sglang-dtype bfloat16", "same job"),
     "flags of the environment": Case(FULL + "$MORE_FLAGS", "same job but for", "?"),
     "images": Case(FULL + '--multimodal-keys \'{"image": "images"}\'', "other job", "multimodal-keys"),
     "another rollout": Case(FULL + "--rollout-function-path my.own.generate", "other job", "rollout-function-path"),

@@ -111,14 +111,14 @@ def of_marin(given: argparse.Namespace, seeds: Iterable[int]) -> Found:
     figures: list[Figure] = []
     for cadence in marin.CADENCES:
         times = [each.by_cadence[cadence] for each in made]
-        figures += _figures(f"marin, {cadence.name}", times, cadence.total_s / 25)
+        figures += _figures(f"marin, {cadence.name}", times, round(cadence.total_s / 25, 2))
     figures.append(plain_figure("marin: median of the lengths by allowance", "tokens", [each.median for each in made]))
     for sweep in (marin.MAIN, marin.BRANCH):
         for allowance in made[0].by_allowance[sweep.name]:
             fitted = " (fitted)" if allowance in sweep.fitted else ""
             times = [each.by_allowance[sweep.name][allowance] for each in made]
             figures += _figures(
-                f"marin, {sweep.name}, allowance {allowance}{fitted}", times, sweep.total_s[allowance] / 100
+                f"marin, {sweep.name}, allowance {allowance}{fitted}", times, round(sweep.total_s[allowance] / 100, 2)
             )
     return figures, []
 

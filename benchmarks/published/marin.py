@@ -1,14 +1,14 @@
 """marin's Snowball (67B, of which 2B are active): 32 H100 that train, 8 that generate, 32 prompts with 4 responses.
 
-Published is the time of 25 updates by how often weights are synchronised, with 8 GPUs that generate and with 16, and what
-training and weights have of it (marin-community/marin#8936); and the time of 100 updates by the allowance of staleness,
-of two versions of the trainer (#8955).
+Published is the time of 25 updates by how often weights are synchronised, with 8 GPUs that generate and with 16, and
+what training and weights have of it (marin-community/marin#8936); and the time of 100 updates by the allowance of
+staleness, of two versions of the trainer (#8955).
 
 * By cadence. Fitted is the synchronous run: what it takes beyond training and weights is the generation of a batch,
   which gives the time of a token. Lengths are those of an earlier run, by their mean and by the share that a limit of
   2,048 tokens cut off. Weights after every update and after every second, and 16 GPUs, are predicted.
-* By allowance. Lengths had changed and are not published, so two runs of ``main`` are fitted: that with 0 gives the time
-  of a token, that with 4 the median of the lengths. Of the branch only the run with 0 is fitted; lengths are ``main``'s.
+* By allowance. Lengths had changed and are not published, so two runs of ``main`` are fitted: that with 0 gives the
+  time of a token, that with 4 the median of the lengths. Of the branch the run with 0 is fitted, with those lengths.
 
 The trainer drops what is older than the allowance when its turn comes, so ``on_stale: drop`` is played.
 """

@@ -129,18 +129,17 @@ def of_pipelinerl(given: argparse.Namespace, seeds: Iterable[int]) -> Found:
     seeds = list(seeds)
     estimate = [pipelinerl.predicted(pipelinerl.ESTIMATE, seed, *pipelinerl.PIPELINE) for seed in seeds]
     run = [pipelinerl.predicted(pipelinerl.RUN, seed) for seed in seeds]
-    name = "PipelineRL, estimate"
-    return [
-        plain_figure(f"{name}: pipeline, 16.9 published", "tokens a flash", [each.pipeline for each in estimate]),
-        plain_figure(f"{name}: in turns, 10.7 published", "tokens a flash", [each.in_turns for each in estimate]),
-        plain_figure(f"{name}: speed-up, 1.57 published", "times", [each.speed_up for each in estimate]),
-        plain_figure(f"{name}: oldest, 17,024 published", "sequences", [float(each.oldest) for each in estimate]),
-        plain_figure("PipelineRL, run: speed-up, about 2 published", "times", [each.speed_up for each in run]),
-        plain_figure(
-            "PipelineRL, run: oldest, more than 50,000 published (fitted)", "sequences",
-            [float(each.oldest) for each in run],
-        ),
-    ], []  # fmt: skip
+    name, oldest = "PipelineRL, estimate", f"{pipelinerl.LAG * 128:,}"
+    flash, times, age = "tokens a flash", "times", "sequences"
+    pairs = [
+        (f"{name}: pipeline, {pipelinerl.PIPELINE[0]} published", flash, [each.pipeline for each in estimate]),
+        (f"{name}: in turns, {pipelinerl.IN_TURNS} published", flash, [each.in_turns for each in estimate]),
+        (f"{name}: speed-up, {pipelinerl.SPEED_UP} published", times, [each.speed_up for each in estimate]),
+        (f"{name}: oldest, {oldest} published", age, [float(each.oldest) for each in estimate]),
+        ("PipelineRL, run: speed-up, about 2 published", times, [each.speed_up for each in run]),
+        ("PipelineRL, run: oldest, 50,000 published (fitted)", age, [float(each.oldest) for each in run]),
+    ]
+    return [plain_figure(*each) for each in pairs], []
 
 
 def _figures(name: str, times: list[float], measured_s: float) -> list[Figure]:

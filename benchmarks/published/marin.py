@@ -25,6 +25,8 @@ SAMPLES: Final = 128
 LONGEST: Final = 4_096
 LENGTHS: Final = log_normal_of(mean=3_312_485 / 3_200, longest=2_048, num_samples=SAMPLES, truncated=0.1744)
 """Tokens and share of the earlier run."""
+NUM_STEPS: Final = 41
+"""Of which, with an allowance of 1, the steady ones are even in number, as synchronisations after every second ask."""
 LOAD_SHARE: Final = 0.005
 ENGINES: Final = 8
 """Data-parallel ranks of a GPU each."""
@@ -89,7 +91,7 @@ def overlapped(alone: Setting, allowance: int, training_s: float, weights_s: flo
     """Generation beside training."""
     return alone._replace(
         step_s=training_s, apply_s=weights_s, policy="fully_async", update_mode="in_flight", on_stale="drop",
-        max_staleness=allowance, num_steps=40,
+        max_staleness=allowance, num_steps=NUM_STEPS,
     )  # fmt: skip
 
 

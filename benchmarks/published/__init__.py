@@ -1,13 +1,13 @@
 """Runs that others have published, predicted from few of their figures: SkyPilot's with slime within 8 % as a mean, and
-the sign of every gain in NeMo-RL's table; verl's and AReaL's sweeps of staleness.
+the sign of every gain in NeMo-RL's table; verl's, AReaL's and marin's sweeps of staleness, and PipelineRL's gains.
 
 How it is measured:
 
 * On the virtual clock, from the figures that stand in the modules of this folder with their sources. What a run is
   fitted to and what is predicted is fixed there; docs/studies/published.md has the assumptions and what came of them.
 * A repetition is another seed: the fit and the predictions anew. An error is (predicted − published) ÷ published.
-* Published times are single runs of two steps (SkyPilot), means of five steps (NeMo-RL) and of 400 (verl), and
-  throughputs (AReaL).
+* Published times are single runs of two steps (SkyPilot), means of five steps (NeMo-RL) and of 400 (verl),
+  throughputs (AReaL), means of 25 and of 100 updates (marin), and ratios (PipelineRL).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.benchmarks._harness import Benchmark, Measured, claim, fact, plain_figure
 from penstock.benchmarks._progress import in_turn
-from penstock.benchmarks.published import areal, nemo_rl, skypilot, verl
+from penstock.benchmarks.published import areal, marin, nemo_rl, pipelinerl, skypilot, verl
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -98,7 +98,48 @@ def of_areal(given: argparse.Namespace, seeds: Iterable[int]) -> Found:
     for eta in made[0].as_here:
         here = [each.as_here[eta] for each in made]
         figures.append(plain_figure(f"AReaL, {areal.LONG.name}: fully_async with {eta} here", "s a step", here))
+    gains = [each.in_turns / each.as_areal[areal.LONG.name][8] for each in made]
+    ratios = [f"{hours / areal.HOURS['AReaL']:.2f} {name}" for name, hours in areal.HOURS.items() if name != "AReaL"]
+    name = f"AReaL, in turns on all GPUs ÷ bound 8: predicted, {' and '.join(ratios)} published"
+    return [*figures, plain_figure(name, "times as long", gains)], []
+
+
+def of_marin(given: argparse.Namespace, seeds: Iterable[int]) -> Found:
+    """Three cadences from the synchronous run, and two sweeps of the allowance, of which three runs are fitted."""
+    del given
+    made = [marin.predicted(seed) for seed in seeds]
+    figures: list[Figure] = []
+    for cadence in marin.CADENCES:
+        times = [each.by_cadence[cadence] for each in made]
+        figures += _figures(f"marin, {cadence.name}", times, round(cadence.total_s / 25, 2))
+    figures.append(plain_figure("marin: median of the lengths by allowance", "tokens", [each.median for each in made]))
+    for sweep in (marin.MAIN, marin.BRANCH):
+        for allowance in made[0].by_allowance[sweep.name]:
+            fitted = " (fitted)" if allowance in sweep.fitted else ""
+            times = [each.by_allowance[sweep.name][allowance] for each in made]
+            figures += _figures(
+                f"marin, {sweep.name}, allowance {allowance}{fitted}", times, round(sweep.total_s[allowance] / 100, 2)
+            )
     return figures, []
+
+
+def of_pipelinerl(given: argparse.Namespace, seeds: Iterable[int]) -> Found:
+    """The estimate, and the run."""
+    del given
+    seeds = list(seeds)
+    estimate = [pipelinerl.predicted(pipelinerl.ESTIMATE, seed, *pipelinerl.PIPELINE) for seed in seeds]
+    run = [pipelinerl.predicted(pipelinerl.RUN, seed) for seed in seeds]
+    name, oldest = "PipelineRL, estimate", f"{pipelinerl.LAG * 128:,}"
+    flash, times, age = "tokens a flash", "times", "sequences"
+    pairs = [
+        (f"{name}: pipeline, {pipelinerl.PIPELINE[0]} published", flash, [each.pipeline for each in estimate]),
+        (f"{name}: in turns, {pipelinerl.IN_TURNS} published", flash, [each.in_turns for each in estimate]),
+        (f"{name}: speed-up, {pipelinerl.SPEED_UP} published", times, [each.speed_up for each in estimate]),
+        (f"{name}: oldest, {oldest} published", age, [float(each.oldest) for each in estimate]),
+        ("PipelineRL, run: speed-up, about 2 published", times, [each.speed_up for each in run]),
+        ("PipelineRL, run: oldest, 50,000 published (fitted)", age, [float(each.oldest) for each in run]),
+    ]
+    return [plain_figure(*each) for each in pairs], []
 
 
 def _figures(name: str, times: list[float], measured_s: float) -> list[Figure]:
@@ -113,6 +154,8 @@ STUDIES: Final[dict[str, Callable[[argparse.Namespace, Iterable[int]], Found]]] 
     "nemo_rl": of_nemo_rl,
     "verl": of_verl,
     "areal": of_areal,
+    "marin": of_marin,
+    "pipelinerl": of_pipelinerl,
 }
 
 

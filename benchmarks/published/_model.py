@@ -26,22 +26,29 @@ class Setting(NamedTuple):
     median: float
     sigma: float
     token_s: float
+    quantiles: tuple[float, ...] = ()
+    """Of the lengths, in place of median and sigma."""
     token_load_s: float = 0.0
     context_token_s: float = 0.0
     slots: int = NO_LIMIT
     longest: int = NO_LIMIT
     step_s: float = 1e-6
     publish_s: float = 0.0
+    apply_s: float = 0.0
+    """Of new weights, while which requests are held."""
     policy: str = "sync"
     max_staleness: int | None = None
     update_mode: str | None = None
+    on_stale: str = "wait"
     publish_every: int = 1
     num_steps: int = 12
 
     def played(self, seed: int) -> Steady:
         """The steady part of it."""
         given = {"max_staleness": self.max_staleness, "update_mode": self.update_mode}
-        staleness = {"policy": self.policy} | {key: value for key, value in given.items() if value is not None}
+        staleness = {"policy": self.policy, "on_stale": self.on_stale} | {
+            key: value for key, value in given.items() if value is not None
+        }
         data = {
             "run": {"name": "published", "num_steps": self.num_steps},
             "model": {"max_context": 2 * self.longest},
@@ -57,9 +64,10 @@ class Setting(NamedTuple):
                 "slots": min(self.slots, self.group_size * self.groups_per_batch * (2 + (self.max_staleness or 1))),
                 "simulated": {
                     "response_tokens_median": self.median, "response_tokens_sigma": self.sigma,
+                    "response_tokens_quantiles": list(self.quantiles),
                     "token_s": self.token_s, "token_load_s": self.token_load_s,
                     "context_token_s": self.context_token_s, "prefill_s": 0.0, "fetch_weights_s": 0.0,
-                    "apply_weights_s": 0.0,
+                    "apply_weights_s": self.apply_s,
                 },
             },
             "learner": {

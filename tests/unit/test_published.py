@@ -10,10 +10,20 @@ from pathlib import Path
 import pytest
 
 from penstock.actors.buffer.policies import BufferState
-from penstock.benchmarks.published import areal, areal_policy, nemo_rl, skypilot, verl, verl_policies
+from penstock.benchmarks.published import (
+    areal,
+    areal_policy,
+    marin,
+    nemo_rl,
+    pipelinerl,
+    skypilot,
+    verl,
+    verl_policies,
+)
 from penstock.benchmarks.published._model import bisected
 from penstock.messages.training import UpdateMode
 from penstock.runtime.prediction.imports.lengths import mean_of_cut
+from penstock.runtime.prediction.steady import stretch_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "studies" / "published.md"
 
@@ -74,9 +84,39 @@ def test_what_is_not_bound_by_age_waits_for_no_long_response() -> None:
     assert by_capacity.step_time_s(0) < 0.9 * by_age.step_time_s(0)
 
 
+def test_lengths_from_a_lower_limit_have_the_mean_that_a_higher_one_brought() -> None:
+    mean = mean_of_cut(marin.LENGTHS.median, marin.LENGTHS.sigma, marin.LONGEST)
+    assert mean == pytest.approx(3_829_716 / 3_200, rel=0.03)  # of the synchronous run, which no length is fitted to
+
+
+def test_a_greater_allowance_is_quicker() -> None:
+    alone = marin.generation(marin.ENGINES, marin.LENGTHS.median, 0.01)
+    runs = [marin.overlapped(alone, each, marin.TRAINING_S, marin.WEIGHTS_S)._replace(num_steps=16) for each in (1, 4)]
+    little_s, much_s = (run.step_time_s(0) for run in runs)
+    assert much_s < 0.85 * little_s
+    steady = stretch_of(marin.NUM_STEPS, 1)
+    assert steady is not None
+    assert (steady[1] - steady[0]) % 2 == 0
+
+
+def test_a_run_in_turns_lasts_as_long_as_its_longest_sequence_and_its_training() -> None:
+    assert (pipelinerl.ESTIMATE.lag, pipelinerl.RUN.lag) == (9, 49)  # 8.25 and 48.8 batches
+    run = pipelinerl.in_turns(pipelinerl.ESTIMATE, *pipelinerl.PIPELINE)
+    generation_s = 2 * pipelinerl.MEAN * pipelinerl.PASS_S
+    assert run.step_time_s(0) == pytest.approx(generation_s + run.step_s, rel=0.02)
+    generated, trained = pipelinerl.PIPELINE
+    beside = pipelinerl.pipeline(pipelinerl.ESTIMATE, generated, trained)
+    # What its engines can generate in a step is what the learner can train in it, but for the 1 % between the two.
+    can_make = beside.engines * beside.slots * beside.step_s / pipelinerl.PASS_S
+    assert can_make == pytest.approx(beside.groups_per_batch * pipelinerl.MEAN * generated / trained, rel=0.005)
+
+
 def test_the_page_has_every_published_figure() -> None:
     text = PAGE.read_text()
     times = [*skypilot.MEASURED_S.values(), *verl.MEASURED_S.values()]
     times += [each for pair in nemo_rl.PAIRS for each in (pair.on_policy_s, pair.one_off_s)]
     times += [each / 1000 for sweep in areal.SWEEPS for each in sweep.tokens_a_second.values()]
+    times += [*areal.HOURS.values(), *pipelinerl.PIPELINE, pipelinerl.IN_TURNS, pipelinerl.SPEED_UP, pipelinerl.OLDEST]
+    times += [each.total_s for each in marin.CADENCES]
+    times += [total_s for sweep in (marin.MAIN, marin.BRANCH) for total_s in sweep.total_s.values()]
     assert [time for time in times if f"{time:,.1f}" not in text and f"{time:,g}" not in text] == []

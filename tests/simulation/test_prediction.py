@@ -432,6 +432,7 @@ def timed(policy: str, known: tuple[str, ...], folder: Path, *, cold_cost: float
 
 CROWDED = (
     *SHARED,
+    "engines.num_threads=2",
     "engines.simulated.cores=1.8",
     "engines.simulated.cold_cost=1.5",
     "learner.simulated.cores=2.0",

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from penstock.backends.learners.batch.packing import (
+    _deal,  # pyright: ignore[reportPrivateUsage]
     divide_over_ranks,
     micro_batch_cost,
     sequence_cost,
@@ -42,6 +43,26 @@ def test_every_sequence_is_on_one_rank_and_every_rank_has_as_many_micro_batches(
     fewest = len(split_into_micro_batches(sequences, 256))
     assert len(division.ranks[0]) <= -(-fewest // num_ranks) + 1
     assert division == divide_over_ranks(sequences, num_ranks=num_ranks, max_tokens=256, hidden_size=HIDDEN)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sequences_are_dealt_to_the_cheapest_that_has_room(seed: int) -> None:
+    """As it reads in one line, where the heap must not differ: real learners divide by it, each rank for itself."""
+    sequences = make_sequences(seed, 60)
+    num_parts = random.Random(seed).choice([3, 8, 16, 40])
+    parts: list[list[TrainSequence]] = [[] for _ in range(num_parts)]
+    costs = [0.0] * num_parts
+    wanted: list[list[TrainSequence]] | None = parts
+    for sequence in sorted(sequences, key=lambda each: -len(each.tokens)):
+        own = len(sequence.tokens) - 1
+        roomy = [n for n, part in enumerate(parts) if not part or sum(len(s.tokens) - 1 for s in part) + own <= 256]
+        if not roomy:
+            wanted = None
+            break
+        cheapest = min(roomy, key=lambda part: costs[part])
+        parts[cheapest].append(sequence)
+        costs[cheapest] += sequence_cost(own, hidden_size=HIDDEN)
+    assert _deal(sequences, num_parts, 256, HIDDEN) == (wanted and [part for part in wanted if part])
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])

@@ -1,4 +1,4 @@
-"""``typings/transformers`` says where each name is, and is right: what a checker does not find there is anything to it."""
+"""``typings/transformers`` says where each name is, and is right: a checker that does not find one says nothing."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ ARGS ?=
 # Bytecode is written whatever the environment says: compiling every test anew costs a minute each time.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 TWO := -n 2 --dist worksteal
-# One more than the two cores: a third of this suite waits, for processes that start and deadlines that pass.
+# One more than the two cores: tests of whole runs wait most of the time, for processes that start, modelled tokens and
+# deadlines that pass.
 THREE := -n 3 --dist worksteal
 LONG := --timeout 600 -o faulthandler_timeout=600
 export PYTHON
@@ -29,14 +30,14 @@ test: .venv/.ready-test ## Units, backends, simulation, whole runs on the local 
 	@failed=0; set -x; \
 	$(PYTEST) $(THREE) -m "not slow and not long_run and not ray and not chaos and not sglang and not megatron" \
 		--ignore tests/sglang --ignore tests/megatron --ignore tests/browser $(ARGS) || failed=1; \
-	PENSTOCK_TEST_HOST=ray $(PYTEST) -m smoke tests/integration || failed=1; \
+	PENSTOCK_TEST_HOST=ray $(PYTEST) $(TWO) -m smoke tests/integration || failed=1; \
 	exit $$failed
 
 test-ray: .venv/.ready-test ## About Ray itself, and runs of `make test` once more on it
 	PENSTOCK_TEST_HOST=ray $(PYTEST) $(TWO) -m "(ray or both_hosts) and not slow" tests/integration $(ARGS)
 
 runs: .venv/.ready-test ## Whole runs that train for longer (examples, agents, hooks), learners that die or have ranks
-	$(PYTEST) $(TWO) -m "long_run and not slow" tests/integration tests/examples tests/backends tests/docs tests/fuzz $(ARGS)
+	$(PYTEST) $(THREE) -m "long_run and not slow" tests/integration tests/examples tests/backends tests/docs tests/fuzz $(ARGS)
 
 reasoning-gym: .venv/.ready-reasoning-gym ## Add the extra of that name, which takes a C compiler; make test then covers it
 
@@ -46,7 +47,7 @@ browser: .venv/.ready-test .venv/.ready-browser ## The page of penstock dashboar
 	$(PYTEST) -m "not slow" $(LONG) tests/browser $(ARGS)
 
 chaos: .venv/.ready-test ## Kills and stops of everything, cut links, bad frames, full disks: the run survives or resumes
-	$(PYTEST) $(TWO) -m "chaos and not slow" $(LONG) tests/chaos tests/integration/test_resume.py $(ARGS)
+	$(PYTEST) $(THREE) -m "chaos and not slow" $(LONG) tests/chaos tests/integration/test_resume.py $(ARGS)
 
 test-sglang: .venv/.ready-test ## Against stock SGLang servers on the CPU (their own environment is built the first time)
 	@$(BIN)/penstock env sglang --stand-ins tests/sglang/stand_ins

@@ -162,7 +162,11 @@ def plants(draw: Draw) -> dict[str, Plant]:
         "low_concurrency": Plant(Cause.LOW_CONCURRENCY, {"staleness.max_concurrent": round(draw(2, 3, 4))}),
         "filter": Plant(
             Cause.FILTER,
-            {"filter.max_response_tokens": round(draw(60, 62, 66)), "learner.simulated.step_s": 0.1},
+            {  # a step takes ten times as many samples as elsewhere, so that half as many steps show as much
+                "run.num_steps": 8,
+                "filter.max_response_tokens": round(draw(60, 62, 66)),
+                "learner.simulated.step_s": 0.1,
+            },
         ),
         "slow_engine": Plant(
             Cause.SLOW_ENGINE,

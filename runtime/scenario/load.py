@@ -136,7 +136,7 @@ def _make_paths_absolute(scenario: Scenario, source: Source) -> Scenario:
         if _VARIABLE.search(each.value) and not os.path.lexists(found.partition("@[")[0]):
             raise UserFault(
                 f"{source.place(each.path).text}: {each.key}: environment variables are not read here, found "
-                f"{each.value!r}; write the path itself, or give the key on the command line, where the shell reads them"
+                f"{each.value!r}; write the path itself, or set the key on the command line, where the shell reads them"
             )
         return found
 

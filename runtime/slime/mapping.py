@@ -190,7 +190,7 @@ NO_COUNTERPART: Final[Mapping[str, str]] = {
     "eval-reward-key": "evaluation.defaults.reward has a key of its own (docs/rewards.md)",
     "eval-max-context-len": "model.max_context holds for everything",
     "eval-min-new-tokens": "answers end where they end",
-    "multimodal-keys": "learner.backend: torch trains on images (data.multimodal_keys, docs/vision.md); Megatron takes text",
+    "multimodal-keys": "learner.backend: torch trains on images (data.multimodal_keys); Megatron takes text",
     "custom-megatron-init-path": "the learner's own code is not a place for functions",
     "custom-megatron-before-log-prob-hook-path": "the learner's own code is not a place for functions",
     "custom-megatron-before-train-step-hook-path": "the learner's own code is not a place for functions",

@@ -65,7 +65,7 @@ def write_data(writer: Writer) -> None:
 
 
 def _precision(writer: Writer) -> None:
-    """slime trains in bfloat16 but with ``--fp16``, whatever ``--bf16`` says; its servers may compute in another type."""
+    """slime trains in bfloat16 but with ``--fp16``, whatever ``--bf16`` says; its servers may have another type."""
     dtype = "float16" if "fp16" in writer.flags else "bfloat16"
     writer.set("model.dtype", dtype)
     if dtype == "float16":

@@ -1,4 +1,4 @@
-"""The script of docs/evaluation.md that ends a run early, with a small model and an evaluation that never gets better."""
+"""The script of docs/evaluation.md that ends a run early, with a small model that never gets better."""
 
 from __future__ import annotations
 

@@ -224,9 +224,7 @@ class _NoMarkError(MalformedError):
     pass
 
 
-def encoded(
-    tokenizer: TextTokenizer, text: str, *, special: bool, check_room: CheckRoom | None = None
-) -> list[int]:
+def encoded(tokenizer: TextTokenizer, text: str, *, special: bool, check_room: CheckRoom | None = None) -> list[int]:
     """Token ids of a text.
 
     Args:

@@ -222,9 +222,7 @@ class Session:
             raise MalformedError(
                 "prompt: that of this session has images, which /chat/completions shows and a text not"
             )
-        fresh = TextDialogue(
-            self.rules.tokenizer, prompt.text, tokens_view(prompt.tokens).tolist(), self._check_room
-        )
+        fresh = TextDialogue(self.rules.tokenizer, prompt.text, tokens_view(prompt.tokens).tolist(), self._check_room)
         start = self._branches.start(fresh, lambda dialogue, so_far: (dialogue.tokens_for(request.prompt, so_far), ()))
 
         def replied(reply: TurnReply) -> TextDialogue:

@@ -35,24 +35,26 @@ def init(
     from penstock.runtime.output_file import check_new_output
 
     check_new_output(file, "")  # before anything is asked
+    needed = [name for name, given in (("--model", model), ("--data", data)) if given is None]
+    if needed and not sys.stdin.isatty():
+        are = "is" if len(needed) == 1 else "are"
+        raise UserFault(f"{' and '.join(needed)} {are} needed: there is no terminal here to ask for it")
     wanted = Wanted(
-        model=_ask(model, "model", "Model (a folder, or a name such as Qwen/Qwen3-0.6B)"),
-        data=_ask(data, "data", "Rows (a .jsonl or .parquet file)"),
-        reward=_ask(reward, "reward", "Reward (a name, or file.py:function)", "math"),
+        model=_ask(model, "Model (a folder, or a name such as Qwen/Qwen3-0.6B)"),
+        data=_ask(data, "Rows (a .jsonl or .parquet file)"),
+        reward=_ask(reward, "Reward (a name, or file.py:function)", "math"),
         policy=policy,
         engine=engine,
     )
     write_new_scenario(file, wanted, console)
 
 
-def _ask(given: str | None, option: str, question: str, default: str | None = None) -> str:
+def _ask(given: str | None, question: str, default: str | None = None) -> str:
     if given is not None:
         return given
-    if sys.stdin.isatty():
-        return str(typer.prompt(question, default=default))
-    if default is None:
-        raise UserFault(f"--{option} is needed: there is no terminal here to ask for it")
-    return default
+    if default is not None and not sys.stdin.isatty():
+        return default
+    return str(typer.prompt(question, default=default))
 
 
 @app.command()

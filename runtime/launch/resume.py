@@ -137,7 +137,7 @@ def check_may_change(before: Path, override: str) -> None:
             f"override '{override}': cannot change in a run that goes on: {REASONS.get(block, OTHER_REASON)}. "
             f"{_had(before, key, given)}Leave it out to go on{SWITCHED if block == 'staleness' else ''}. "
             f"What can change: {', '.join((*FREE_KEYS, *(f'{free}.*' for free in FREE_BLOCKS)))}; for another run: "
-            f"penstock run{_unknown(key)}"
+            f"penstock run, which may begin with this one's model (docs/resume.md){_unknown(key)}"
         )
 
 

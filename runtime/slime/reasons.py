@@ -53,7 +53,7 @@ _REASONS: Final[dict[tuple[Effect, str], str]] = {
     ("but_for", "evaluation.defaults.reward has a key of its own (docs/rewards.md)"): "eval-reward-key",
     ("but_for", "model.max_context holds for everything"): "eval-max-context-len",
     ("but_for", "answers end where they end"): "eval-min-new-tokens",
-    ("other", "learner.backend: torch trains on images (data.multimodal_keys, docs/vision.md); Megatron takes text"): (
+    ("other", "learner.backend: torch trains on images (data.multimodal_keys); Megatron takes text"): (
         "multimodal-keys"
     ),
     ("other", "the learner's own code is not a place for functions"): (

@@ -269,7 +269,7 @@ COMMANDS = (
     Mistake(
         "init over a file", "init s.yaml --model model --data rows.jsonl --reward math", ("s.yaml: is there already",)
     ),
-    Mistake("init without a model", "init new.yaml", ("--model is needed",)),
+    Mistake("init without a model", "init new.yaml", ("--model and --data are needed",)),
     Mistake(
         "init with an unknown policy",
         "init new.yaml --model model --data rows.jsonl --reward math --policy fast",

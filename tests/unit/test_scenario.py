@@ -61,7 +61,9 @@ def test_a_text_that_looks_like_something_else_stays_one_when_it_is_written(text
         scenario_file.write_text(dump_scenario(scenario, is_short=is_short))
         assert load_scenario(scenario_file) == scenario
     toml = scenario_file.with_suffix(".toml")
-    toml.write_text(f'run = {{name = "x"}}\ndata = {{path = "lines:9", metadata = {{level = "{text}"}}}}\nmodel = {{make = "xs"}}\n')
+    toml.write_text(
+        f'run = {{name = "x"}}\ndata = {{path = "lines:9", metadata = {{level = "{text}"}}}}\nmodel = {{make = "xs"}}\n'
+    )
     assert load_scenario(toml).data.metadata == {"level": text}
 
 
@@ -148,7 +150,10 @@ def test_a_missing_block_names_the_key_that_has_no_default(scenario_file: Path) 
         ("run: &r {name: x}\ndata: *r\n", "anchors and aliases are not used in scenarios: write the keys out"),
         ("run: {name: x}\ndata:\n  <<: {path: x}\n", ":3: anchors and aliases are not used"),
         ("run: {name: x}\n---\nrun: {name: y}\n", "a file holds one scenario"),
-        ("include: base.yaml\nrun: {name: x}\n", ":1: include: no such key, and none is needed: a scenario is one file"),
+        (
+            "include: base.yaml\nrun: {name: x}\n",
+            ":1: include: no such key, and none is needed: a scenario is one file",
+        ),
         ("defaults: [base]\nrun: {name: x}\n", ":1: defaults: no such key, and none is needed: a scenario is one file"),
         ("run: {name: x}\ndata:\n  path: ${DATA}/x.jsonl\n", ":3: data.path: environment variables are not read here"),
         ("run: {name: x}\ndata: {path: x}\nmodel:\n  path: /m/$NAME\n", ":4: model.path: environment variables are"),

@@ -128,7 +128,6 @@ def _joined(work: Work, device: torch.device) -> WorkerGroup:
         store=store,
         rank=work.rank,
         num_ranks=work.num_ranks,
-        local_rank=work.rank,
         device=device,
         timeout_s=TIMEOUT_S,
     )

@@ -112,7 +112,6 @@ def train(work: Work) -> Spent:
             store=store,
             rank=work.rank,
             num_ranks=work.num_ranks,
-            local_rank=work.rank,
             device=device,
             timeout_s=TIMEOUT_S,
         )

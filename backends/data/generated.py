@@ -11,13 +11,13 @@ Invariants:
 from __future__ import annotations
 
 import difflib
+import random
 import re
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.backends.data.lines import lines_row, noisy_answer, worse_answer
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.row import RawRow
-from penstock.backends.data.sums import sums_row
 from penstock.backends.extras import missing_extra
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 TUPLE: Final = "__tuple__"
 SET: Final = "__set__"
 PAIRS: Final = "__pairs__"
+SHARE_THAT_ASKS: Final = 0.35
+"""Of the demonstrations of ``sums:N``."""
 
 _COUNT: Final = re.compile(r"[1-9][0-9_]*")
 
@@ -58,10 +60,19 @@ def lines_rows(
 
 
 def sums_rows(path: str, rest: str, seed: int) -> Iterator[RawRow]:
-    """``sums:N``: columns ``prompt``, ``label`` (the product), ``response`` (a demonstration, for a warm start)."""
+    """``sums:N``: columns ``prompt`` (``47*38=``), ``label`` (the product), ``response`` (a demonstration, for a warm
+    start: a call of the calculator, its result and the answer; or a question mark).
+
+    A small model cannot multiply; it can write ``(47*38)``, read ``=1786;``, and copy. Most demonstrations give up, so
+    what is imitated earns little, and reinforcement has something to find: to ask.
+    """
     for index in range(_count(path, rest, "sums:256")):
-        row = sums_row(seed, index)
-        columns = {"prompt": row.prompt, "label": row.answer, "response": row.demonstration}
+        draw = random.Random(f"sums {seed} {index}")
+        left, right = draw.randint(10, 99), draw.randint(10, 99)
+        product = str(left * right)
+        asks = draw.random() < SHARE_THAT_ASKS
+        response = f"({left}*{right})={product};{product}" if asks else "?"
+        columns = {"prompt": f"{left}*{right}=", "label": product, "response": response}
         yield RawRow(f"{path} row {index}", columns)
 
 

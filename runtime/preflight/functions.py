@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from penstock.backends.episodes.functions.opening import specs_of
 from penstock.backends.extras import missing_extra
 from penstock.backends.processes.user_code import UserCodeError, split_spec
 from penstock.backends.processes.user_environment import pass_variables
@@ -59,6 +60,17 @@ def check_functions_load(scenario: Scenario) -> None:
     """
     pass_variables(scenario.runtime.pass_env)
     check_loads(_loaded(scenario))
+
+
+def check_episode(scenario: Scenario) -> None:
+    """As :func:`check_functions_load`, of the functions that play episodes; they have the form that they need, too.
+
+    Raises:
+        UserFault: they cannot be loaded.
+    """
+    pass_variables(scenario.runtime.pass_env)
+    specs = specs_of(scenario.episode, [each.generate for each in sets_of(scenario)])
+    check_loads([NamedFunction("episode.generate", Names.EPISODE, specs.in_words(), specs)])
 
 
 def _loaded(scenario: Scenario) -> list[NamedFunction]:

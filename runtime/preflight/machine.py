@@ -25,9 +25,8 @@ from penstock.runtime.preflight.checkpoints import (
     check_weight_files,
     check_weights,
 )
-from penstock.runtime.preflight.episodes import check_episode
 from penstock.runtime.preflight.fp8_model import check_fp8_model
-from penstock.runtime.preflight.functions import check_functions_load, check_user_code
+from penstock.runtime.preflight.functions import check_episode, check_functions_load, check_user_code
 from penstock.runtime.preflight.megatron import check_megatron
 from penstock.runtime.preflight.rewards import check_rewards
 from penstock.runtime.preflight.rows import check_data

@@ -235,9 +235,12 @@ def _engine(
     if Capability.GENERATES not in spec.capabilities:
         return engine
     if judges is not None:
-        from penstock.backends.episodes.judge_endpoint.opening import open_judging_engine
+        from penstock.backends.episodes.judge_endpoint.backend import JudgingEngine
+        from penstock.backends.episodes.judge_endpoint.server import JudgeServer
 
-        engine = open_judging_engine(engine, judges)
+        engine = JudgingEngine(
+            engine, JudgeServer(judges), num_slots=judges.num_slots, canary_tolerance=judges.canary_tolerance
+        )
     return _with_episodes(name, plan, epoch, engine)
 
 

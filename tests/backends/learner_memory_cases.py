@@ -115,7 +115,6 @@ def load_and_publish(work: Work) -> Used:
         store=dist.FileStore(str(folder / "store"), work.num_ranks),  # type: ignore[attr-defined]  # it is
         rank=work.rank,
         num_ranks=work.num_ranks,
-        local_rank=work.rank,
         device=torch.device("cpu"),
         timeout_s=TIMEOUT_S,
     )

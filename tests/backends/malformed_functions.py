@@ -127,11 +127,6 @@ async def score_elsewhere(response: str) -> float:
 not_a_function = 7
 
 
-def asks_for_more(response: str, reference_answer: str) -> float:
-    """Asks for what nobody has."""
-    return 0.0
-
-
 # What a row's column says is done for the first sample of its group; the others are good.
 
 

@@ -113,7 +113,6 @@ def _run(
         store=dist.FileStore(store, num_ranks),  # type: ignore[attr-defined]  # it is exported
         rank=rank,
         num_ranks=num_ranks,
-        local_rank=rank,
         device=CPU,
         timeout_s=COLLECTIVE_TIMEOUT_S,
     )

@@ -34,7 +34,6 @@ from penstock.messages.commands import ApplyWeights, FetchWeights, SleepEngine
 from penstock.messages.local import (
     EngineSlept,
     GenerationAdvanced,
-    GenerationEnded,
     WeightsStagedLocally,
     WeightsSwapped,
 )
@@ -240,18 +239,6 @@ def held_bench(open_bench: BenchFactory, cases: list[Case], *, run_id: str = "")
         bench.exporter = open_exporter("shared_memory", run_id=run_id, learner_epoch=0, folder=Path())
     fetcher.holds = True
     return bench, fetcher
-
-
-def hear_until(bench: Bench, kind: type[GenerationAdvanced | GenerationEnded]) -> list[GenerationEnded]:
-    """The ends up to the first event of this kind."""
-    ends: list[GenerationEnded] = []
-    while True:
-        event = bench.said.get(timeout=WAIT_S)
-        assert isinstance(event, GenerationAdvanced | GenerationEnded), event
-        if isinstance(event, GenerationEnded):
-            ends.append(event)
-        if isinstance(event, kind):
-            return ends
 
 
 def test_it_decodes_while_it_prepares_and_stamps_both_versions(cases: list[Case], open_bench: BenchFactory) -> None:

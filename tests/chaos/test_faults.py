@@ -32,15 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAMES = (
-    "buffer",
-    "prompt_source",
-    "scorer",
-    "filter",
-    "weight_publisher",
-    "learner",
-    "engine/0",
-    "engine/1",
-)
+    "buffer", "prompt_source", "scorer", "filter", "weight_publisher", "learner", "engine/0", "engine/1",
+)  # fmt: skip
 
 
 def plan(*texts: str, num_faults: int | None = None, seed: int = 0) -> tuple[ChaosFault, ...]:

@@ -15,15 +15,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 TARGETS = (
-    "driver",
-    "buffer",
-    "learner",
-    "prompt_source",
-    "scorer",
-    "filter",
-    "weight_publisher",
-    "engine/0",
-)
+    "driver", "buffer", "learner", "prompt_source", "scorer", "filter", "weight_publisher", "engine/0",
+)  # fmt: skip
 SEEDS = (1, 2, 3)
 FAULTS_A_RUN = 8
 

@@ -28,15 +28,9 @@ if TYPE_CHECKING:
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden_events.json"
 UNIONS: tuple[Any, ...] = (
-    BufferWire,
-    EngineWorkerWire,
-    FilterWire,
-    LearnerWire,
-    PromptSourceWire,
-    ScorerWire,
-    SupervisorWire,
+    BufferWire, EngineWorkerWire, FilterWire, LearnerWire, PromptSourceWire, ScorerWire, SupervisorWire,
     WeightPublisherWire,
-)
+)  # fmt: skip
 DECODERS: list[InboxDecoder[Event]] = [InboxDecoder(union) for union in UNIONS]
 
 

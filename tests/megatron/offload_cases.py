@@ -179,7 +179,7 @@ def saved_twice(rank: int, folder: str, target: str, keys: dict[str, Any], num_r
     options = MegatronOptions(**keys)
     open_groups(layout_of(options, num_ranks), seed=1)
     control = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
-    workers = WorkerGroup(rank=rank, num_ranks=num_ranks, local_rank=rank, device=CPU, timeout_s=60.0, control=control)
+    workers = WorkerGroup(rank=rank, num_ranks=num_ranks, device=CPU, timeout_s=60.0, control=control)
     written: list[CheckpointWritten] = []
     failed: list[BaseException] = []
     checkpoints = MegatronCheckpoints(

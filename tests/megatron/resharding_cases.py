@@ -211,7 +211,7 @@ def megatron_options(keys: dict[str, Any]) -> MegatronOptions:
 
 def workers_of(rank: int, num_ranks: int) -> WorkerGroup:
     control = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
-    return WorkerGroup(rank=rank, num_ranks=num_ranks, local_rank=rank, device=CPU, timeout_s=60.0, control=control)
+    return WorkerGroup(rank=rank, num_ranks=num_ranks, device=CPU, timeout_s=60.0, control=control)
 
 
 def bare_model(model_folder: str, options: MegatronOptions, num_ranks: int) -> ParallelModel:

@@ -42,9 +42,7 @@ TIMEOUT_S = 120.0
 def workers_of(rank: int, num_ranks: int) -> WorkerGroup:
     """Of the processes of the tests."""
     control: Any = dist.new_group(backend="gloo") if num_ranks > 1 else None
-    return WorkerGroup(
-        rank=rank, num_ranks=num_ranks, local_rank=rank, device=CPU, timeout_s=TIMEOUT_S, control=control
-    )
+    return WorkerGroup(rank=rank, num_ranks=num_ranks, device=CPU, timeout_s=TIMEOUT_S, control=control)
 
 
 def trained(

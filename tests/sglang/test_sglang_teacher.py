@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock.backends.engines.served.sglang.opening import ADMIN_KEY_VARIABLE
 from penstock.backends.engines.served.sglang.teacher import longest_sample, open_sglang_teacher
+from penstock.backends.engines.spec import TeacherContext
 from penstock.backends.engines.teacher_options import TeacherModelOptions, TeacherOptions
 from penstock.messages.arrays import floats_view, pack_tokens, tokens_view
 from penstock.messages.commands import ComputeLogprobs, OpenEngine
@@ -70,8 +71,11 @@ def answers_of(folder: Path, run_folder: Path, options: TeacherOptions) -> tuple
     """To all texts, asked at once, one of them outside the vocabulary and one too long."""
     said: SimpleQueue[LocalEvent | BaseException] = SimpleQueue()
     teacher = open_sglang_teacher(
-        name="teacher/0", place=0, model_folder=folder, run_folder=run_folder, options=options, max_context=CONTEXT
-    )
+        TeacherContext(
+            name="teacher/0", index=0, epoch=0, model_folder=folder, run_folder=run_folder, options=options,
+            max_context=CONTEXT, temperature=1.0, seed=0,
+        )
+    )  # fmt: skip
     teacher.start(said.put, said.put)
     try:
         teacher.execute(OpenEngine())

@@ -21,9 +21,10 @@ from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.actors.weight_publisher.settings import WeightPublisherSettings
 from penstock.backends.checkpoint.make import END_ID, END_TOKEN, character_tokenizer
+from penstock.backends.data.dataset import load_dataset
 from penstock.backends.data.options import DataOptions, RecordedOptions
 from penstock.backends.data.recorded_rows import RecordedSettings
-from penstock.backends.engines.recorded.opening import open_recorded_engine
+from penstock.backends.engines.recorded.backend import RecordedEngine
 from penstock.backends.weights.no_weights import NoWeightsExporter
 from penstock.messages.arrays import tokens_view
 from penstock.messages.commands import ApplyWeights, FetchWeights, Generate, OpenEngine, Score, Send
@@ -83,14 +84,10 @@ def engine(tmp_path: Path) -> tuple[Backend[EngineCommand], deque[LocalEvent]]:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": END_TOKEN}))
     row = {"prompt": "a=", "response": [[5, END_ID], [6, 7, END_ID]], "reward": [1.0, 0.5]}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    backend = open_recorded_engine(
-        DataOptions(path=str(tmp_path / "rows.jsonl"), recorded=RecordedOptions(reward_key="reward")),
-        RecordedSettings(2, 16, are_all_recorded=True, imitates=False),
-        model_folder=tmp_path,
-        num_slots=3,
-        seed=0,
-        max_context=32,
-    )
+    data = DataOptions(path=str(tmp_path / "rows.jsonl"), recorded=RecordedOptions(reward_key="reward"))
+    settings = RecordedSettings(2, 16, are_all_recorded=True, imitates=False)
+    dataset = load_dataset(data, tmp_path, seed=0, max_context=32, recorded=settings, keeps_responses=True)
+    backend = RecordedEngine(dataset, num_slots=3)
     answers: deque[LocalEvent] = deque()
     backend.start(answers.append, raised)
     return backend, answers

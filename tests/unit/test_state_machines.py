@@ -40,15 +40,9 @@ if TYPE_CHECKING:
     from penstock.actors.transitions import State
 
 TESTS = (
-    test_actor_buffer_admission,
-    test_actor_buffer_ends,
-    test_actor_buffer_parts,
-    test_actor_buffer_phases,
-    test_actor_buffer_recovery,
-    test_actor_evaluation,
-    test_actor_lending,
-    test_actor_weight_publisher,
-)
+    test_actor_buffer_admission, test_actor_buffer_ends, test_actor_buffer_parts, test_actor_buffer_phases,
+    test_actor_buffer_recovery, test_actor_evaluation, test_actor_lending, test_actor_weight_publisher,
+)  # fmt: skip
 NEW = SampleKey(1, 0)
 
 

@@ -53,15 +53,9 @@ from penstock.runtime.observability.summary import generated_tokens
 
 GOLDEN = Path(__file__).with_name("golden_events.json")
 UNIONS = (
-    inboxes.PromptSourceWire,
-    inboxes.EngineWorkerWire,
-    inboxes.ScorerWire,
-    inboxes.FilterWire,
-    inboxes.BufferWire,
-    inboxes.LearnerWire,
-    inboxes.WeightPublisherWire,
-    inboxes.SupervisorWire,
-)
+    inboxes.PromptSourceWire, inboxes.EngineWorkerWire, inboxes.ScorerWire, inboxes.FilterWire, inboxes.BufferWire,
+    inboxes.LearnerWire, inboxes.WeightPublisherWire, inboxes.SupervisorWire,
+)  # fmt: skip
 EVENTS: list[type[Event]] = sorted(
     {event for union in UNIONS for event in get_args(union)}, key=lambda event: event.__name__
 )

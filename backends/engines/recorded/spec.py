@@ -14,22 +14,21 @@ if TYPE_CHECKING:
 
 
 def _open(context: EngineContext) -> Backend[EngineCommand]:
-    from penstock.backends.engines.recorded.opening import open_recorded_engine
+    from penstock.backends.engines.recorded.backend import RecordedEngine
 
-    assert context.recorded is not None, "given to every engine that answers from rows"
+    recorded, max_context = context.recorded, context.max_context
+    assert recorded is not None, "given to every engine that answers from rows"
     if context.data.source is not None:
         from penstock.backends.data.pushed.responses import PushedResponses
-        from penstock.backends.engines.recorded.backend import RecordedEngine
 
         return RecordedEngine(PushedResponses(context.run_folder), num_slots=context.options.slots)
-    return open_recorded_engine(
-        context.data,
-        context.recorded,
-        model_folder=context.model_folder,
-        num_slots=context.options.slots,
-        seed=context.seed,
-        max_context=context.max_context,
-    )
+    from penstock.backends.data.dataset import load_dataset
+
+    dataset = load_dataset(
+        context.data, context.model_folder, seed=context.seed, max_context=max_context, recorded=recorded,
+        keeps_responses=True,
+    )  # fmt: skip
+    return RecordedEngine(dataset, num_slots=context.options.slots)
 
 
 RECORDED: Final = EngineSpec(

@@ -72,8 +72,6 @@ class PackedTokens(NamedTuple):
     """That next token ``[T]``."""
     rollout_logprobs: NDArray[np.float32]
     """``[T]``"""
-    sample_of: NDArray[np.int64]
-    """Index in the batch of the sample that a trained token belongs to ``[T]``."""
     lengths: NDArray[np.int64]
     """Positions of each row ``[B]``, shared ones counted."""
     top_ids: NDArray[np.int64] | None = None
@@ -166,7 +164,6 @@ def pack(sequences: Sequence[TrainSequence]) -> PackedTokens:
         num_inputs += num_new
     top = teacher_top_of(sequences)
     flat_places = np.concatenate(places)
-    counts = [len(sequence.trained) for sequence in sequences]
     return PackedTokens(
         input_ids=np.concatenate(inputs).astype(np.int64),
         position_ids=flat_places % num_positions,
@@ -175,7 +172,6 @@ def pack(sequences: Sequence[TrainSequence]) -> PackedTokens:
         predicted_at=np.concatenate(predicted_at),
         targets=np.concatenate([sequence.tokens[sequence.trained] for sequence in sequences]).astype(np.int64),
         rollout_logprobs=np.concatenate([sequence.rollout_logprobs for sequence in sequences]),
-        sample_of=np.repeat(np.asarray([sequence.sample for sequence in sequences], dtype=np.int64), counts),
         lengths=np.asarray([len(at) for at in rows], dtype=np.int64),
         top_ids=None if top is None else top.ids,
         kept_ids=kept_of(sequences) if any(s.kept is not None for s in sequences) else None,

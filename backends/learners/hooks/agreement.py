@@ -31,7 +31,7 @@ def check_agreement(workers: WorkerGroup, values: Tensor, what: str) -> None:
     """Called on every rank alike.
 
     Args:
-        worker group: all ranks.
+        workers: all ranks.
         values: that are to be the same on all of them ``[N]``.
         what: they are, for the message, with the key of the hook.
 

@@ -16,9 +16,8 @@ Invariants:
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import torch
@@ -33,7 +32,6 @@ from penstock.backends.learners.megatron.model.build import build_model
 from penstock.backends.learners.megatron.model.value_head import SharedHead, gathered_values
 from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
 from penstock.backends.learners.megatron.schedule.schedule import MicroBatchRunner
-from penstock.backends.learners.objectives.values import clipped_value_loss
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 
 if TYPE_CHECKING:
@@ -52,32 +50,13 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.schedule.packed import PackedShare
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.training.loss_scale import LossScale
-    from penstock.backends.learners.training.step import StepTokens, ValueTargets
+    from penstock.backends.learners.training.step import StepTokens, ValueTerms
     from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 CRITIC: Final = "critic"
 """Name of the critic in checkpoints."""
 HEAD: Final = "output_layer"
 """What megatron-core calls what stands after the last norm."""
-
-
-class ValueTerms(NamedTuple):
-    """What the tokens of a micro-batch add to the step."""
-
-    loss: Tensor
-    """Scalar, with gradient."""
-    figures: dict[str, Tensor]
-    """Detached scalars by metric name."""
-
-
-def value_terms(values: Tensor, targets: ValueTargets, options: LearnerOptions) -> ValueTerms:
-    """Loss and figures of the tokens of a micro-batch."""
-    bound = options.objective.value_clip
-    value_clip = math.inf if bound is None else bound
-    found = clipped_value_loss(values, targets.old_values, targets.returns, value_clip=value_clip)
-    loss = (targets.weights * found.loss).sum(dtype=torch.float64)
-    clipped = (targets.weights * found.clipped).sum(dtype=torch.float64)
-    return ValueTerms(loss, {"train/value_loss": loss.detach(), "train/value_clipfrac": clipped})
 
 
 class OwnCritic:
@@ -136,7 +115,7 @@ class OwnCritic:
 
         def loss(number: int, values: Tensor) -> Tensor:
             counted = values[: batches.num_tokens(number)]
-            terms = value_terms(counted, own.value_targets(batches.parts[number]), self._options)
+            terms = own.value_targets(batches.parts[number]).terms(counted, self._options.objective)
             figures.append(terms.figures)
             return terms.loss
 
@@ -165,7 +144,7 @@ class SharedCritic:
             policy: whose micro-batches have values from here on.
             options: the ``learner:`` block.
             num_steps: of the whole run, for the schedule.
-            worker group: all ranks.
+            workers: all ranks.
         """
         self._options = options
         self._num_steps = num_steps
@@ -178,9 +157,7 @@ class SharedCritic:
         """Another rank has the same gradient."""
         self._optimizer = MasterAdamW(
             self._head,
-            betas=options.betas,
-            weight_decay=options.weight_decay,
-            max_grad_norm=options.max_grad_norm,
+            options,
             compute_dtype=torch.float32,
             scale=policy.scale,
             workers=workers,
@@ -188,7 +165,7 @@ class SharedCritic:
 
     def terms(self, values: Tensor, own: StepTokens, part: slice) -> ValueTerms:
         """Of a micro-batch of the policy."""
-        return value_terms(values, own.value_targets(part), self._options)
+        return own.value_targets(part).terms(values, self._options.objective)
 
     def add_gradients(self, own: StepTokens, batches: MicroBatches) -> list[Mapping[str, Tensor]]:
         """Of a step that trains the head alone; figures by micro-batch, on the last stage."""
@@ -260,7 +237,7 @@ def open_critic(
         policy: as it is before the first step.
         options: the ``learner:`` block.
         num_steps: of the whole run, for the schedule.
-        worker group: all ranks.
+        workers: all ranks.
         check_stop: called before each micro-batch; raises to end the step.
         stored: where to go on, if not at the beginning.
 

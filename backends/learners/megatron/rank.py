@@ -14,12 +14,17 @@ if TYPE_CHECKING:
 
 
 def open_rank(plan: LearnerPlan, workers: WorkerGroup, host: WorkerHost) -> LearnerWorker:
-    """A worker of this learner; the first rank publishes the weights."""
+    """A worker of this learner; the first rank publishes the weights.
+
+    Raises:
+        WeightExportError: they cannot be published there.
+    """
     no_cuda.install()
     if workers.device.type == "cpu":
         # megatron-core has some functions compiled, which takes a C++ compiler seconds and gains nothing on a CPU.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     # Only now: megatron-core asks for CUDA while it is imported.
-    from penstock.backends.learners.megatron.worker import open_megatron_worker
+    from penstock.backends.learners.megatron.worker import MegatronWorker
+    from penstock.backends.learners.worker_group.planned import exporter_of
 
-    return open_megatron_worker(plan, workers, host)
+    return MegatronWorker(plan, workers, host, exporter_of(plan, workers))

@@ -49,7 +49,7 @@ def warm_start(
         block: its ``warm_start:`` block.
         seed: of the order of the demonstrations.
         report: called after each step with the fraction done and the loss.
-        worker group: all ranks.
+        workers: all ranks.
 
     Raises:
         DivergedError: the loss or the gradient is not finite.

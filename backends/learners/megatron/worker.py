@@ -24,7 +24,6 @@ from penstock.backends.learners.megatron.roles import roles_of
 from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.training.canary import canary_under
 from penstock.backends.learners.training.command_worker import CommandWorker, Published
-from penstock.backends.learners.worker_group.planned import exporter_of
 
 if TYPE_CHECKING:
     from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
@@ -38,28 +37,12 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 
 
-def open_megatron_worker(plan: LearnerPlan, workers: WorkerGroup, host: WorkerHost) -> MegatronWorker:
-    """What works in a rank of this learner; the first rank publishes the weights.
-
-    Raises:
-        WeightExportError: they cannot be published there.
-    """
-    return MegatronWorker(plan, workers, host, exporter_of(plan, workers))
-
-
 class MegatronWorker(CommandWorker[OpenedLearner]):
     """One rank of the learner; see :class:`.LearnerWorker`."""
 
     def __init__(
         self, plan: LearnerPlan, workers: WorkerGroup, host: WorkerHost, exporter: WeightExporter | None
     ) -> None:
-        """
-        Args:
-            plan: of the learner.
-            worker group: all ranks.
-            host: the process.
-            exporter: None on every rank but the first.
-        """
         super().__init__(plan, workers, host, exporter)
         channel = CheckpointChannel(workers)  # of all ranks, while torch knows them as such
         self._roles = roles_of(workers, plan.options)

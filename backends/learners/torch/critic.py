@@ -17,15 +17,13 @@ Invariants:
 from __future__ import annotations
 
 import copy
-import math
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch import nn
 
 from penstock.backends.learners.checkpoints.shards import is_divided
 from penstock.backends.learners.learning_rate import critic_learning_rate
-from penstock.backends.learners.objectives.values import clipped_value_loss
 from penstock.backends.learners.torch.attention import token_inputs
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.learners.torch.optimizer import MASTER, MasterAdamW
@@ -51,20 +49,11 @@ if TYPE_CHECKING:
     from penstock.backends.learners.torch.layout import Layout
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.training.loss_scale import LossScale
-    from penstock.backends.learners.training.step import ValueTargets
+    from penstock.backends.learners.training.step import ValueTargets, ValueTerms
     from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 PREFIX: Final = "critic/"
 WEIGHT: Final = "weight/"
-
-
-class ValueTerms(NamedTuple):
-    """What the tokens of a micro-batch add to the step."""
-
-    loss: Tensor
-    """Scalar, with gradient."""
-    figures: dict[str, Tensor]
-    """Detached scalars by metric name."""
 
 
 class Critic:
@@ -85,18 +74,16 @@ class Critic:
             options: the ``learner:`` block.
             num_steps: of the whole run, for the schedule.
             scale: of the losses; see :class:`.MasterAdamW`.
-            worker group: the ranks that the policy is on.
+            workers: the ranks that the policy is on.
 
         Raises:
             CheckpointError: the architecture has no trunk that could be told from its output head.
         """
-        objective = options.objective
-        self.is_shared = objective.critic == "shared"
+        self.is_shared = options.objective.critic == "shared"
         self._options = options
         self._num_steps = num_steps
         self._device = policy.device
         self._layout: Layout = policy.layout
-        self._value_clip = math.inf if objective.value_clip is None else objective.value_clip
         dtype = torch.promote_types(policy.dtype, torch.float32)
         self._head = nn.Linear(policy.hidden_size, 1, dtype=dtype, device=policy.device)
         nn.init.zeros_(self._head.weight)
@@ -109,9 +96,7 @@ class Critic:
         self._dtype, self._trunk_dtype = dtype, policy.dtype
         self._optimizer = MasterAdamW(
             self._module,
-            betas=options.betas,
-            weight_decay=options.weight_decay,
-            max_grad_norm=options.max_grad_norm,
+            options,
             compute_dtype=policy.dtype,
             scale=scale,
             workers=workers,
@@ -141,10 +126,7 @@ class Critic:
         """Loss and figures of a micro-batch; arguments as for :meth:`values`."""
         # Of a stand-in for a micro-batch nothing counts.
         values = self.values(packed, hidden)[: len(targets.weights)]
-        found = clipped_value_loss(values, targets.old_values, targets.returns, value_clip=self._value_clip)
-        loss = (targets.weights * found.loss).sum(dtype=torch.float64)
-        clipped = (targets.weights * found.clipped).sum(dtype=torch.float64)
-        return ValueTerms(loss, {"train/value_loss": loss.detach(), "train/value_clipfrac": clipped})
+        return targets.terms(values, self._options.objective)
 
     def step(self, step: int, *, loss: float, name: str) -> float:
         """Change the weights; the norm of the gradient before clipping.

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.utils.hooks import RemovableHandle
 
+    from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 MASTER: Final = "master"
@@ -55,10 +56,8 @@ class MasterAdamW:
     def __init__(
         self,
         model: nn.Module,
+        options: LearnerOptions,
         *,
-        betas: tuple[float, float],
-        weight_decay: float,
-        max_grad_norm: float,
         compute_dtype: torch.dtype = torch.float32,
         scale: LossScale | None = None,
         workers: WorkerGroup = SOLO,
@@ -68,12 +67,10 @@ class MasterAdamW:
         """
         Args:
             model: whose weights are trained.
-            betas: of AdamW.
-            weight_decay: of matrices.
-            max_grad_norm: what a larger gradient is scaled down to.
+            options: the ``learner:`` block.
             compute_dtype: what the model computes in, also where its weights are more exact than that here.
             scale: what gradients are multiplied by when they come; None: nothing.
-            worker group: all ranks.
+            workers: all ranks.
             copies: the ranks that have the same shares of sharded weights as this one; None: no others have. Of weights
                 that are not sharded all ranks have the same.
             tensor_ranks: those that compute together with this one; None: it computes alone.
@@ -82,7 +79,7 @@ class MasterAdamW:
         self._names = list(trained)
         self._parameters = list(trained.values())
         self._masters = [_master_of(parameter) for parameter in self._parameters]
-        self._max_grad_norm = max_grad_norm
+        self._max_grad_norm = options.max_grad_norm
         self._workers = workers
         self._is_rounded = compute_dtype != torch.promote_types(compute_dtype, torch.float32)
         self._scale = scale or LossScale(torch.float32)
@@ -101,8 +98,8 @@ class MasterAdamW:
         others = [master for master in self._masters if master.ndim <= 1]
         # Decay pulls gains of norms and biases away from where they work, so only matrices decay.
         self._adamw = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}],
-            betas=betas,
+            [{"params": matrices, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            betas=options.betas,
             fused=True,
         )
 

@@ -99,7 +99,7 @@ def shard(root: nn.Module, workers: WorkerGroup, options: LearnerOptions, *, com
 
     Args:
         root: the module; its blocks are gathered one by one, and what is in none when it is called, until it returns.
-        worker group: all ranks.
+        workers: all ranks.
         options: the ``learner:`` block.
         compute_dtype: what it computes in.
     """

@@ -77,7 +77,7 @@ class GatheredWeights:
         """
         Args:
             model: whose weights they are.
-            worker group: the ranks that it is divided over, or that have it whole.
+            workers: the ranks that it is divided over, or that have it whole.
             max_bucket_bytes: of what is gathered at once; a larger weight comes alone.
         """
         self._model = model

@@ -67,7 +67,7 @@ def load_divided(
 
     Args:
         folder: that ``save_pretrained`` wrote.
-        worker group: all ranks.
+        workers: all ranks.
         options: the ``learner:`` block, whose ``lora`` is not looked at.
         dtype: what it computes in.
         lora: gives it adapters, from torch's random numbers as they are.

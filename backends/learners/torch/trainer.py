@@ -218,9 +218,7 @@ def _critic_of(
 def _optimizer_of(model: PackedModel, options: LearnerOptions, scale: LossScale, workers: WorkerGroup) -> MasterAdamW:
     return MasterAdamW(
         model.model,
-        betas=options.betas,
-        weight_decay=options.weight_decay,
-        max_grad_norm=options.max_grad_norm,
+        options,
         compute_dtype=model.dtype,
         scale=scale,
         workers=workers,

@@ -51,7 +51,7 @@ def warm_start(
         seed: of the order of the demonstrations.
         report: called after each step with the fraction done and the loss.
         check_stop: called before each micro-batch; raises to end the warm start.
-        worker group: the ranks that the model is divided over.
+        workers: the ranks that the model is divided over.
 
     Raises:
         DivergedError: the loss or the gradient is not finite.
@@ -59,9 +59,7 @@ def warm_start(
     scale = LossScale(model.dtype)
     optimizer = MasterAdamW(
         model.model,
-        betas=options.betas,
-        weight_decay=options.weight_decay,
-        max_grad_norm=options.max_grad_norm,
+        options,
         scale=scale,
         workers=workers,
         copies=copies_group(workers, options),

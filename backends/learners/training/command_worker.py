@@ -102,7 +102,7 @@ class CommandWorker(ABC, Generic[OpenedT]):
         """
         Args:
             plan: of the learner.
-            worker group: all ranks.
+            workers: all ranks.
             host: the process.
             exporter: None on every rank but the first.
         """

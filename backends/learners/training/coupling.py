@@ -70,7 +70,7 @@ def logprob_gradients(
         whole: all tokens of the step, in the order of the batch.
         scores: of all of them.
         places: of the tokens that gradients are wanted for, see :func:`places_in`.
-        worker group: all ranks, which all come here.
+        workers: all ranks, which all come here.
 
     Raises:
         UserCodeError: a function of the user's failed, or gave another loss on another rank.

@@ -14,6 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from penstock.backends.learners.objectives.objective import old_logprobs
 from penstock.backends.learners.objectives.protocol import PolicyTokens
 from penstock.backends.learners.objectives.spec import ESTIMATORS, loss_of
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, TokenEstimates, token_estimates
+from penstock.backends.learners.objectives.values import clipped_value_loss
 from penstock.backends.learners.training.per_sample import judged_of, means_by_loss, pairs_of, step_weights
 from penstock.messages.errors import UserFault
 
@@ -253,6 +255,15 @@ def _teacher_of(sequences: Sequence[TrainSequence], device: torch.device) -> Ten
     return torch.from_numpy(np.concatenate(parts)).to(device)
 
 
+class ValueTerms(NamedTuple):
+    """What the tokens of a micro-batch add to the step."""
+
+    loss: Tensor
+    """Scalar, with gradient."""
+    figures: dict[str, Tensor]
+    """Detached scalars by metric name."""
+
+
 class ValueTargets(NamedTuple):
     """What the critic is trained on, float32 ``[N]``."""
 
@@ -260,6 +271,14 @@ class ValueTargets(NamedTuple):
     returns: Tensor
     weights: Tensor
     """The loss is ``Σ weight · value``, a mean."""
+
+    def terms(self, values: Tensor, options: ObjectiveOptions) -> ValueTerms:
+        """Loss and figures of these values ``[N]``."""
+        bound = math.inf if options.value_clip is None else options.value_clip
+        found = clipped_value_loss(values, self.old_values, self.returns, value_clip=bound)
+        loss = (self.weights * found.loss).sum(dtype=torch.float64)
+        clipped = (self.weights * found.clipped).sum(dtype=torch.float64)
+        return ValueTerms(loss, {"train/value_loss": loss.detach(), "train/value_clipfrac": clipped})
 
 
 class StepTokens:

@@ -159,7 +159,6 @@ class Rank:
             store=store,
             rank=self._rank,
             num_ranks=join.num_ranks,
-            local_rank=local_rank,
             device=device,
             timeout_s=self._timeout_s,
         )

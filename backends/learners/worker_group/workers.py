@@ -42,8 +42,6 @@ class WorkerGroup:
 
     rank: int
     num_ranks: int
-    local_rank: int
-    """Among the ranks of this machine."""
     device: torch.device
     """Device that this rank computes on."""
     timeout_s: float
@@ -117,12 +115,10 @@ class WorkerGroup:
 
 def alone_on(device: torch.device) -> WorkerGroup:
     """A worker group of one."""
-    return WorkerGroup(rank=0, num_ranks=1, local_rank=0, device=device, timeout_s=float("inf"))
+    return WorkerGroup(rank=0, num_ranks=1, device=device, timeout_s=float("inf"))
 
 
-def join_workers(
-    *, store: Store, rank: int, num_ranks: int, local_rank: int, device: torch.device, timeout_s: float
-) -> WorkerGroup:
+def join_workers(*, store: Store, rank: int, num_ranks: int, device: torch.device, timeout_s: float) -> WorkerGroup:
     """Meet the other ranks; once in a process.
 
     Raises:
@@ -139,9 +135,7 @@ def join_workers(
         device_id=device if device.type == "cuda" else None,
     )
     control = cast("ProcessGroup", dist.new_group(backend="gloo", timeout=limit))
-    return WorkerGroup(
-        rank=rank, num_ranks=num_ranks, local_rank=local_rank, device=device, timeout_s=timeout_s, control=control
-    )
+    return WorkerGroup(rank=rank, num_ranks=num_ranks, device=device, timeout_s=timeout_s, control=control)
 
 
 def is_peer_lost(error: BaseException) -> bool:

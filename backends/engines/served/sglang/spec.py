@@ -49,14 +49,7 @@ def _open(context: EngineContext) -> Backend[EngineCommand]:
 def _open_teacher(context: TeacherContext) -> Backend[TeacherCommand]:
     from penstock.backends.engines.served.sglang.teacher import open_sglang_teacher
 
-    return open_sglang_teacher(
-        name=context.name,
-        place=context.index,
-        model_folder=context.model_folder,
-        run_folder=context.run_folder,
-        options=context.options,
-        max_context=context.max_context,
-    )
+    return open_sglang_teacher(context)
 
 
 def _open_reward_model(context: RewardModelContext) -> Backend[OpenEngine]:

@@ -23,7 +23,7 @@ from penstock.messages.errors import UserFault
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.backends.engines.teacher_options import TeacherOptions
+    from penstock.backends.engines.spec import TeacherContext
     from penstock.backends.protocol import Backend
     from penstock.messages.commands import TeacherCommand
 
@@ -31,29 +31,21 @@ NUM_EXTRA_TOKENS: Final = 8
 """Of context beyond the longest sample: a server takes no prompt that fills all of its own, six less at most."""
 
 
-def open_sglang_teacher(
-    *, name: str, place: int, model_folder: Path, run_folder: Path, options: TeacherOptions, max_context: int
-) -> Backend[TeacherCommand]:
-    """A teacher on a server for the model in this folder, which is started or reached by its ``OpenEngine``.
-
-    Args:
-        name: of the actor; its server's log is named after it.
-        place: which teacher it is, counted from 0.
-        model_folder: a Hugging Face checkpoint; that of a server which runs already has the same configuration.
-        run_folder: for logs.
-        options: the ``teacher:`` block.
-        max_context: tokens of prompt and response together.
+def open_sglang_teacher(context: TeacherContext) -> Backend[TeacherCommand]:
+    """A teacher on a server, which is started or reached by its ``OpenEngine``. The model of one that runs already has
+    the same configuration as that in our folder.
 
     Raises:
         UserFault: the folder does not say how large the vocabulary is, or it is smaller than ``top_logprobs``.
     """
-    shape = shape_of(model_folder)
+    options = context.options
+    shape = shape_of(context.model_folder)
     check_num_top(options.top_logprobs, shape.vocab_size)
     setup = EngineSetup(
-        name=name,
-        place=place,
-        model_folder=model_folder,
-        run_folder=run_folder,
+        name=context.name,
+        place=context.index,
+        model_folder=context.model_folder,
+        run_folder=context.run_folder,
         options=EnginesOptions(
             backend="sglang",
             slots=options.slots,
@@ -63,13 +55,13 @@ def open_sglang_teacher(
             start_timeout_s=options.start_timeout_s,
         ),
         shape=shape,
-        max_context=max_context + NUM_EXTRA_TOKENS,
+        max_context=context.max_context + NUM_EXTRA_TOKENS,
         dtype=options.model.dtype,
     )
 
     async def open_server() -> Opened[SglangEndpoint]:
         if options.addresses:
-            return await _attach(setup, options.addresses[place])
+            return await _attach(setup, options.addresses[context.index])
         return await open_engine(setup, lambda _news: None)
 
     return ServedTeacherBackend(

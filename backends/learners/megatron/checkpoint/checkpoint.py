@@ -149,7 +149,7 @@ class MegatronCheckpoints:
             folder: of all checkpoints of the run.
             epoch: of this incarnation.
             model_folder: whose config and tokenizer every checkpoint gets.
-            worker group: all ranks.
+            workers: all ranks.
             options: the ``learner:`` block.
             done: called on a thread of its own when a checkpoint is durable.
             fail: called there when it cannot be written.

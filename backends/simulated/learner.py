@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.draws import normal
@@ -85,6 +85,9 @@ class SimulatedLearner:
         self._free_s = 0.0
         self._digested_s = 0.0
         """When the last export is published; the next begins no sooner."""
+        self._is_digesting = False
+        self._held: Callable[[], None] | None = None
+        """Takes the next copy when the last one was looked at."""
         self._is_asleep = False
         self._num_waiting = 0
 
@@ -143,20 +146,41 @@ class SimulatedLearner:
         if not model.digest_s:
             self._finish_after(publish_s, published)
             return
+        copied = self._answering(WeightsCopied(version=command.version, size_bytes=model.size_bytes))
         with self._lock:
             self._free_s = max(self._free_s, self._digested_s)
-            self._finish_after(publish_s, WeightsCopied(version=command.version, size_bytes=model.size_bytes))
+            self._call_after(publish_s, partial(self._copied, copied, published))
             self._digested_s = self._free_s + model.digest_s
+
+    def _copied(self, copied: Callable[[], None], published: WeightsPublished) -> None:
+        """A copy is taken, and looked at from now on; a process that is slow may look at the last one still."""
+        with self._lock:
+            if self._is_digesting:
+                self._held = partial(self._copied, copied, published)
+                return
+            self._is_digesting = True
             self._num_waiting += 1
-            self._timers.call_later(self._digested_s - self._timers.now_s(), self._answering(published))
+        copied()
+        self._timers.call_later(self._model.digest_s, partial(self._digested, self._answering(published)))
+
+    def _digested(self, published: Callable[[], None]) -> None:
+        with self._lock:
+            self._is_digesting = False
+            held, self._held = self._held, None
+        published()
+        if held is not None:
+            held()
 
     def _finish_after(self, duration_s: float, answer: LocalEvent) -> None:
+        self._call_after(duration_s, self._answering(answer))
+
+    def _call_after(self, duration_s: float, call: Callable[[], None]) -> None:
         with self._lock:
             self._tell_work(True)
             now_s = self._timers.now_s()
             self._free_s = max(self._free_s, now_s) + duration_s
             self._num_waiting += 1
-            self._timers.call_later(self._free_s - now_s, self._answering(answer))
+            self._timers.call_later(self._free_s - now_s, call)
 
     def _answering(self, answer: LocalEvent) -> Callable[[], None]:
         def call() -> None:

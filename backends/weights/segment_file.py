@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import signal
 from typing import TYPE_CHECKING
 
 from penstock.backends.weights.pages import WORTH_BYTES, PagesAhead, address_of, can_populate
@@ -107,6 +108,8 @@ def reopened_segment(path: Path, size_bytes: int) -> int | None:
         try:
             if os.fstat(descriptor).st_size != size_bytes:
                 return None
+            # Whoever opens it while the lease lasts breaks it, by a signal that would end this process by default.
+            fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         finally:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import threading
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 import torch
 
+from penstock.backends.weights import positioned, segment_file
 from penstock.backends.weights.digest import digest_of
 from penstock.backends.weights.pages import WORTH_BYTES
 from penstock.backends.weights.protocol import WeightFetchError
@@ -22,8 +25,9 @@ from penstock.backends.weights.shared_memory import SharedMemoryExporter
 from penstock.backends.weights.transports import open_fetcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from penstock.backends.weights.protocol import FetchedWeights
     from penstock.messages.weights import WeightManifest
 
 TIMEOUT_S = 60
@@ -197,3 +201,81 @@ def test_the_export_that_a_new_one_replaces_stays_until_engines_can_be_told_of_i
     assert holds(begun.manifest(), 1.0)
     assert not Path(old.location).exists()
     exporter.close()
+
+
+class Moments:
+    """Stands for a module, and does something before one of the calls of these of its functions."""
+
+    def __init__(self, at: int, act: Callable[[], None]) -> None:
+        self.num = 0
+        self._at, self._act = at, act
+
+    def of(self, module: object, *names: str) -> object:
+        def around(call: Callable[..., object]) -> Callable[..., object]:
+            def stepped(*args: object, **kwargs: object) -> object:
+                self.num += 1
+                if self.num == self._at:
+                    self._act()
+                return call(*args, **kwargs)
+
+            return stepped
+
+        stand_in = SimpleNamespace(**vars(module))
+        for name in names:
+            setattr(stand_in, name, around(getattr(module, name)))
+        return stand_in
+
+
+@pytest.mark.parametrize("loads", ["at once", "at the end"])
+@pytest.mark.parametrize("at", range(1, 10))
+def test_an_engine_that_comes_at_any_moment_of_the_reuse_knows_what_it_has_loaded(
+    at: int, loads: str, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has looked the segment up before that was released, and opens it while the exporter asks the kernel whether
+    anybody has it, opens it, and writes. (The name that it had then is made anew here: to look up and to open is one
+    call.)"""
+    publishes = Publishes(run_id)
+    old = publishes.next()
+    publishes.next()
+    (spare,) = (segment.path for segment in segments_of(run_id) if segment.is_partial)
+    inode = spare.stat().st_ino
+    found: list[tuple[torch.Tensor, str]] = []
+    refused: list[str] = []
+    late: list[FetchedWeights] = []
+
+    def load(fetched: FetchedWeights) -> None:
+        loaded = fetched.tensors["w"].clone()
+        found.append((loaded, fetched.digest_now()))
+        fetched.close()
+
+    def open_it() -> None:
+        (path,) = (each.path for each in segments_of(run_id) if each.path.stat().st_ino == inode)
+        os.link(path, old.location)
+        try:
+            fetched = open_fetcher().fetch(old)
+        except WeightFetchError as error:
+            refused.append(str(error))
+        else:
+            load(fetched) if loads == "at once" else late.append(fetched)
+        os.unlink(old.location)
+
+    def come() -> None:
+        engine.start()
+        engine.join(0.2)  # it may have to wait until the exporter gives its lease back
+
+    engine = threading.Thread(target=open_it)
+    moments = Moments(at, come)
+    monkeypatch.setattr(segment_file, "os", moments.of(os, "open", "close"))
+    monkeypatch.setattr(segment_file, "fcntl", moments.of(fcntl, "fcntl"))
+    monkeypatch.setattr(segment_file, "put", moments.of(positioned, "put").put)  # type: ignore[attr-defined]
+    newest = publishes.next()
+    assert moments.num >= at
+    engine.join(TIMEOUT_S)
+    for fetched in late:
+        load(fetched)
+    monkeypatch.undo()
+    assert len(found) + len(refused) == 1
+    assert all("digest" in reason for reason in refused)
+    for tensor, digest in found:
+        assert digest != old.digest or torch.equal(tensor, weights(0)["w"])
+    assert holds(newest, 2)

@@ -27,7 +27,7 @@ class Metadata:
     """A metadata service: what it answers by method and path, and what it was asked, with which headers."""
 
     def __init__(self) -> None:
-        self.answers: dict[tuple[str, str], tuple[int, str]] = {}
+        self.answers: dict[tuple[str, str], tuple[int, str] | tuple[int, str, dict[str, str]]] = {}
         self.asked: list[tuple[str, str, dict[str, str]]] = []
         self.has_asked = threading.Event()
         metadata = self
@@ -35,8 +35,10 @@ class Metadata:
         class Handler(BaseHTTPRequestHandler):
             def _answer(self) -> None:
                 metadata.asked.append((self.command, self.path, dict(self.headers)))
-                status, text = metadata.answers.get((self.command, self.path), (404, "none"))
+                status, text, *headers = metadata.answers.get((self.command, self.path), (404, "none"))
                 self.send_response(status)
+                for name, value in headers[0].items() if headers else ():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(text.encode())
                 metadata.has_asked.set()
@@ -128,6 +130,21 @@ def test_another_status_or_no_answer_is_an_error(metadata: Metadata) -> None:
     metadata.close()
     with pytest.raises(NoticeServiceError, match="does not answer"):
         is_taken(f"{metadata.url}/taken")
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_nobody_is_sent_elsewhere(metadata: Metadata, status: int) -> None:
+    """A login page is no word, and a token is told to nobody else."""
+    elsewhere = {"Location": f"{metadata.url}/login"}
+    metadata.answers["GET", "/login"] = (200, "please log in")
+    metadata.answers["GET", "/taken"] = (status, "", elsewhere)
+    with pytest.raises(NoticeServiceError, match=f"HTTP {status}"):
+        is_taken(f"{metadata.url}/taken")
+    metadata.answers["PUT", "/latest/api/token"] = (200, "secret")
+    metadata.answers["GET", AWS_ACTION] = (status, "", elsewhere)
+    with pytest.raises(NoticeServiceError, match=f"HTTP {status}"):
+        is_taken("aws")
+    assert "/login" not in [path for _, path, _ in metadata.asked]
 
 
 def test_word_wakes_the_loop_and_counts_from_when_it_was_heard(metadata: Metadata) -> None:

@@ -142,7 +142,7 @@ class EngineCrew:
     def match(self, now_s: float) -> None:
         """Start those that are wanted and not there, and have those leave that are not wanted."""
         for name in [name for name in self._due if not self.membership.is_wanted(name)]:
-            del self._due[name]
+            self._never_started(name, self._due.pop(name)[1])  # what its predecessor has left waits for a successor
         for name, at_s in self.membership.returns():
             self._due[name] = (at_s, self._directory.next_epoch(name, self._settings.first_epoch))
         for name in self._waits.names:

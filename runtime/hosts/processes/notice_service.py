@@ -6,12 +6,13 @@ GCP to a preemptible one, Azure among its scheduled events, which are those of o
 Invariants:
 
 * Nothing is asked on the thread of an actor. Word is heard once, and then nothing more is asked.
-* What answers is untrusted: an answer that is none is a warning, the first time and when it changes, and no word.
+* What answers is untrusted: an answer that is none is a warning, the first time and when it changes, and no word. It
+  sends nobody elsewhere: the page that a proxy or a login sends to has status 200 too, and headers hold a token.
 * Machines ask their cloud directly, whatever proxies the environment names.
 
 | wait | who ends it |
 |---|---|
-| for an answer | ``ANSWER_TIMEOUT_S`` |
+| for each piece of an answer | ``ANSWER_TIMEOUT_S`` |
 | until the next question | ``close``, or ``ASK_EVERY_S`` |
 """
 
@@ -40,6 +41,14 @@ NO_WORD: Final = frozenset((204, 404, 410))
 """Status of an answer that there is none."""
 
 _log = logging.getLogger(__name__)
+HANDLERS: Final = (
+    urllib.request.HTTPHandler,
+    urllib.request.HTTPSHandler,
+    urllib.request.HTTPErrorProcessor,
+    urllib.request.HTTPDefaultErrorHandler,
+    urllib.request.UnknownHandler,
+)
+"""Of what urllib has: none for proxies, redirections, files."""
 
 
 class NoticeServiceError(RuntimeError):
@@ -156,7 +165,9 @@ class NoticeService:
 
 def _asked(url: str, headers: dict[str, str], method: str = "GET") -> _Answer:
     request = urllib.request.Request(url, headers=headers, method=method)
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    direct = urllib.request.OpenerDirector()
+    for handler in HANDLERS:
+        direct.add_handler(handler())
     try:
         with direct.open(request, timeout=ANSWER_TIMEOUT_S) as reply:
             return _Answer(reply.status, reply.read(MAX_ANSWER_BYTES))

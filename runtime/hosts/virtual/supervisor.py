@@ -110,7 +110,10 @@ class Supervisor:
 
     def start_now(self, name: str, epoch: int) -> None:
         """The process is up: hand it the directory, and announce it to the others."""
-        if self._coming.pop(name, None) != epoch or not self._engines.is_wanted(name):
+        if not self.is_coming(name, epoch):
+            return
+        del self._coming[name]
+        if not self._engines.is_wanted(name):
             return
         process = self.processes[name] = self._spawn(name, epoch)
         if not is_engine(name):

@@ -129,7 +129,27 @@ def starts_who_is_given_up() -> AbstractContextManager[Any]:
     )
 
 
+def is_never_gone() -> AbstractContextManager[Any]:
+    """Who has left counts as one that leaves, however often it comes by its name again."""
+    return patch.object(EngineMembership, "gone", lambda self, name: None)
+
+
+def is_given_up_for_ever() -> AbstractContextManager[Any]:
+    """An engine stays given up when the Buffer has recorded that, and when it is asked for again."""
+    want = EngineMembership.want
+
+    def forgets_nothing(self: EngineMembership, engines: Collection[str]) -> list[str]:
+        given_up = dict(self._given_up)
+        recorded = want(self, engines)
+        self._given_up.update(given_up)
+        return recorded
+
+    return patch.object(EngineMembership, "want", forgets_nothing)
+
+
 PLANTS = (
+    is_given_up_for_ever,
+    is_never_gone,
     says_once_that_one_is_given_up,
     starts_who_is_given_up,
     does_not_come_back,
@@ -143,6 +163,8 @@ PLANTS = (
 
 
 FOUND_BY = {
+    "is_given_up_for_ever": 139,
+    "is_never_gone": 48,
     "says_once_that_one_is_given_up": 139,
     "does_not_come_back": 63,
     "issues_to_a_leaver": 23,

@@ -32,7 +32,9 @@ from penstock.actors.engine_worker.machine import EngineWorker
 from penstock.actors.engine_worker.weights import Weights
 from penstock.actors.filter.assembly import Assembly
 from penstock.actors.filter.machine import Filter
+from penstock.actors.learner import machine as learner
 from penstock.actors.learner.machine import Learner
+from penstock.actors.learner.turns import Turns
 from penstock.actors.prompt_source import leases, routing
 from penstock.actors.prompt_source.issuing import Issuing
 from penstock.actors.prompt_source.leases import Lease
@@ -42,7 +44,7 @@ from penstock.actors.weight_publisher import fan_out
 from penstock.actors.weight_publisher.fan_out import FanOut
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.backends.ledger.memory import MemoryStore
-from penstock.messages.commands import Record
+from penstock.messages.commands import DeleteCheckpoints, Record, ReleaseWeights
 from penstock.messages.flow import GroupAdmitted, ScoringFailed
 from penstock.messages.ledger import BatchLeased, GroupsGranted, PayloadsReleased, StepRecorded
 from penstock.messages.parts import cut
@@ -410,6 +412,34 @@ def waits_for_weights_anywhere() -> AbstractContextManager[Any]:
     return patch.object(routing, "_comes_in_time", lambda lag, sample: True)
 
 
+def lets_go_what_engines_are_told_of() -> AbstractContextManager[Any]:
+    """An export may go as soon as engines are told of it, not of a later one."""
+    return patch.object(learner, "ReleaseWeights", lambda below_version: ReleaseWeights(below_version + 1))
+
+
+def lets_a_checkpoint_too_many_go() -> AbstractContextManager[Any]:
+    """The oldest that is kept."""
+    return patch.object(learner, "DeleteCheckpoints", lambda below_version: DeleteCheckpoints(below_version + 1))
+
+
+def takes_an_older_yield() -> AbstractContextManager[Any]:
+    """That an engine gave its device back in some turn counts in any later one."""
+    yielded = Turns.yielded
+    return patch.object(
+        Turns, "yielded", lambda self, event: yielded(self, msgspec.structs.replace(event, turn=self.turn))
+    )
+
+
+def yields_once() -> AbstractContextManager[Any]:
+    """An engine that has given its device back does not say so in later turns."""
+
+    def note(self: EngineWorker, value: bool) -> None:
+        vars(self)["has_ever_yielded"] = value or vars(self).get("has_ever_yielded", False)
+
+    has_yielded = property(lambda self: vars(self).get("has_ever_yielded", False), note)
+    return patch.object(EngineWorker, "_has_yielded", has_yielded, create=True)
+
+
 MUTATIONS = (
     counts_double,
     admits_twice,
@@ -446,6 +476,10 @@ MUTATIONS = (
     wakes_with_what_it_had,
     says_nothing_after_a_swap,
     waits_for_weights_anywhere,
+    lets_go_what_engines_are_told_of,
+    lets_a_checkpoint_too_many_go,
+    takes_an_older_yield,
+    yields_once,
 )
 
 
@@ -453,6 +487,9 @@ FOUND_BY = {
     "deadline_is_off_by_one": 142,
     "comes_back_without_telling_anyone": 29,
     "wakes_with_what_it_had": 954,
+    "lets_a_checkpoint_too_many_go": 112,
+    "takes_an_older_yield": 307,
+    "yields_once": 5,
 }
 """Of bugs that few trials find, the one that did when this was written. It goes first, before all in their order."""
 

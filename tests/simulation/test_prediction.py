@@ -741,6 +741,10 @@ def test_the_file_of_models_comes_back_as_it_was(models: Models, tmp_path: Path)
         ({"engines": {"tokens_s": 1}}, "tokens_s"),
         ({"truncated_share": "many"}, "truncated_share"),
         ({"more": 1}, "more"),
+        ({"most_running": 0}, "most_running"),
+        ({"cores": -1.0}, "cores"),
+        ({"hop_s": -1.0}, "hop_s"),
+        ({"hop_s": float("nan")}, "hop_s"),
     ],
 )
 def test_a_file_of_models_that_is_wrong_names_file_and_key(

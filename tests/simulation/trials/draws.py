@@ -35,6 +35,7 @@ from penstock.messages.training import OnStale, UpdateMode
 from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
 from trials.faults import Fault, FaultKind
+from trials.late_gpus import GpuTrial
 from trials.requests import Request
 from trials.trial import EvaluationTrial, RowChoice, Trial
 
@@ -117,7 +118,63 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _pass_on(trial, random.Random(f"fan out {policy} {seed}"))
     trial = _die_slowly(trial, random.Random(f"last processes {policy} {seed}"))
     trial = _delay(trial, random.Random(f"late {policy} {seed}"))
-    return _wear_out(trial, random.Random(f"worn {policy} {seed}"))
+    trial = _wear_out(trial, random.Random(f"worn {policy} {seed}"))
+    trial = _train_beside(trial, random.Random(f"digests {policy} {seed}"))
+    trial = _await_gpus(trial, random.Random(f"gpus {policy} {seed}"))
+    return _start_slowly(trial, random.Random(f"starts {policy} {seed}"))
+
+
+def _train_beside(trial: Trial, rng: random.Random) -> Trial:
+    """One of four has a learner that trains on while its copy of the weights is looked at, within a step or after
+    several, and is often lost meanwhile."""
+    if rng.random() >= 0.25:
+        return trial
+    learner = msgspec.structs.replace(trial.learner, digest_s=rng.choice((0.01, 0.5, 6.0)))
+    span_s = trial.num_steps * (trial.learner.step_s + 2.0)
+    faults = tuple(
+        Fault(at_s=rng.uniform(0.0, span_s), kind=FaultKind.KILL, target=rng.choice((LEARNER, WEIGHT_PUBLISHER)))
+        for _ in range(rng.choice((0, 0, 1, 2)))
+    )
+    if trial.supervision.max_restarts <= MAX_HITS:  # others may be lost no more often
+        faults = ()
+    return msgspec.structs.replace(trial, learner=learner, faults=(*trial.faults, *faults))
+
+
+def _await_gpus(trial: Trial, rng: random.Random) -> Trial:
+    """One of two of those whose engines join and leave has some that wait for their GPUs each time that they are
+    started, and some of these in vain. One that does not is always asked for, so the run can complete."""
+    most = trial.max_engines or 0
+    if rng.random() < 0.5 or most <= trial.num_engines:
+        return trial
+    joining = [engine_name(index) for index in range(trial.num_engines, most - trial.num_lent)]
+    if not joining:
+        return trial
+    names = tuple(rng.sample(joining, rng.randint(1, len(joining))))
+    gpus = GpuTrial(names=names, wait_s=rng.choice((2.0, 10.0, 60.0)), timeout_s=rng.choice((1.0, 8.0, 900.0)))
+    return msgspec.structs.replace(trial, gpus=gpus, requests=_asking_for(engine_name(0), trial.requests))
+
+
+def _start_slowly(trial: Trial, rng: random.Random) -> Trial:
+    """One of eight has engines, a learner, or both, that are dear to replace, and so are waited for when they are
+    silent; what happens, happens while they start or after it."""
+    if rng.random() >= 0.125:
+        return trial
+    start_s = rng.uniform(20.0, 120.0)
+    who = rng.choice(("engines", "learner", "both"))
+    late_s = rng.choice((0.0, start_s))
+    latency, learner = trial.latency, trial.learner
+    if who != "learner":
+        latency = msgspec.structs.replace(latency, start_s=start_s)
+    if who != "engines":
+        learner = msgspec.structs.replace(learner, start_s=start_s)
+    return msgspec.structs.replace(
+        trial,
+        latency=latency,
+        learner=learner,
+        supervision=msgspec.structs.replace(trial.supervision, heartbeat_timeout_s=3.0),
+        faults=tuple(msgspec.structs.replace(fault, at_s=fault.at_s + late_s) for fault in trial.faults),
+        requests=tuple(msgspec.structs.replace(each, at_s=each.at_s + late_s) for each in trial.requests),
+    )
 
 
 def _pass_on(trial: Trial, rng: random.Random) -> Trial:
@@ -165,18 +222,22 @@ def _wear_out(trial: Trial, rng: random.Random) -> Trial:
         num_hits[fault.target] += 1
         if fault.target in worn or fault.kind is FaultKind.MACHINE or num_hits[fault.target] <= MAX_HITS:
             faults.append(fault)
-    requests = tuple(
-        msgspec.structs.replace(each, event=msgspec.structs.replace(each.event, engines=_with(spared, each.event)))
-        if isinstance(each.event, EnginesAsked)
-        else each
-        for each in trial.requests
-    )
     return msgspec.structs.replace(
         trial,
         faults=(*faults, *kills),
-        requests=requests,
+        requests=_asking_for(spared, trial.requests),
         bad_weights_rate=0.0,
         supervision=msgspec.structs.replace(trial.supervision, max_restarts=MAX_HITS),
+    )
+
+
+def _asking_for(name: str, requests: tuple[Request, ...]) -> tuple[Request, ...]:
+    """The same requests, each with this engine where it names engines."""
+    return tuple(
+        msgspec.structs.replace(each, event=msgspec.structs.replace(each.event, engines=_with(name, each.event)))
+        if isinstance(each.event, EnginesAsked)
+        else each
+        for each in requests
     )
 
 

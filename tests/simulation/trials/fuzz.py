@@ -34,10 +34,12 @@ from trials.draws import colocated, draw_trial
 from trials.elastic_watch import ElasticWatch
 from trials.fan_out import FanOutWatch
 from trials.faults import inject
+from trials.late_gpus import LateGpus
 from trials.late_watch import LateWatch
 from trials.lending_watch import LendingWatch
 from trials.oracle import Oracle
 from trials.oracle_checks import Rules, kept_by
+from trials.publish_watch import PublishWatch
 from trials.requests import OperatorWatch
 from trials.row_watch import RowRules
 
@@ -71,7 +73,7 @@ class UnfinishedError(AssertionError):
 
 
 class NeedlessError(AssertionError):
-    """Something that was finished, and was not lost, was generated again."""
+    """Something that was finished, and was not lost, was generated again; or who was well was replaced."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,8 +101,11 @@ class TrialRun:
         if trial.max_engines is not None or trial.has_notices:
             salvages = trial.save_share is None
             self.host.watch(ElasticWatch(self.host, salvages=salvages, loses_nothing=trial.loses_nothing))
+        self.gpus = None if trial.gpus is None else LateGpus(trial.gpus, self.host)
         self.late = LateWatch()
         self.host.watch(self.late)
+        self.publishes = PublishWatch()
+        self.host.watch(self.publishes)
         self.fan_out = FanOutWatch()
         if trial.passes_on:
             self.host.watch(self.fan_out)
@@ -135,6 +140,8 @@ class TrialRun:
             raise NeedlessError(f"{oracle.num_needless} samples were issued again while somebody had them finished")
         if trial.loses_nothing and oracle.num_regenerated:
             raise NeedlessError(f"{oracle.num_regenerated} samples of admitted groups were issued again")
+        if trial.is_calm and host.supervisor.num_restarts:
+            raise NeedlessError(f"{host.supervisor.num_restarts} actors were replaced with nothing wrong with them")
         _await_quiet(host, ending.at_s)
         return Outcome(
             digest="" if self.digest is None else self.digest.digest,

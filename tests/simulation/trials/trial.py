@@ -69,6 +69,7 @@ from penstock.runtime.shell.engine_scaling import scaling_of
 from trials.episodes import EpisodicEngine
 from trials.fan_out import Parts, PassingEngine
 from trials.faults import Fault, FaultKind
+from trials.late_gpus import GpuTrial
 from trials.requests import Request
 
 if TYPE_CHECKING:
@@ -136,6 +137,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     num_late: int = 0
     """Of all engines, the weights of the last so many are on their way for longer."""
     late_fetch_s: float = 0.0
+    gpus: GpuTrial | None = None
+    """Engines that join and have to wait for their GPUs."""
     num_slots: int = 4
     colocated: bool = False
     """Learner and engines share their devices, and take turns."""
@@ -226,6 +229,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         kinds = (FaultKind.DELAY, FaultKind.STOP)
         is_delayed = any(fault.kind in kinds for fault in self.faults)
         return self.loses_nothing and max(self.link.max_delay_s, self.turn_s) <= 0.01 and not is_delayed
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing happens for which an actor would have to be replaced."""
+        return self.loses_nothing and not (self.faults or self.bad_weights_rate or self.num_teachers)
 
     @property
     def chooses_rows(self) -> bool:

@@ -16,10 +16,11 @@ import re
 import sys
 from typing import Final
 
+from penstock.messages.texts import without_credentials as without_credentials
+
 _UNSAFE: Final = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _IN_A_LINE: Final = re.compile(f"[{_UNSAFE}]")
 _IN_LINES: Final = re.compile(f"(?![\\n\\t])[{_UNSAFE}]")
-_USER_INFO: Final = re.compile(r"(?<=://)[^\s/?#@\"'\\]{1,1024}@(?=[^\s/?#@])")
 _SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _CUT: Final = "…"
 
@@ -35,11 +36,6 @@ def terminal_text(text: str, *, max_chars: int | None = None) -> str:
 def terminal_lines(text: str, *, max_chars: int | None = None) -> str:
     """As :func:`terminal_text`, but line feeds and tabs stay."""
     return _safe(_IN_LINES, text, max_chars)
-
-
-def without_credentials(text: str) -> str:
-    """The text with ``***`` for what stands before the host of an address: ``https://***@example.org``."""
-    return _USER_INFO.sub("***@", text)
 
 
 class LogFormatter(logging.Formatter):

@@ -52,7 +52,7 @@ class EpisodeModelOptions(Options, frozen=True, kw_only=True):
     """Of the episodes, those with one turn, with two, and so on: divided by their sum these are shares."""
     tool_s: Annotated[float, Meta(ge=0)] = 1.0
     """Median of the time from the end of a turn to the begin of the next."""
-    tool_sigma: Annotated[float, Meta(ge=0)] = 0.0
+    tool_sigma: Annotated[float, Meta(ge=0, le=10)] = 0.0
     """Of its logarithm."""
     end_s: Annotated[float, Meta(ge=0)] = 0.0
     """From the end of the last turn to that of the episode."""
@@ -68,7 +68,7 @@ class LatencyOptions(Options, frozen=True, kw_only=True):
 
     response_tokens_median: Annotated[float, Meta(gt=0)] = 400.0
     """Half of the responses are longer, before max_response_tokens cuts them off."""
-    response_tokens_sigma: Annotated[float, Meta(ge=0)] = 0.8
+    response_tokens_sigma: Annotated[float, Meta(ge=0, le=10)] = 0.8
     """Of the logarithm of the length: 0 makes all equally long; the larger, the longer the longest."""
     response_tokens_quantiles: tuple[Annotated[float, Meta(ge=1)], ...] = ()
     """Evenly spaced quantiles of recorded lengths, two or more, the shortest first. Empty: median and sigma count."""

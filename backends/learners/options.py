@@ -250,7 +250,7 @@ class SimulatedLearnerOptions(Options, frozen=True, kw_only=True):
     """To write a checkpoint; null: as `publish_s`."""
     start_s: NonNegative = 0.0
     """From the start of its process until it is ready, of a replacement too."""
-    jitter_sigma: NonNegative = 0.0
+    jitter_sigma: Annotated[float, Meta(ge=0, le=10)] = 0.0
     """Log-normal noise on a step's time."""
     sleep_s: NonNegative = 0.2
     """To give device memory up, with ``engines.placement: colocate``."""

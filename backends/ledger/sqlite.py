@@ -291,7 +291,7 @@ def open_ledger(run_folder: Path) -> SqliteStore:
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
-    """A connection that can change nothing, with the function ``entry_json``.
+    """A connection that can change nothing and make no file, with the function ``entry_json``.
 
     Raises:
         sqlite3.Error: it cannot be opened.
@@ -305,6 +305,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
     )
     try:
         database.execute("PRAGMA query_only = ON")
+        database.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH and VACUUM INTO would make files all the same
         database.create_function("entry_json", 1, _entry_json, deterministic=True)
     except sqlite3.Error:
         database.close()

@@ -28,6 +28,8 @@ _ABBREVIATION: Final = re.compile(
     re.IGNORECASE,
 )
 MAX_MARKS: Final = 30
+_HIDDEN_MARKS: Final = frozenset("\u0f73\u0f75\u0f81\uff9e\uff9f")
+"""No marks by their class, but made of marks alone when they are taken apart."""
 _LIST_NUMBER: Final = re.compile(r"(?:^|\n)\s*\d{1,3}\.$")
 
 
@@ -90,7 +92,8 @@ def stream_safe(text: str) -> str:
     kept: list[str] = []
     num_marks = 0
     for character in text:
-        num_marks = num_marks + 1 if unicodedata.combining(character) else 0
+        is_mark = unicodedata.combining(character) or character in _HIDDEN_MARKS
+        num_marks = num_marks + 1 if is_mark else 0
         if num_marks <= MAX_MARKS:
             kept.append(character)
     return "".join(kept)

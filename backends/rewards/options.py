@@ -105,7 +105,7 @@ class SimulatedRewardOptions(Options, frozen=True, kw_only=True):
 
     latency_s: Annotated[float, Meta(ge=0)] = 0.01
     """Half of the rewards take longer."""
-    latency_sigma: Annotated[float, Meta(ge=0)] = 0.0
+    latency_sigma: Annotated[float, Meta(ge=0, le=10)] = 0.0
     """Of the logarithm of that time."""
     success_rate: Annotated[float, Meta(ge=0, le=1)] = 0.5
     """Share of samples with the reward 1."""

@@ -31,6 +31,7 @@ import msgspec
 from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards.breaker import Breaker, BreakerOpenError
 from penstock.backends.rewards.functions import NoRewardError
+from penstock.messages.texts import without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -112,7 +113,7 @@ class ServiceClient:
             found = await self._try(data, request_id, deadline_s, failed_url)
             if not isinstance(found, _Failure):
                 return found
-            last, failed_url = found.reason, found.url
+            last, failed_url = without_credentials(found.reason), found.url
             can_repeat = self._options.repeats or not found.reached
             left_s = deadline_s - time.monotonic()
             wait_s = max(found.wait_s, self._backoff_s(number))

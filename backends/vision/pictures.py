@@ -12,6 +12,8 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import struct
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import uuid4
@@ -28,6 +30,13 @@ THUMBNAIL_SIDE: Final = 64
 THUMBNAIL_SOURCE_BYTES: Final = 20_000_000
 THUMBNAIL_SOURCE_PIXELS: Final = 16_777_216
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+
+
+_DAMAGED: Final = (
+    OSError, ValueError, SyntaxError, EOFError, ArithmeticError, LookupError, TypeError, AttributeError, RuntimeError,
+    struct.error, zlib.error, Image.DecompressionBombError,
+)  # fmt: skip
+"""What Pillow raises of files that nobody has made right: of pixels, and of the facts beside them (EXIF)."""
 
 
 class BadPictureError(UserFault):
@@ -108,6 +117,5 @@ def _decoded(data: bytes, max_pixels: int | None) -> Image.Image:
         return ImageOps.exif_transpose(image).convert("RGB")
     except UnidentifiedImageError:
         raise BadPictureError(f"no image of the kinds {', '.join(FORMATS)}") from None
-    # Damaged files make Pillow's decoders raise any of these.
-    except (OSError, ValueError, SyntaxError, EOFError, OverflowError, Image.DecompressionBombError) as error:
+    except _DAMAGED as error:
         raise BadPictureError(f"an image that cannot be decoded: {error}") from error

@@ -81,18 +81,18 @@ class Models(Options, frozen=True, kw_only=True):
     """Of the runs: longer responses were never seen."""
     truncated_share: float
     """Of the responses, those that were cut off there."""
-    most_running: int
+    most_running: Annotated[int, Meta(ge=1)]
     """Requests that one engine was seen to run side by side."""
-    fewest_running: int = 1
+    fewest_running: Annotated[int, Meta(ge=0)] = 1
     """Likewise, where fewest did."""
     is_load_known: bool = True
     """Whether the runs have told what a request costs a pass from what the pass costs; else all is in ``token_s``."""
     engines: LatencyOptions
     learner: SimulatedLearnerOptions
     reward: SimulatedRewardOptions
-    cores: float | None = None
+    cores: Annotated[float, Meta(gt=0)] | None = None
     """Of the machine that engines and learner share; None: each is taken to have its own."""
-    hop_s: float | None = None
+    hop_s: Annotated[float, Meta(ge=0)] | None = None
     """From when an actor has said something until another handles it; None: that of a quick network."""
     fits: tuple[FitResult, ...]
     checks: tuple[Check, ...] = ()

@@ -26,6 +26,7 @@ KeyPath = tuple[str | int, ...]
 
 MAX_FILE_BYTES = 1 << 20
 MAX_DEPTH = 16
+TOO_DEEP = f"nested more than {MAX_DEPTH} deep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ def read_source(file: Path, what: str = "scenario") -> Source:
             text = yaml.safe_dump(tomllib.loads(text), sort_keys=False)
         except tomllib.TOMLDecodeError as error:
             raise UserFault(f"{file}: not valid TOML: {error}") from None
+        except RecursionError:
+            raise UserFault(f"{file}: {TOO_DEEP}") from None
     reader = _Reader(str(file), file.resolve().parent, line_numbers=not is_toml)
     data = reader.read(text, ())
     if not isinstance(data, dict):
@@ -159,6 +162,8 @@ class _Reader:
         except yaml.reader.ReaderError as error:
             at = f"{self._name}:{text.count(chr(10), 0, error.position) + 1}" if self._line_numbers else self._name
             raise UserFault(f"{at}: not valid YAML: {error.reason}") from None
+        except RecursionError:
+            raise UserFault(f"{self._name}: {TOO_DEEP}") from None
         if node is None:
             self.places[path] = Place(self._name, self._folder)
             return None
@@ -169,7 +174,7 @@ class _Reader:
             raise UserFault(f"{self._at(node.start_mark)}: anchors and aliases are not used in scenarios")
         seen.add(id(node))
         if len(path) > MAX_DEPTH:
-            raise UserFault(f"{self._at(node.start_mark)}: nested more than {MAX_DEPTH} deep")
+            raise UserFault(f"{self._at(node.start_mark)}: {TOO_DEEP}")
         self.places.setdefault(path, Place(self._at(node.start_mark), self._folder))
         match node:
             case yaml.MappingNode(tag="tag:yaml.org,2002:map"):

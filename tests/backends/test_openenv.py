@@ -214,12 +214,17 @@ def test_a_step_that_the_server_has_not_begun_is_sent_again() -> None:
     assert [kind for kind, _ in counting.requests] == ["reset", "step", "step", "step"]
 
 
+async def redirecting(request: web.Request) -> web.StreamResponse:
+    """To itself, where it would be answered."""
+    raise web.HTTPTemporaryRedirect(str(request.url))
+
+
 @pytest.mark.parametrize(
     ("response", "says"),
     [
         (failing, "500: a bug"), (unprocessable, "422: no such field"), (garbage, "none of this protocol"),
         (no_number, r"reward"), (endless_number, "reward|finite"), (huge, "more than"), (cut_off, "broke off"),
-        (hanging, "not answered within"),
+        (hanging, "not answered within"), (redirecting, "was answered 307"),
     ],
 )  # fmt: skip
 def test_a_step_that_may_have_been_played_is_never_sent_again(
@@ -351,6 +356,22 @@ def test_what_the_model_is_shown_and_what_it_does_can_be_made_by_functions() -> 
 
     against(counting, "http", scene)
     assert [kind for kind, _ in counting.requests].count("step") == 1
+
+
+@pytest.mark.parametrize("transport", ["websocket", "http"])
+def test_what_goes_into_the_ledger_names_the_address_without_its_password(transport: Transport) -> None:
+    async def scene() -> str:
+        server = OpenEnvServer("http://user:hunter2@127.0.0.1:1", transport=transport)
+        try:
+            with pytest.raises(EpisodeInfraError) as failed:
+                await server.environment(reset_timeout_s=1.0).reset(TASK)
+        finally:
+            await server.close()
+        return str(failed.value)
+
+    said = asyncio.run(scene())
+    assert "http://***@127.0.0.1:1" in said
+    assert "hunter2" not in said
 
 
 def test_an_address_without_a_scheme_is_refused() -> None:

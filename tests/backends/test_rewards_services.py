@@ -225,11 +225,12 @@ def test_a_request_that_may_have_arrived_is_repeated_only_where_that_does_no_har
 def test_a_service_that_is_not_there_is_a_reason(driver: Callable[..., RewardDriver]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/score"
+        url = f"http://user:hunter2@127.0.0.1:{taken.getsockname()[1]}/score"
         given: dict[str, Any] = {"url": url, **QUICK, "num_retries": 1}
         rewards = driver(RewardOptions(function="remote", remote=RemoteOptions(**given)))
         (reason,) = rewards.values(score_of("fine"))
     assert isinstance(reason, str)
+    assert "http://***@127.0.0.1" in reason, "it is kept with the sample, and shown to whoever sees that"
     assert "cannot be reached" in reason
 
 

@@ -105,6 +105,7 @@ def test_bytes_in_parquet_are_kept_once(folder: Path, tmp_path: Path) -> None:
         ("link.png", "is not in .*, the folder of the rows"),
         ("page.svg", "no image of the kinds PNG, JPEG"),
         ("cut.png", "an image that cannot be decoded"),
+        ("facts.png", "an image that cannot be decoded"),
         ("bomb.png", "an image of 400 x 300 pixels; at most 2000 are allowed"),
         ("thin.png", "the model's image processor refuses 999 x 1 pixels"),
         ("large.bmp", "at most 5000 are allowed"),
@@ -117,6 +118,10 @@ def test_an_image_that_cannot_be_used_names_its_line(folder: Path, tmp_path: Pat
     (rows / "link.png").symlink_to(tmp_path / "secret.png")
     (rows / "page.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>")
     (rows / "cut.png").write_bytes(png(30, 30)[:-30])
+    # A height that is a text, and that it lies on its side: who turns it writes both again.
+    height, lies = b"\x01\x01\0\x02\0\0\0\x02a\0\0\0", b"\x01\x12\0\x03\0\0\0\x01\0\x06\0\0"
+    facts = b"Exif\0\0MM\0*\0\0\0\x08\0\x02" + height + lies + bytes(4)
+    Image.new("RGB", (30, 30)).save(rows / "facts.png", exif=facts)
     (rows / "bomb.png").write_bytes(png(400, 300))
     (rows / "thin.png").write_bytes(png(999, 1))
     (rows / "large.bmp").write_bytes(b"BM" + b"0" * 6000)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import random
 import statistics
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,10 +42,7 @@ from penstock.runtime.prediction.imports.lengths import log_normal_of
 from penstock.runtime.prediction.imports.measured import Measured
 from penstock.runtime.prediction.imports.read import read_logs
 from penstock.runtime.prediction.imports.rollouts import read_rollouts
-from penstock.runtime.prediction.models import read_models
-
-if TYPE_CHECKING:
-    from penstock.runtime.prediction.models import Models
+from penstock.runtime.prediction.models import Models, read_models, write_models
 
 ABOUT = About(engines=ENGINES, samples=256)
 
@@ -307,6 +305,13 @@ def test_rollouts_of_nemo_rl_count_the_tokens_that_were_made(tmp_path: Path) -> 
     assert [(each.num_tokens, each.group_id, each.reward) for each in samples] == [(3, 0, 1.0), (3, 1, 1.0)]
 
 
+@pytest.mark.parametrize("score", ["1" + "0" * 400, "NaN", "Infinity", "-1e300", "true", '"1"', "[]", "[[1]]"])
+def test_a_reward_that_is_no_number_is_none(score: str, tmp_path: Path) -> None:
+    path = tmp_path / "1.jsonl"
+    path.write_text(f'{{"input": "a", "output": "b", "score": {score}}}\n')
+    assert [each.reward for each in read_rollouts(path, 9.0)] == [None]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
@@ -336,11 +341,13 @@ def test_a_damaged_log_is_refused_or_read_and_nothing_else(data: st.DataObject) 
         whole = bytearray(path.read_bytes())
         for _ in range(data.draw(st.integers(1, 4))):
             at = data.draw(st.integers(0, len(whole) - 1))
-            whole[at : at + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=20))
+            put = st.sampled_from([b"-1", b"0", b"1e14", b"-1e14", b"1e-14", b"1e308", b"NaN"]) | st.binary(max_size=20)
+            whole[at : at + data.draw(st.integers(0, 40))] = data.draw(put)
         path.write_bytes(whole)
         with contextlib.suppress(UserFault):
             _, models = imported(path)
             assert models.engines.token_s > 0
+            assert msgspec.convert(msgspec.to_builtins(models), Models) == models
             assert all(math.isfinite(value) for each in models.fits for value in each.values.values())
 
 
@@ -361,6 +368,52 @@ def test_logs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(read, "MAX_METRICS", 8)
     with pytest.raises(UserFault, match="more than 8 metrics"):
         read_logs([path])
+    write_lines(path, [*({f"m{i}": 1} for i in range(9)), {"step": 1, "x": 1}])
+    with pytest.raises(UserFault, match="log:9: more than 8 metrics"):
+        read_logs([path])
+    write_lines(path, [{"step": number, "x": 1} for number in range(4)])
+    monkeypatch.setattr(read, "MAX_FIGURES", 7)
+    with pytest.raises(UserFault, match="log:4: more than 7 figures"):
+        read_logs([path])
+    path.write_text(json.dumps({"log_history": [{"step": 1, "x": 1}]}))
+    monkeypatch.setattr(read, "MAX_DOCUMENT_BYTES", 20)
+    with pytest.raises(UserFault, match="at most 20 are read"):
+        read_logs([path])
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for path in (tmp_path / "pipe.jsonl", Path("/dev/zero"), tmp_path):
+        with pytest.raises(UserFault, match="no file"):
+            read_logs([path])
+    with pytest.raises(UserFault, match="no file"):
+        read_rollouts(tmp_path / "pipe.jsonl", 100.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("timing_s/update_weights", -5.0, None),
+        ("timing_s/gen", -5.0, "generation"),
+        ("timing_s/step", -5.0, None),  # perf/time_per_step says it too
+        ("response_length/mean", 1e14, "steps say how long"),
+        ("response_length/max", 1e14, "how long the longest response was"),
+        ("prompt_length/mean", -3.0, None),
+        ("prompt_length/mean", 1e14, None),
+        ("critic/score/mean", -3.0, None),
+    ],
+)
+def test_figures_that_cannot_be_are_taken_as_not_said(
+    name: str, value: float, says: str | None, tmp_path: Path
+) -> None:
+    path = write_lines(tmp_path / "log", [{"step": made.number, "data": verl(made) | {name: value}} for made in run()])
+    if says is not None:
+        with pytest.raises(UserFault, match=says):
+            imported(path)
+        return
+    models = imported(path)[1]
+    write_models(models, tmp_path / "models.yaml")
+    assert read_models(tmp_path / "models.yaml") == models
 
 
 def test_what_only_the_user_knows_is_asked_for(tmp_path: Path) -> None:

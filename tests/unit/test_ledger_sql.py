@@ -97,6 +97,14 @@ def test_nothing_can_be_changed(tmp_path: Path, sql: str) -> None:
     assert answer(tmp_path, "SELECT count(*), sum(length(body)) FROM entries") == before
 
 
+@pytest.mark.parametrize("sql", ["ATTACH '{}' AS other", "ATTACH 'file://{}?mode=rwc' AS other", "VACUUM INTO '{}'"])
+@pytest.mark.usefixtures("store")
+def test_no_file_is_made_or_opened_beside_the_ledger(tmp_path: Path, sql: str) -> None:
+    made = tmp_path / "other.db"
+    assert "cannot be answered" in refused(tmp_path, sql.format(made)) or "would write" in refused(tmp_path, sql)
+    assert not made.exists()
+
+
 @pytest.mark.usefixtures("store")
 def test_a_wrong_query_says_what_is_wrong_and_where_to_look(tmp_path: Path) -> None:
     text = refused(tmp_path, "SELECT rewards FROM samples")

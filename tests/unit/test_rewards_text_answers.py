@@ -282,6 +282,8 @@ def test_every_reward_of_the_hub_loads(name: str) -> None:
         "Answer: " + "1," * 100_000,
         "a" * 1_000_000,
         "\n".join("*A*" for _ in range(100_000)),
+        "\u0f73" * 100_000,  # two marks each once they are taken apart, which are sorted
+        "か" + "\uff9e\u0301" * 100_000,
     ],
 )
 def test_long_responses_take_time_in_proportion(response: str) -> None:

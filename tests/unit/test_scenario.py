@@ -140,6 +140,8 @@ def test_a_missing_block_names_the_key_that_has_no_default(scenario_file: Path) 
         ("run: {seed: 1e999}\n", "1e999 is too large a number"),
         ("run: {[a]: 1}\n", "a key must be a word"),
         ("a: " + "[" * 40 + "]" * 40, "nested more than 16 deep"),
+        ("a: " + "[" * 5000 + "]" * 5000, "nested more than 16 deep"),
+        ("{a: " * 5000, "nested more than 16 deep"),
         ("run: {name: \x00}\n", "not valid YAML"),
     ],
 )

@@ -4,7 +4,8 @@ Invariants:
 
 * A request has a deadline, and ends in a reply or in a :class:`LinkError` that says whether the server can have acted
   on it.
-* A reply is read up to ``MAX_REPLY_BYTES`` and decoded into its type; anything else is an error.
+* A reply is read up to ``MAX_REPLY_BYTES`` and decoded into its type; anything else is an error, a redirection too:
+  it would say where the run's headers go, and whom this machine asks.
 
 Waits: each ``ask`` ends with the server's reply, the connection's end, or its ``timeout_s``.
 """
@@ -18,6 +19,7 @@ import aiohttp
 import msgspec
 
 from penstock.backends.episodes.interfaces import JsonObject
+from penstock.messages.texts import without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -88,7 +90,7 @@ class HttpLink:
 
     async def ask(self, kind: Kind, body: JsonObject, reply: type[ReplyT], timeout_s: float) -> ReplyT:
         """See :class:`Link`."""
-        what = f"{kind} of the environment at {self._base_url}"
+        what = f"{kind} of the environment at {without_credentials(self._base_url)}"
         method, data = ("GET", None) if kind == "state" else ("POST", msgspec.json.encode(body))
         status, content = await _in_time(self._exchanged(method, f"/{kind}", data), what, timeout_s)
         if status == 200:
@@ -106,13 +108,14 @@ class HttpLink:
     async def _exchanged(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
         headers = {"Content-Type": "application/json"}
         url = self._base_url + path
-        async with self._session().request(method, url, data=data, headers=headers) as response:
+        asked = self._session().request(method, url, data=data, headers=headers, allow_redirects=False)
+        async with asked as response:
             content = await response.content.read(MAX_REPLY_BYTES)
             while not response.content.at_eof():
                 more = await response.content.read(MAX_REPLY_BYTES)
                 content += more
                 if len(content) > MAX_REPLY_BYTES:
-                    raise LinkError(f"{url}: the reply has more than {MAX_REPLY_BYTES} bytes")
+                    raise LinkError(f"{without_credentials(url)}: the reply has more than {MAX_REPLY_BYTES} bytes")
             return response.status, content
 
 
@@ -126,7 +129,7 @@ class SocketLink:
 
     async def ask(self, kind: Kind, body: JsonObject, reply: type[ReplyT], timeout_s: float) -> ReplyT:
         """See :class:`Link`. A step is the action alone here: this protocol has no place for what is around it."""
-        what = f"{kind} of the environment at {self._base_url}"
+        what = f"{kind} of the environment at {without_credentials(self._base_url)}"
         sent: JsonObject = {"type": kind}
         if kind != "state":
             sent["data"] = body["action"] if kind == "step" else body

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.messages.errors import UserFault
+from penstock.runtime.prediction.imports.read import TOO_LARGE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -152,6 +153,10 @@ DIALECTS: Final[dict[str, Dialect]] = {
         overlap_policy="fully_async",
     ),
 }  # fmt: skip
+MOST_TOKENS: Final = 1e7
+"""Of one response, or of a prompt."""
+MOST_SAMPLES: Final = 1e7
+"""Of a step."""
 ALIASES: Final = {"miles": "slime", "nemo_rl": "nemo-rl", "nemo": "nemo-rl", "prime_rl": "prime-rl"}
 
 
@@ -209,7 +214,8 @@ def is_overlapped(log: Log, dialect: Dialect) -> bool:
 
 
 def steps_of(log: Log, dialect: Dialect) -> list[Step]:
-    """Every step that says how long it took and how long its responses were, in order."""
+    """Every step that says how long it took and how long its responses were, in order. Times and counts below 0, and
+    counts that nobody has, are taken as not said."""
     overlapped = is_overlapped(log, dialect)
     found = (_step(number, log.steps[number], dialect, overlapped=overlapped) for number in sorted(log.steps))
     return [step for step in found if step is not None]
@@ -217,7 +223,7 @@ def steps_of(log: Log, dialect: Dialect) -> list[Step]:
 
 def _step(number: int, values: Mapping[str, float], dialect: Dialect, *, overlapped: bool) -> Step | None:
     step_s, mean_tokens = _first(values, dialect.step_s), _first(values, dialect.mean_tokens)
-    if step_s is None or mean_tokens is None or step_s <= 0 or mean_tokens <= 0:
+    if step_s is None or mean_tokens is None or step_s <= 0 or not 0 < mean_tokens <= MOST_TOKENS:
         return None
     return Step(
         number=number,
@@ -231,11 +237,11 @@ def _step(number: int, values: Mapping[str, float], dialect: Dialect, *, overlap
         besides_s=_sum(values, dialect.besides_s) or 0.0,
         reward_s=_first(values, dialect.reward_s),
         mean_tokens=mean_tokens,
-        max_tokens=_first(values, dialect.max_tokens),
-        prompt_tokens=_prompt_tokens(values, dialect, mean_tokens),
-        num_samples=_num_samples(values, dialect, step_s, mean_tokens),
+        max_tokens=_at_most(MOST_TOKENS, _first(values, dialect.max_tokens)),
+        prompt_tokens=_at_most(MOST_TOKENS, _prompt_tokens(values, dialect, mean_tokens)),
+        num_samples=_at_most(MOST_SAMPLES, _num_samples(values, dialect, step_s, mean_tokens)),
         truncated=_first(values, dialect.truncated),
-        reward=_first(values, dialect.reward),
+        reward=_first(values, dialect.reward, least=-TOO_LARGE),
         zero_spread=_first(values, dialect.zero_spread),
     )
 
@@ -260,12 +266,17 @@ def _num_samples(values: Mapping[str, float], dialect: Dialect, step_s: float, m
     return None if rate is None else rate * step_s
 
 
-def _first(values: Mapping[str, float], names: Names) -> float | None:
-    return next((value for name in names if (value := _value(values, name)) is not None), None)
+def _at_most(most: float, value: float | None) -> float | None:
+    """None for a count that is none."""
+    return None if value is None or value > most else value
+
+
+def _first(values: Mapping[str, float], names: Names, least: float = 0.0) -> float | None:
+    return next((value for name in names if (value := _value(values, name)) is not None and value >= least), None)
 
 
 def _sum(values: Mapping[str, float], names: Names) -> float | None:
-    found = [value for name in names if (value := _value(values, name)) is not None]
+    found = [value for name in names if (value := _value(values, name)) is not None and value >= 0]
     return sum(found) if found else None
 
 

@@ -214,7 +214,7 @@ class _Fits:
             line = fit_line(seconds, {"token_s": tokens}, run.is_even)
             self.unknown.append(f"learner.step_s: {why}, as tokens have hardly varied: all time is theirs")
         self._add("training, a step", line.values, line.error, "learner.")
-        jitter = float(np.std(np.log(np.maximum(seconds, 1e-9) / np.maximum(line.fitted, 1e-9))))
+        jitter = min(10.0, float(np.std(np.log(np.maximum(seconds, 1e-9) / np.maximum(line.fitted, 1e-9)))))
         even_out = math.exp(-jitter * jitter / 2)  # of the noise, whose mean is above 1
         publish_s = run.mean_of("publish_s")
         if publish_s is None:

@@ -6,7 +6,8 @@ says.
 
 Invariants:
 
-* A log is untrusted: sizes are bounded, nothing of it is evaluated, and no text of it but names of metrics is kept.
+* A log is untrusted: sizes are bounded, those in memory too, nothing of it is evaluated, and no text of it but names of
+  metrics is kept.
 * Rows of one step are one row, from however many files they come. Numbers that no metric can be are left out.
 * Rows before a step that do not name it (what a profiler logs in between) are added up and divided by the steps since.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import stat
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.messages.errors import UserFault
@@ -23,14 +25,18 @@ from penstock.runtime.prediction.imports.console import console_rows
 from penstock.runtime.safe_text import terminal_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
 MAX_LOG_BYTES: Final = 256 << 20
 MAX_LINE_BYTES: Final = 16 << 20
+MAX_DOCUMENT_BYTES: Final = 32 << 20
+"""Of one JSON document, which is in memory as a whole, at up to twenty times its size."""
 MAX_STEPS: Final = 100_000
 MAX_METRICS: Final = 8_192
 """By name, in all rows together."""
+MAX_FIGURES: Final = 5_000_000
+"""In all rows together."""
 TOO_LARGE: Final = 1e15
 """For a time or a count; not a number and the infinities are neither below it."""
 STEP_KEYS: Final = (
@@ -46,20 +52,27 @@ class Log:
 
     def __init__(self) -> None:
         self.steps: dict[int, Values] = {}
-        self._names: set[str] = set()
+        self._names: dict[str, str] = {}
+        """Each once in memory, however many rows have it."""
+        self._num_figures = 0
 
     def add(self, step: int, values: Mapping[str, float], where: str) -> None:
         """Merge one row."""
-        self._names.update(values)
         if step not in self.steps and len(self.steps) >= MAX_STEPS:
             raise UserFault(f"{where}: more than {MAX_STEPS:,} steps; give a part of the log")
-        if len(self._names) > MAX_METRICS:
-            raise UserFault(
-                f"{where}: more than {MAX_METRICS:,} metrics have names of their own; is it a log of metrics?"
-            )
-        self.steps.setdefault(step, {}).update(
-            {name: value for name, value in values.items() if abs(value) < TOO_LARGE}
-        )
+        row = self.steps.setdefault(step, {})
+        self._num_figures -= len(row)
+        row.update({self._names.setdefault(name, name): each for name, each in values.items() if abs(each) < TOO_LARGE})
+        self._num_figures += len(row)
+        check_names(self._names, where)
+        if self._num_figures > MAX_FIGURES:
+            raise UserFault(f"{where}: more than {MAX_FIGURES:,} figures; give a part of the log")
+
+
+def check_names(names: Collection[str], where: str) -> None:
+    """Refuse so many metrics with names of their own that these are none."""
+    if len(names) > MAX_METRICS:
+        raise UserFault(f"{where}: more than {MAX_METRICS:,} metrics have names of their own; is it a log of metrics?")
 
 
 def read_logs(files: Iterable[Path]) -> Log:
@@ -87,9 +100,11 @@ def lines_of(file: Path, max_bytes: int = MAX_LOG_BYTES) -> Iterator[tuple[int, 
         UserFault: the file cannot be read, or it or a line is too large.
     """
     try:
-        size = file.stat().st_size
-        if size > max_bytes:
-            raise UserFault(f"{file}: {size:,} bytes, at most {max_bytes:,} are read; give a part of it")
+        found = file.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise UserFault(f"{file}: no file; a folder, pipe or device is not read as a log")
+        if found.st_size > max_bytes:
+            raise UserFault(f"{file}: {found.st_size:,} bytes, at most {max_bytes:,} are read; give a part of it")
         with file.open("rb") as lines:
             number = 0
             while line := lines.readline(MAX_LINE_BYTES + 1):
@@ -106,9 +121,10 @@ def _read(file: Path, log: Log) -> None:
     first = next(lines_of(file), (0, ""))[1].lstrip()
     is_row = _is_object(first)
     if is_row and '"log_history"' not in first:
-        _add_rows(file, _json_lines(file), log)
+        _add_rows(file, lambda: _json_lines(file), log)
     elif is_row or (first.startswith("{") and not first.startswith("{'")):
-        _add_rows(file, _history(file), log)
+        rows = list(_history(file))
+        _add_rows(file, lambda: rows, log)
     elif (columns := [name.strip() for name in _fields(first)]) and _is_table(columns):
         _read_table(file, columns, log)
     else:
@@ -135,7 +151,7 @@ def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, object]]]:
 
 
 def _history(file: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    document = _object(_parsed("\n".join(line for _, line in lines_of(file)), str(file)))
+    document = _object(_parsed("\n".join(line for _, line in lines_of(file, MAX_DOCUMENT_BYTES)), str(file)))
     history = None if document is None else document.get("log_history")
     if not isinstance(history, list):
         raise UserFault(f"{file}: one JSON document is read if it has log_history, as trainer_state.json has")
@@ -157,17 +173,20 @@ def _object(value: object) -> dict[str, object] | None:
     return cast("dict[str, object]", value) if isinstance(value, dict) else None
 
 
-def _add_rows(file: Path, rows: Iterator[tuple[int, dict[str, object]]], log: Log) -> None:
-    kept = [(number, values) for number, row in rows if (values := _numbers(row))]
-    key = next((name for name in STEP_KEYS if any(name in values for _, values in kept)), None)
+def _add_rows(file: Path, rows: Callable[[], Iterable[tuple[int, dict[str, object]]]], log: Log) -> None:
+    """``rows`` are read twice, and not kept: which of the keys is that of the step, only all of them tell."""
+    found = {name for _, row in rows() for name in STEP_KEYS if _number(row.get(name)) is not None}
+    key = next((name for name in STEP_KEYS if name in found), None)
     if key is None:
         return
     pending: Values = {}
     last: int | None = None
-    for number, values in kept:
+    for number, row in rows():
+        values = _numbers(row)
         if key not in values:
             for name, value in values.items():
                 pending[name] = pending.get(name, 0.0) + value
+            check_names(pending, f"{file}:{number}")
             continue
         step = _step(values[key], f"{file}:{number}")
         gap = max(1, step - last) if last is not None else 1

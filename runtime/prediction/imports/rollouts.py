@@ -15,7 +15,7 @@ import statistics
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.messages.errors import UserFault
-from penstock.runtime.prediction.imports.read import lines_of
+from penstock.runtime.prediction.imports.read import TOO_LARGE, lines_of
 from penstock.runtime.prediction.recorded import SampleSeen
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ def _sample(row: dict[str, object], where: str) -> tuple[str, int, float | None,
     """Prompt, length, reward, and whether the length is in characters."""
     text, mask = row.get("output"), _only(row.get("token_loss_mask"))
     reward = _only(row.get("score", row.get("rewards")))
-    number = float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else None
+    is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and abs(reward) < TOO_LARGE
+    number = float(cast("float", reward)) if is_number else None
     if isinstance(text, str):
         return _digest(row.get("input")), max(1, len(text)), number, True
     if isinstance(mask, list):

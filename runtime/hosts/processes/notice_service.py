@@ -41,6 +41,14 @@ NO_WORD: Final = frozenset((204, 404, 410))
 """Status of an answer that there is none."""
 
 _log = logging.getLogger(__name__)
+HANDLERS: Final = (
+    urllib.request.HTTPHandler,
+    urllib.request.HTTPSHandler,
+    urllib.request.HTTPErrorProcessor,
+    urllib.request.HTTPDefaultErrorHandler,
+    urllib.request.UnknownHandler,
+)
+"""Of what urllib has: none for proxies, redirections, files."""
 
 
 class NoticeServiceError(RuntimeError):
@@ -155,16 +163,11 @@ class NoticeService:
             self._stop.wait(ASK_EVERY_S)
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """So a redirection is an answer like any other that is neither word nor none."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
 def _asked(url: str, headers: dict[str, str], method: str = "GET") -> _Answer:
     request = urllib.request.Request(url, headers=headers, method=method)
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
+    direct = urllib.request.OpenerDirector()
+    for handler in HANDLERS:
+        direct.add_handler(handler())
     try:
         with direct.open(request, timeout=ANSWER_TIMEOUT_S) as reply:
             return _Answer(reply.status, reply.read(MAX_ANSWER_BYTES))

@@ -9,8 +9,10 @@ How it is measured:
   shares of the time in which engines and learner worked. Steps are those of ``runtime/prediction/steady.py``.
 * Beside each error stands the machine's own noise: how far the repetitions of one run are from their mean, and how far
   the two halves of a run's steady part are from each other, which one repetition tells too.
-* One more error leaves out what changed on the machine between two runs: the predicted run's own models play it,
-  with a decode pass divided into what goes with requests, with their tokens and with neither as in the calibrated run.
+* Two more errors leave out what changed on the machine between two runs. *Of decode alone*: the predicted run's own
+  models play it, with a decode pass divided into what goes with requests, with their tokens and with neither as in the
+  calibrated run. *At its speed*: the calibrated models play it, all times of engines and learner as much longer as the
+  same work took CPU time there: undisturbed decode passes with as many requests, and steps. These ratios are printed.
 * Engines, learner and all other actors share the machine's cores; models hold how many each wants. In ``served`` the
   engine is an SGLang server on the CPU (``penstock env sglang`` has to be there), whose cores nobody counts.
 """
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
+from penstock.backends.engines.decode_passes import added_up
 from penstock.benchmarks._harness import Benchmark, Measured, claim, in_folders, plain_figure
 from penstock.benchmarks._runs import run
 from penstock.messages.errors import UserFault
@@ -111,6 +114,8 @@ class Arm(NamedTuple):
     modelled: Scenario
     drift: float
     """Of the step between the halves of the steady part: (second − first) ÷ mean."""
+    train_cpu_s: float
+    """CPU time of a step's training; 0: the learner has not told."""
 
     @property
     def steady(self) -> Steady:
@@ -127,8 +132,10 @@ def record(name: str, policy: str, num_steps: int, folder: Path) -> Arm:
     overrides = [text.format(folder=functions, cores=usable_cores()) for text in SCENARIOS[name]]
     made = run(BASE, (*overrides, f"staleness.policy={policy}", f"run.num_steps={num_steps}"), folder).folder
     recording = read_recording(made)
-    times_s = [row.at_s for row in read_steps(made)]
-    return Arm(recording, load_modelled(made / SCENARIO_FILE)[0], _drift(recording, times_s))
+    steps = read_steps(made)
+    drift = _drift(recording, [row.at_s for row in steps])
+    train_cpu_s = statistics.fmean(row.metrics.get("perf/train_cpu_time") or 0.0 for row in steps[len(steps) // 5 :])
+    return Arm(recording, load_modelled(made / SCENARIO_FILE)[0], drift, train_cpu_s)
 
 
 def _drift(recording: Recording, times_s: Sequence[float]) -> float:
@@ -151,6 +158,36 @@ def of_the_moment(models: Models, own: Models) -> Models:
     full_s, own_full_s = (each[0] + (count - 1) * each[1] + held * each[2] for each in (parts, own_parts))
     scaled = {name: part * own_full_s / full_s for name, part in zip(names, parts, strict=True)}
     return replace(own, engines=replace(own.engines, **scaled))
+
+
+class Slower(NamedTuple):
+    """CPU time of the same work in one run ÷ that in another."""
+
+    passes: float
+    steps: float
+
+
+def slower(arm: Arm, than: Arm) -> Slower | None:
+    """By what the machine was slower; None where engines or learner of either have not told of their CPU time."""
+    own, others = (added_up(each.recording.bands) for each in (arm, than))
+    pass_s = {band.least: band.seconds / band.passes for band in others if band.wall_s}
+    both = [band for band in own if band.wall_s and band.least in pass_s]
+    if not both or not arm.train_cpu_s or not than.train_cpu_s:
+        return None
+    alike_s = sum(band.passes * pass_s[band.least] for band in both)
+    return Slower(sum(band.seconds for band in both) / alike_s, arm.train_cpu_s / than.train_cpu_s)
+
+
+def at_speed(models: Models, by: Slower) -> Models:
+    """The models on a machine that is so much slower."""
+    of_engines = ("token_s", "token_load_s", "context_token_s", "prefill_s", "prefill_token_s", "apply_weights_s")
+    of_learner = ("step_s", "token_s", "micro_batch_s", "publish_s")
+    engines, learner = models.engines, models.learner
+    return replace(
+        models,
+        engines=replace(engines, **{name: by.passes * getattr(engines, name) for name in of_engines}),
+        learner=replace(learner, **{name: by.steps * getattr(learner, name) for name in of_learner}),
+    )
 
 
 def compared(name: str, fitted_on: str, arms: Mapping[str, Sequence[Arm]]) -> tuple[list[Figure], list[Claim]]:
@@ -178,9 +215,25 @@ def compared(name: str, fitted_on: str, arms: Mapping[str, Sequence[Arm]]) -> tu
             again = [play(each.applied(arm.modelled), 0) for each, arm in zip(own, runs, strict=True)]
             of_decode = [p.step_s / m.step_s - 1 for p, m in zip(again, measured, strict=True)]
             found.append(plain_figure(f"{what}: error of the step, of decode alone", "of the measured", of_decode))
+            found += of_the_machine(what, models, arms[fitted_on], runs)
             claims.append(claim(f"{what}: |error of the step|", [abs(each) for each in step], at_most=MOST))
             claims.append(claim(f"{what}: |error of the busy shares|", [abs(each) for each in busy], at_most=MOST))
     return found, claims
+
+
+def of_the_machine(what: str, models: Sequence[Models], fitted: Sequence[Arm], runs: Sequence[Arm]) -> list[Figure]:
+    """By what the machine was slower in the predicted runs, and the errors that are left without it."""
+    told = [slower(arm, than) for arm, than in zip(runs, fitted, strict=True)]
+    by = [each for each in told if each is not None]
+    if len(by) < len(told):
+        return []
+    played = [play(at_speed(m, b).applied(arm.modelled), 0) for m, b, arm in zip(models, by, runs, strict=True)]
+    errors = [p.step_s / arm.steady.step_s - 1 for p, arm in zip(played, runs, strict=True)]
+    return [
+        plain_figure(f"{what}: CPU time of a pass", "of the fitted run's", [each.passes for each in by]),
+        plain_figure(f"{what}: CPU time of training", "of the fitted run's", [each.steps for each in by]),
+        plain_figure(f"{what}: error of the step, at its speed", "of the measured", errors),
+    ]
 
 
 def measure(given: argparse.Namespace) -> Measured:

@@ -11,9 +11,9 @@ their threads waited for a core, and the model by how much they were slower; tha
 that hardly compute wait too. Where it tells nothing (no schedstat) it is their CPU time alone, which is less.
 
 An engine's passes wait for more than a core: the threads of its process take turns at the interpreter. What its others
-take, those that compute wait for however many cores there are, and find their caches colder. So an engine with one
-thread for its passes wants one core for all of its own, and is slower *alone* than its passes are by
-:attr:`CoresFit.alone`; that stays in its times.
+take, the one that computes waits for however many cores there are, and finds its caches colder. So an engine with one
+thread for its passes is slower *alone* than its passes are, by :attr:`CoresFit.alone`, and that stays in its times.
+Threads wake on whichever core is idle, so what they want of the cores is counted as if they ran side by side.
 
 The other actors take as much CPU time as the responses need, so it is counted with the engines that make them, in the
 time that those would have worked with cores enough.
@@ -139,7 +139,6 @@ def fit_cores(recordings: Sequence[Recording]) -> CoresFit:
     cold_cost, turns = sum(costs) / max(1, len(costs)), 1.0
     if is_told and all(each.has_one_thread for each in lanes):
         turns = max(1.0, min([own, *(each.waits for each in told)]))
-        own /= turns
     alone = turns + cold_cost * (turns - 1)
     # A core for the share f takes turns / f + cold_cost · (turns / f − 1): so much more than alone.
     fit = CoresFit(num_cores, own, 0.0, of_learner, cold_cost / alone, alone, 0.0, 0.0, is_told)

@@ -421,23 +421,6 @@ def test_reports_carry_state_time_accounting_and_figures_of_the_backend(host: Pr
 
 
 @pytest.mark.both_hosts
-def test_who_has_no_model_does_not_cut_off_who_has_one(host: ProcessHost, tmp_path: Path) -> None:
-    run = EchoRun(host, tmp_path, RunPlan(num_groups=100_000))
-    seen: dict[str, int] = {}
-
-    def stop_when_all_are_seen(run: EchoRun) -> None:
-        for name in run.witness.reports.keys() - seen.keys():  # who has reported has settled in
-            if (process := run.process(name, 1)) is not None:
-                seen[name] = os.sched_getscheduler(process.pid)
-        if len(seen) == len(run.names):
-            run.stop()
-
-    assert os.sched_getscheduler(0) == os.SCHED_OTHER
-    assert run.play(stop_when_all_are_seen).kind is OutcomeKind.STOPPED
-    assert seen == {name: os.SCHED_OTHER if name in (ENGINE, LEARNER) else os.SCHED_BATCH for name in run.names}
-
-
-@pytest.mark.both_hosts
 def test_a_process_shows_where_its_threads_are_and_goes_on(host: ProcessHost, tmp_path: Path) -> None:
     run = EchoRun(host, tmp_path, RunPlan(num_groups=100))
     assert run.play(Blow(SCORER, signal.SIGUSR1)).kind is OutcomeKind.COMPLETED

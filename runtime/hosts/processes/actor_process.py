@@ -71,8 +71,6 @@ def run_process(boot: Boot, *, node_id: str, node_host: str, remote_ranks: Remot
     os.environ.update({**run_variables(boot.run_id, boot.run_folder), ACTOR_VARIABLE: boot.name})
     _open_log(boot)
     _settle_in()
-    if _is_light(boot.name):
-        _let_others_finish()
     with ExitStack() as stack:
         links = Links(client_keys=boot.client_keys, host=boot.host or node_host)
         stack.callback(links.close)
@@ -97,7 +95,7 @@ def _run_actor(boot: Boot, links: Links, pulse: Pulse, remote_ranks: RemoteRanks
         gc.collect()
         gc.freeze()  # modules and the model are there to stay; walking them costs milliseconds
         gc.enable()
-        if _is_light(boot.name):
+        if not is_engine(boot.name) and boot.name != LEARNER:
             gc.set_threshold(*RARE_COLLECTIONS)
         keep_freed_memory()
         times = time.monotonic() - began_s, time.process_time()
@@ -153,25 +151,6 @@ def _settle_in() -> None:
     if soft != hard:  # a line to a peer takes about five descriptors
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     processes.end_with_parent(signal.SIGKILL)
-
-
-def _is_light(name: str) -> bool:
-    """Whether an actor has no model: it neither generates nor trains."""
-    return not is_engine(name) and name != LEARNER
-
-
-def _let_others_finish() -> None:
-    """Have the kernel not cut off what runs on a core whenever a frame arrives here.
-
-    Where no core is idle, more frames wait at each wake then, and engine and learner keep their caches for longer. An
-    idle core takes this process at once, as before. Threads and processes that it starts from here on are scheduled in
-    the same way; whoever has chosen another policy than the usual one for a run keeps it.
-    """
-    try:
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except OSError as error:  # a container may forbid it, and a run takes a little more CPU time then
-        _log.info("this process is scheduled as usual, not as SCHED_BATCH: %s", error)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

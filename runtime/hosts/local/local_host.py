@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.processes import process_facts as processes
 from penstock.backends.processes.process_facts import how_it_ended
 from penstock.messages.names import role_of
 from penstock.runtime.hosts.local.wire import (
@@ -32,7 +33,6 @@ from penstock.runtime.hosts.local.wire import (
     send,
 )
 from penstock.runtime.hosts.local.zygote import HOST, NODE_ID
-from penstock.runtime.hosts.processes import descendants as processes
 from penstock.runtime.hosts.processes.boot import VISIBLE_DEVICES, ProcessEnd
 from penstock.runtime.hosts.processes.ports import EndedProcess
 from penstock.runtime.hosts.processes.prepare_process import PreparationProcess

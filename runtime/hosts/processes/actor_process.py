@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.ledger.protocol import LedgerStoreError, StaleEpochError
+from penstock.backends.processes import process_facts as processes
 from penstock.messages.errors import DISK_FULL_STORY, DivergedError, UserFault, is_disk_full
 from penstock.messages.names import LEARNER, SUPERVISOR, is_engine
 from penstock.messages.wire import Envelope, Header, encode_pack
-from penstock.runtime.hosts.processes import descendants as processes
 from penstock.runtime.hosts.processes.actor_log import open_log
 from penstock.runtime.hosts.processes.boot import VISIBLE_DEVICES, Boot, EndKind, ProcessEnd
 from penstock.runtime.hosts.processes.control import Address, ProcessStarted

@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from penstock.backends.engines.served.base.left_servers import END_TIMEOUT_S
+from penstock.backends.processes import process_facts as processes
 from penstock.backends.processes.temp_folders import TEMP_PREFIX, make_folder, remove_folder
 from penstock.messages.errors import UserFault, first_line
 from penstock.messages.names import LEARNER, engine_index, is_engine
-from penstock.runtime.hosts.processes import descendants as processes
 from penstock.runtime.hosts.processes.boot import Boot, EndKind, ProcessEnd
+from penstock.runtime.hosts.processes.descendants import kill_descendants
 from penstock.runtime.hosts.processes.ports import EndedProcess
 from penstock.runtime.hosts.processes.prepare_process import PreparationProcess
 from penstock.runtime.hosts.processes.wakeup import Wakeup
@@ -175,7 +176,7 @@ class RayCluster:
             self._ray.shutdown()
         if not self.is_embedded:
             return []
-        left = processes.kill_descendants(timeout_s=KILL_TIMEOUT_S, spare=spare)
+        left = kill_descendants(timeout_s=KILL_TIMEOUT_S, spare=spare)
         remove_folder(self.temp_folder)
         return left
 

@@ -10,8 +10,6 @@ or a command of another system has dozens.
 from __future__ import annotations
 
 import copy
-import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 
     from penstock.runtime.scenario.named import Named
 
-_VARIABLE: Final = re.compile(r"(?:^|/)\$\{?[A-Za-z_]")
 MIN_LISTED_KEYS: Final = 3
 MAX_LISTED_KEYS: Final = 200
 """Unknown ones, so many of which are told at once; of fewer the first."""
@@ -126,18 +123,9 @@ def _decode(source: Source) -> Scenario:
 
 
 def _make_paths_absolute(scenario: Scenario, source: Source) -> Scenario:
-    """Raises UserFault where a path names an environment variable."""
-
     def made_absolute(each: Named) -> str:
         folder = source.place(each.path).folder
-        if is_left_to_the_hub(each.names, each.value, folder):
-            return each.value
-        found = absolute(each.names, each.value, folder)
-        if _VARIABLE.search(each.value) and not os.path.lexists(found.partition("@[")[0]):
-            raise UserFault(
-                f"{source.place(each.path).text}: {each.key}: environment variables are not read here, found "
-                f"{each.value!r}; write the path itself, or give the key on the command line, where a shell reads them"
-            )
-        return found
+        is_on_hub = is_left_to_the_hub(each.names, each.value, folder)
+        return each.value if is_on_hub else absolute(each.names, each.value, folder)
 
     return with_values(scenario, made_absolute)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["same job", "same job but for", "other job"]
 NO_FILE: Final = "scenario.yaml"
-_VARIABLE: Final = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
 
 
 class Verdict(NamedTuple):
@@ -47,7 +45,7 @@ def verdict_on(converted: Converted) -> Verdict:
 def _refusal(text: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / NO_FILE
-        path.write_text(_VARIABLE.sub("variable", text))  # what only the environment knows is noted as such already
+        path.write_text(text)
         try:
             load_scenario(path)
         except UserFault as error:

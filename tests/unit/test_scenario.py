@@ -155,8 +155,6 @@ def test_a_missing_block_names_the_key_that_has_no_default(scenario_file: Path) 
             ":1: include: no such key, and none is needed: a scenario is one file",
         ),
         ("defaults: [base]\nrun: {name: x}\n", ":1: defaults: no such key, and none is needed: a scenario is one file"),
-        ("run: {name: x}\ndata:\n  path: ${DATA}/x.jsonl\n", ":3: data.path: environment variables are not read here"),
-        ("run: {name: x}\ndata: {path: x}\nmodel:\n  path: /m/$NAME\n", ":4: model.path: environment variables are"),
         ("run: {name: !!python/name:os.system x}\n", "YAML tags such as"),
         ("run: {name: !!binary eA==}\n", "YAML tags such as"),
         ("run: {seed: 1e999}\n", "1e999 is too large a number"),

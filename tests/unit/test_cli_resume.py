@@ -112,7 +112,7 @@ def child(**variables: str) -> Generator[Child]:
         ("engines_count=3", "learner.megatron.recompute, prompt_source.*, engines.*, runtime.*, observability.*; for "),
         ("learner.megatron.precision=bfloat16", "would come out otherwise"),
         ("learner.num_updates=2", "would come out otherwise"),
-        ("run.num_step=5", "penstock run. run.num_step: no such key; did you mean 'num_steps'?"),
+        ("run.num_step=5", "(docs/resume.md). run.num_step: no such key; did you mean 'num_steps'?"),
         ("staleness.policy=sync", "and then switch the policy of the run that goes on: penstock policy. What can"),
     ],
 )

@@ -78,6 +78,7 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("scenario",),
         ("shell",),
         ("terminal",),
+        ("pictures",),
         ("safe_text",),
         ("output_file",),
     ),

@@ -90,8 +90,8 @@ def test_what_takes_long_to_be_imported_is_imported_with_its_name() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "\nForecast\n"
-    with pytest.raises(AttributeError, match="no attribute 'Forcast'"):
-        _ = getattr(api, "Forcast")  # noqa: B009 - a checker would see it
+    with pytest.raises(AttributeError, match="no attribute 'Forecasts'"):
+        _ = getattr(api, "Forecasts")  # noqa: B009 - a checker would see it
 
 
 @pytest.mark.parametrize(

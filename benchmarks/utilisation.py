@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-QUICK: Final = ("--repetitions", "1", "--steps", "10")
-QUICK_S: Final = 130
+QUICK: Final = ("--repetitions", "1", "--steps", "10", "--arms", "one_step_off", "fully_async, η 4")
+QUICK_S: Final = 60
 CORES: Final = len(os.sched_getaffinity(0))
 TUNED: Final = "sync, all cores"
 ARMS: Final = {

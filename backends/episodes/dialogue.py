@@ -31,6 +31,7 @@ ADVICE: Final = "a session is one conversation, to which requests only append; f
 
 
 CheckRoom: TypeAlias = "Callable[[int], object]"
+"""Raises where the next turn has no room for so many tokens more."""
 
 
 class ConversationError(Exception):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 import yaml
 
 from penstock.runtime.slime.expansion import find_file
-from penstock.runtime.slime.mapping import FUNCTIONS, KEYS, READ_TOGETHER, SWITCHES
+from penstock.runtime.slime.mapping import FUNCTIONS, KEYS, READ_TOGETHER, SHAPE_OF_MODEL, SWITCHES
 from penstock.runtime.slime.reasons import REASONS
 from penstock.runtime.slime.rollout import SCALE_FLAGS
 from penstock.runtime.slime.script import Flag
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.runtime.slime.mapping import Plain
     from penstock.runtime.slime.writer import Writer
 
-KNOWN: Final = frozenset((*KEYS, *SWITCHES, *FUNCTIONS, *READ_TOGETHER))
+KNOWN: Final = frozenset((*KEYS, *SWITCHES, *FUNCTIONS, *READ_TOGETHER, *SHAPE_OF_MODEL))
 ROLLOUT_KEYS: Final = ("sampling.", "reward.", "episode.", "filter.", "staleness.", "learner.objective.")
 ROLLOUT_FLAGS: Final = frozenset((
     "advantage-estimator", "use-kl-loss", "kl-loss-coef", "kl-coef", "use-tis", "tis-clip", "use-rollout-logprobs",

@@ -280,6 +280,8 @@ def test_a_hugging_face_checkpoint_to_load_is_the_model(tmp_path: Path) -> None:
 
 def test_keys_of_a_file_go_over_the_flags(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("use_tis: true\ntis_clip: 3.0\nnormalize_advantages: false\nmy_level: token\n")
+    with (tmp_path / "own.yaml").open("a") as file:
+        file.write("num_layers: 36\n")  # of the model's shape, which slime's scripts give as flags
     flags = FULL + "--custom-config-path own.yaml --tis-clip 5 --normalize-advantages"
     converted = to_scenario(read_script(script_of(tmp_path, flags)), "x")
     objective = yaml.safe_load(converted.text)["learner"]["objective"]

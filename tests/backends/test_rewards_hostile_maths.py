@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -99,7 +100,8 @@ def children() -> set[int]:
     """Processes of this one, by what the kernel says."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
-        found |= {int(pid) for pid in (task / "children").read_text().split()}
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended since
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
     return found
 
 

@@ -420,6 +420,7 @@ class KillsWhoever(Watch):
 
     def __init__(self, run: TrialRun, key: SampleKey, times: int) -> None:
         super().__init__(run)
+        run.is_calm = False
         self.key = key
         self.times = times
 

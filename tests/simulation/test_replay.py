@@ -123,6 +123,10 @@ SHOWS_AT: dict[str, tuple[int, str, set[str]]] = {
     "wakes_with_what_it_had": (4, "engine-1", {"WeightsStaged", "DeviceTurned"}),
     "says_nothing_after_a_swap": (4, "engine-0", {"WeightsSwapped"}),
     "waits_for_weights_anywhere": (4, "prompt_source", {"PromptsFetched"}),
+    "lets_go_what_engines_are_told_of": (12, "learner", {"VersionAnnounced"}),
+    "lets_a_checkpoint_too_many_go": (12, "learner", {"CheckpointsKept"}),
+    "takes_an_older_yield": (307, "learner", {"CheckpointNamed"}),
+    "yields_once": (13, "engine-0", {"EngineSlept"}),
 }
 """Of planted bugs: a trial whose run comes to the rule, and the actor and events on which the rule is applied."""
 NOT_OF_ACTORS = {"admits_twice", "two_writers", "reads_before_it_claims", "forgets_that_rows_were_chosen"}

@@ -168,6 +168,7 @@ def test_an_engine_whose_backend_hangs_is_replaced() -> None:
     watch = Watch(run)
     run.host.run(6.0)
     engine_of(run, "engine/1").is_frozen = True
+    run.is_calm = False
     run.run()
     assert [cause.split(" on ")[0] for cause in watch.lost_causes] == ["engine/1: no progress"]
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SALT = bytes(range(16))
 FRACTION = 0.2
 OF_STEPS_AND_VERSIONS = frozenset(
-    ("step", "checkpoint", "policy", "pause", "version", "publish", "fetch_weights", "apply_weights")
+    ("step", "checkpoint", "policy", "pause", "version", "publish", "digest", "fetch_weights", "apply_weights")
 )
 
 

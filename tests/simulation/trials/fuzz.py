@@ -101,6 +101,8 @@ class TrialRun:
         if trial.max_engines is not None or trial.has_notices:
             salvages = trial.save_share is None
             self.host.watch(ElasticWatch(self.host, salvages=salvages, loses_nothing=trial.loses_nothing))
+        self.is_calm = trial.is_calm
+        """Nobody is to be replaced; a test that hurts an actor by other means than faults says otherwise."""
         self.gpus = None if trial.gpus is None else LateGpus(trial.gpus, self.host)
         self.late = LateWatch()
         self.host.watch(self.late)
@@ -140,7 +142,7 @@ class TrialRun:
             raise NeedlessError(f"{oracle.num_needless} samples were issued again while somebody had them finished")
         if trial.loses_nothing and oracle.num_regenerated:
             raise NeedlessError(f"{oracle.num_regenerated} samples of admitted groups were issued again")
-        if trial.is_calm and host.supervisor.num_restarts:
+        if self.is_calm and host.supervisor.num_restarts:
             raise NeedlessError(f"{host.supervisor.num_restarts} actors were replaced with nothing wrong with them")
         _await_quiet(host, ending.at_s)
         return Outcome(

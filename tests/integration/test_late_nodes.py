@@ -63,7 +63,7 @@ def test_a_run_begins_with_what_it_needs_and_an_engine_joins_with_a_node(tmp_pat
             waits = "waits for a node with 1 GPU"
             run.await_log(f"engine/1: it {waits}, {GPU_TIMEOUT_S} s at most")
             run.await_steps(more=2)  # nobody waits for it
-            assert f"engine/1 {waits}, for " in penstock("status", str(folder))
+            wait_for(lambda: f"engine/1 {waits}, for " in penstock("status", str(folder)))  # written once a second
             node_id = nodes.add(1)
             run.await_log("engine/1 1: up")
             wait_for(lambda: waits not in penstock("status", str(folder)))

@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import psutil
 
@@ -47,6 +47,7 @@ LEAST_MB: Final = 5.0
 """Growth that is none, as allocators round."""
 SAMPLES_PER_GROUP: Final = 8
 DRIVER: Final = "driver"
+T = TypeVar("T")
 _LOG: Final = re.compile(r"(?P<actor>.+)-\d+\.log")
 _OWN: Final = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
@@ -88,10 +89,8 @@ class Course(NamedTuple):
 
 
 def course_of(looks: Sequence[Look]) -> Course:
-    """Medians of the second fifth of the looks and of the last."""
-    fifth = max(1, len(looks) // 5)
-    early, late = looks[fifth : 2 * fifth] or looks, looks[-fifth:]
-    return Course(_median(early), _median(late))
+    """Usual memory and most files, of the second fifth of the looks and of the last."""
+    return Course(*map(_usual, _early_and_late(looks)))
 
 
 def soaked(folder: Path, *, minutes: float, every_s: float) -> Soaked:
@@ -121,11 +120,10 @@ def soaked(folder: Path, *, minutes: float, every_s: float) -> Soaked:
     finally:
         took_s = time.monotonic() - began_s
         trained.stop()
-    fifth = max(1, len(versions) // 5)
-    counted = statistics.median(versions[-fifth:]) - statistics.median(versions[fifth : 2 * fifth] or versions)
+    early, late = map(statistics.median, _early_and_late(versions))
     return Soaked(
         looks,
-        round(counted * GROUPS_PER_BATCH * SAMPLES_PER_GROUP),
+        round((late - early) * GROUPS_PER_BATCH * SAMPLES_PER_GROUP),
         versions[-1] * GROUPS_PER_BATCH * SAMPLES_PER_GROUP / took_s,
         _disk_mb(trained.folder),
     )
@@ -159,7 +157,7 @@ def measure(given: argparse.Namespace) -> Measured:
             plain_figure(f"{actor}: more of it, late", "MB", [each.growth_mb for each in courses]),
             plain_figure(
                 f"{actor}: more of it", "MB a million samples",
-                [1e6 * each.growth_mb / max(1, run.num_samples) for each, run in zip(courses, made, strict=True)],
+                [1e6 * course.growth_mb / max(1, each.num_samples) for course, each in zip(courses, made, strict=True)],
             ),
             plain_figure(f"{actor}: open files, late", "files", [float(each.after.num_files) for each in courses]),
         ]  # fmt: skip
@@ -169,7 +167,13 @@ def measure(given: argparse.Namespace) -> Measured:
     return Measured(found, claims, ("Ray's own processes", "real engines and learners"))
 
 
-def _median(looks: Sequence[Look]) -> Look:
+def _early_and_late(values: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """The second fifth and the last; of too few the whole and the last one."""
+    fifth = max(1, len(values) // 5)
+    return values[fifth : 2 * fifth] or values, values[-fifth:]
+
+
+def _usual(looks: Sequence[Look]) -> Look:
     return Look(statistics.median(each.own_mb for each in looks), max(each.num_files for each in looks))
 
 

@@ -120,7 +120,7 @@ def soaked(folder: Path, *, minutes: float, every_s: float) -> Soaked:
     finally:
         took_s = time.monotonic() - began_s
         trained.stop()
-    early, late = map(statistics.median, _early_and_late(versions))
+    early, late = (statistics.median(each) for each in _early_and_late(versions))
     return Soaked(
         looks,
         round((late - early) * GROUPS_PER_BATCH * SAMPLES_PER_GROUP),

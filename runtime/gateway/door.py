@@ -203,12 +203,15 @@ class FrontDoor:
     async def _forward_to(self, request: web.Request, url: str, who: str) -> web.StreamResponse:
         headers = {key: value for key, value in request.headers.items() if key.lower() not in _HOP_HEADERS}
         try:
-            async with self._engines.request(request.method, url, data=await request.read(), headers=headers) as reply:
-                return await _passed_on(request, reply)
-        except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError) as error:
+            reply = await self._engines.request(request.method, url, data=await request.read(), headers=headers)
+        except (
+            aiohttp.ClientError
+        ) as error:  # refused, reset or closed by one that is killed just now, or half an answer
             raise RequestError(
                 502, "engine_unreachable", f"{who} does not answer ({error}); it may be replaced just now"
             ) from None
+        async with reply:
+            return await _passed_on(request, reply)
 
     def _address_of(self, name: str) -> GatewayAddress:
         form = _SESSION_NAME.fullmatch(name)

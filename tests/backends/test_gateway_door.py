@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ import pytest
 from gateway_bench import ASKED, TOOLS, WAIT_S, BenchFactory, GatewayBench, hold_conversation
 
 from penstock.backends.episodes.api import SessionTaken
+from penstock.backends.episodes.registry import write_push_address
 from penstock.backends.processes.http_server import listen
 from penstock.runtime.gateway.door import SESSION_HEADER, FrontDoor
 
@@ -151,3 +154,29 @@ def test_what_is_not_there_is_said_to_be_not_there(engines: list[GatewayBench], 
     assert door.http.post("/sessions/nonsense/finish", json={}).status_code == 404
     assert door.http.post("/sessions/1-dead-beef/finish", json={}).status_code == 410
     assert httpx.get(f"{door.url}/status", timeout=WAIT_S).status_code == 401
+
+
+ANSWERS = {"closed": b"", "half a head": b"HTTP/1.1 200 O", "no head": b"\0\1\2\3\r\n\r\n", "reset": None}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_one_that_dies_while_it_is_asked_may_be_asked_again(tmp_path: Path, answer: bytes | None) -> None:
+    """Clients ask again after 502; anything else ends them."""
+    with socket.create_server(("127.0.0.1", 0)) as dying, open_door(tmp_path, "key") as door:
+        thread = threading.Thread(target=die_while_asked, args=(dying, answer))
+        thread.start()
+        write_push_address(tmp_path, f"http://127.0.0.1:{dying.getsockname()[1]}")
+        reply = door.http.post("/trajectories", json={})
+        thread.join(WAIT_S)
+    assert reply.status_code == 502
+    assert reply.json()["error"]["code"] == "engine_unreachable"
+
+
+def die_while_asked(dying: socket.socket, answer: bytes | None) -> None:
+    connection, _ = dying.accept()
+    with connection:
+        connection.recv(1 << 16)
+        if answer is None:  # the kernel says "reset by peer", as for a process that was killed with requests unread
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        else:
+            connection.sendall(answer)

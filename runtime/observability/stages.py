@@ -59,6 +59,7 @@ from penstock.messages.flow import (
     SampleGenerated,
     SampleIssued,
     SampleScored,
+    SamplesSettled,
     ScoringFailed,
 )
 from penstock.messages.ledger import GroupClosed, PauseRecorded, PolicyRecorded
@@ -93,7 +94,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from penstock.messages.base import Command, Event
-    from penstock.messages.flow import SettledState
     from penstock.messages.samples import SampleKey
     from penstock.runtime.observability.spans import Attributes, SpanRecorder
     from penstock.runtime.observability.trace_ids import TraceIds
@@ -155,6 +155,7 @@ class StageRecorder:
         return {
             DemandGranted: self._demand_granted,
             EvaluationDue: self._evaluation_due,
+            SamplesSettled: self._groups_settled,
             PromptsFetched: self._rows_fetched,
             SampleIssued: engine.sample_arrived,
             GenerationEnded: engine.ended,
@@ -222,14 +223,15 @@ class StageRecorder:
             granted.append((event.total, self._now_ns()))
         while len(granted) > 1 and granted[0][0] <= event.settled.floor:
             del granted[0]
-        self._settle(event.settled)
+        self._groups_settled(event)
 
-    def _settle(self, state: SettledState) -> None:
-        for group_id in self._settled.newly(state, self._fetched):
+    def _groups_settled(self, event: DemandGranted | EvaluationDue | SamplesSettled) -> None:
+        for group_id in self._settled.newly(event.settled, self._fetched):
             del self._fetched[group_id]
+        self._arrived.settle(self._settled)
 
     def _evaluation_due(self, event: EvaluationDue) -> None:
-        self._settle(event.settled)
+        self._groups_settled(event)
         if event.evaluation is not None and event.evaluation.number > self._evaluation[0]:
             self._evaluation = (event.evaluation.number, self._now_ns())
 

@@ -6,7 +6,7 @@ import gc
 import sys
 from itertools import count, repeat
 from math import nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -364,8 +364,8 @@ def held_by(stages: object) -> dict[str, int]:
     """How many entries each collection of what a recorder of stages holds open has; its plans, and which groups it has
     decided on, are bounded by themselves."""
     beside = ("kept", "on_command", "on_sent", "_on_event")
-    held = {name: held for name, held in vars(stages).items() if isinstance(held, dict | list) and name not in beside}
-    return {name: len(entries) for name, entries in held.items() if entries}
+    held = {name: len(cast("Any", each)) for name, each in vars(stages).items() if isinstance(each, dict | list)}
+    return {name: num for name, num in held.items() if num and name not in beside}
 
 
 def test_when_rows_came_is_forgotten_with_the_settlement_of_their_groups() -> None:

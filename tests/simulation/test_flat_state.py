@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
 
-NUM_STEPS: Final = 120
+NUM_STEPS: Final = 80
 """Of the short run, enough to fill every window of a fixed length; the long one has four times as many."""
 GROUPS_PER_BATCH: Final = 2
 NUM_MORE: Final = 3 * NUM_STEPS * GROUPS_PER_BATCH

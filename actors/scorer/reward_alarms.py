@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -82,8 +83,9 @@ class RewardAlarms:
         return texts
 
     def forget(self, settled: KnownSettled) -> None:
-        """No more rewards of these groups come."""
-        for group_id in [group_id for group_id in self._open if group_id in settled]:
+        """No more rewards of these groups come. The first ones alone are looked at: groups are settled about in order,
+        and what stands behind one that is not goes after it."""
+        for group_id in list(takewhile(settled.__contains__, self._open)):
             del self._open[group_id]
 
     def failed(self) -> list[str]:

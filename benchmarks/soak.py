@@ -5,9 +5,14 @@ How it is measured:
 * The run of ``penstock bench control_plane`` for ``--minutes``: engines and learner are modelled and take no time, so
   each hour sees more samples than most runs ever train. CURVE, ledger, event log and traces are on, as by default.
 * Every few seconds, of each process: the memory that is its own (``RssAnon`` of ``/proc``; pages of files that are
-  mapped come and go) and the number of its open files. Of the looks after the first fifth, in which processes take what
-  they need, the median of the first fifth is held against that of the last.
-* What a process grows by is told for each million samples as well, so that what an hour hides can be seen.
+  mapped come and go) and the number of its open files. The looks are cut in fifths. The first, in which processes take
+  what they need, does not count; of each other one the median does.
+* A process rises whenever it holds more at once than ever before, and stays there: glibc keeps what was freed
+  (``runtime/hosts/processes/freed_memory.py``). That is rare, and bounded by what may be outstanding. What is never
+  forgotten makes it rise from each fifth to the next. So three times the middle one of the three rises is its **steady
+  growth**, which is judged; what it has grown by in all is told, and may not be more than glibc keeps.
+* Steady growth is told for each million samples as well, so that what an hour hides can be seen, and the course of each
+  process is drawn.
 * What lies in the run's folder in the end, by part. Events and traces keep to ``observability.max_disk_gb``.
 """
 
@@ -19,6 +24,7 @@ import re
 import statistics
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -28,9 +34,11 @@ from penstock.api import run
 from penstock.benchmarks._harness import Benchmark, Measured, fact, plain_figure
 from penstock.benchmarks._progress import say
 from penstock.benchmarks.control_plane import GROUPS_PER_BATCH, SCENARIO
+from penstock.runtime.hosts.processes.freed_memory import KEPT_BYTES
 from penstock.runtime.launch.runs import read_record
 from penstock.runtime.observability.disk_budget import LOGS_FOLDER
 from penstock.runtime.observability.following import StepFollower
+from penstock.runtime.observability.texts import sparkline
 
 if TYPE_CHECKING:
     import argparse
@@ -42,10 +50,14 @@ if TYPE_CHECKING:
 QUICK: Final = ("--repetitions", "1", "--minutes", "0.25", "--every", "1")
 QUICK_S: Final = 40
 MOST_GROWTH: Final = 0.05
-"""Of the memory of a process, from the first looks that count to the last."""
+"""Steady, of the memory of a process, from the first looks that count to the last."""
 LEAST_MB: Final = 5.0
 """Growth that is none, as allocators round."""
 SAMPLES_PER_GROUP: Final = 8
+START_TIMEOUT_S: Final = 120.0
+"""For the first step."""
+COURSE_WIDTH: Final = 60
+"""Of a drawn course, in characters."""
 DRIVER: Final = "driver"
 T = TypeVar("T")
 _LOG: Final = re.compile(r"(?P<actor>.+)-\d+\.log")
@@ -76,6 +88,8 @@ class Course(NamedTuple):
 
     before: Look
     after: Look
+    steady_mb: float
+    """What it has grown by without its largest rises."""
 
     @property
     def growth_mb(self) -> float:
@@ -84,17 +98,23 @@ class Course(NamedTuple):
     @property
     def is_flat(self) -> bool:
         """Neither more memory nor more files."""
-        grows = self.growth_mb > max(LEAST_MB, MOST_GROWTH * self.before.own_mb)
+        grows = self.steady_mb > max(LEAST_MB, MOST_GROWTH * self.before.own_mb) or self.growth_mb > KEPT_BYTES / 1e6
         return not grows and self.after.num_files <= self.before.num_files
 
 
 def course_of(looks: Sequence[Look]) -> Course:
-    """Usual memory and most files, of the second fifth of the looks and of the last."""
-    return Course(*map(_usual, _early_and_late(looks)))
+    """Usual memory and most files, of the second fifth of the looks and of the last, and what lies between."""
+    usual = [_usual(part) for part in _later_fifths(looks)]
+    rises = [after.own_mb - before.own_mb for before, after in pairwise(usual)]
+    return Course(usual[0], usual[-1], len(rises) * statistics.median(rises))
 
 
 def soaked(folder: Path, *, minutes: float, every_s: float) -> Soaked:
-    """Run for so long, look, and end it."""
+    """Run for so long from the first step on, look, and end it.
+
+    Raises:
+        RuntimeError: no step came, or the run ended by itself.
+    """
     trained = run(
         _written(folder / "scenario.yaml"),
         {"run.num_steps": 10**9, "run.folder": str(folder), "runtime.host": "local"},
@@ -103,9 +123,14 @@ def soaked(folder: Path, *, minutes: float, every_s: float) -> Soaked:
     )
     looks: dict[str, list[Look]] = {}
     versions: list[int] = []
-    began_s = time.monotonic()
     steps, version = StepFollower(trained.folder), 0
+    began_s = time.monotonic()
     try:
+        while not (version := max((step.version for step in steps.more()), default=0)):
+            if time.monotonic() > began_s + START_TIMEOUT_S:
+                raise RuntimeError(f"no step after {START_TIMEOUT_S:g} s: {trained.status.story}")
+            _end_is_none(trained, 0.2)
+        began_s = time.monotonic()
         while (left_s := began_s + 60 * minutes - time.monotonic()) > 0:
             for actor, look in looked_at(trained):
                 looks.setdefault(actor, []).append(look)
@@ -114,19 +139,23 @@ def soaked(folder: Path, *, minutes: float, every_s: float) -> Soaked:
             if len(versions) % 12 == 0:
                 own_mb = sum(each[-1].own_mb for each in looks.values())
                 say(f"step {version:,}, {own_mb:,.0f} MB in all, {left_s:.0f} s to go")
-            with contextlib.suppress(TimeoutError):
-                trained.wait(timeout_s=min(every_s, max(0.1, left_s)), progress=False)
-                raise RuntimeError(f"the run has ended by itself: {trained.status.story}")
+            _end_is_none(trained, min(every_s, max(0.1, left_s)))
     finally:
         took_s = time.monotonic() - began_s
         trained.stop()
-    early, late = (statistics.median(each) for each in _early_and_late(versions))
+    early, *_, late = (statistics.median(each) for each in _later_fifths(versions))
     return Soaked(
         looks,
         round((late - early) * GROUPS_PER_BATCH * SAMPLES_PER_GROUP),
         versions[-1] * GROUPS_PER_BATCH * SAMPLES_PER_GROUP / took_s,
         _disk_mb(trained.folder),
     )
+
+
+def _end_is_none(trained: Run, wait_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        trained.wait(timeout_s=wait_s, progress=False)
+        raise RuntimeError(f"the run has ended by itself: {trained.status.story}")
 
 
 def looked_at(trained: Run) -> Iterable[tuple[str, Look]]:
@@ -152,12 +181,14 @@ def measure(given: argparse.Namespace) -> Measured:
     claims: list[Claim] = []
     for actor in made[0].looks:
         courses = [course_of(each.looks[actor]) for each in made]
+        own_mb = [look.own_mb for look in made[-1].looks[actor]]
+        say(f"{sparkline(own_mb, COURSE_WIDTH)} {own_mb[0]:.0f} to {own_mb[-1]:.0f} MB: {actor}")
         found += [
             plain_figure(f"{actor}: its own memory, early", "MB", [each.before.own_mb for each in courses]),
             plain_figure(f"{actor}: more of it, late", "MB", [each.growth_mb for each in courses]),
             plain_figure(
-                f"{actor}: more of it", "MB a million samples",
-                [1e6 * course.growth_mb / max(1, each.num_samples) for course, each in zip(courses, made, strict=True)],
+                f"{actor}: more of it steadily", "MB a million samples",
+                [1e6 * course.steady_mb / max(1, each.num_samples) for course, each in zip(courses, made, strict=True)],
             ),
             plain_figure(f"{actor}: open files, late", "files", [float(each.after.num_files) for each in courses]),
         ]  # fmt: skip
@@ -167,10 +198,11 @@ def measure(given: argparse.Namespace) -> Measured:
     return Measured(found, claims, ("Ray's own processes", "real engines and learners"))
 
 
-def _early_and_late(values: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
-    """The second fifth and the last; of too few the whole and the last one."""
-    fifth = max(1, len(values) // 5)
-    return values[fifth : 2 * fifth] or values, values[-fifth:]
+def _later_fifths(values: Sequence[T]) -> list[Sequence[T]]:
+    """The second to the last; of too few the whole, and the last one for those that are missing."""
+    size = max(1, len(values) // 5)
+    first, *more = (values[number * size : (number + 1) * size] for number in (1, 2, 3))
+    return [first or values, *(each or values[-1:] for each in more), values[-size:]]
 
 
 def _usual(looks: Sequence[Look]) -> Look:

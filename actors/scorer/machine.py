@@ -152,6 +152,7 @@ class Scorer:
                     self.teachers.forget(key)
                 self.held.forget(settled)
                 self.workload.forget(settled)
+                self.alarms.forget(settled)
             case TimerFired():
                 if event.key == TEACHER_TIMER:
                     self._out += self.teachers.sweep()

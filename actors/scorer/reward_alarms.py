@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,6 +19,7 @@ from penstock.messages.base import Metric
 
 if TYPE_CHECKING:
     from penstock.actors.scorer.settings import ScorerSettings
+    from penstock.actors.settled import KnownSettled
     from penstock.messages.samples import SampleKey
 
 SMALLEST_SPREAD: Final = 1e-9
@@ -41,7 +43,8 @@ class RewardAlarms:
     def __init__(self, settings: ScorerSettings) -> None:
         self._settings = settings
         self._open: dict[int, _Seen] = {}
-        """Groups of which rewards are still to come; bounded, as samples that fail leave theirs open."""
+        """Groups of which rewards are still to come. Where samples failed or were given up none may, until they are
+        settled."""
         self._num_constant = 0
         """Groups after one another without any spread."""
         self._sole_value: float | None = None
@@ -77,9 +80,13 @@ class RewardAlarms:
         if seen.num >= size:
             del self._open[key.group_id]
             texts += self._closed(seen, size)
-        elif len(self._open) > 64 * self._settings.constant_groups:
-            del self._open[next(iter(self._open))]
         return texts
+
+    def forget(self, settled: KnownSettled) -> None:
+        """No more rewards of these groups come. The first ones alone are looked at: groups are settled about in order,
+        and what stands behind one that is not goes after it."""
+        for group_id in list(takewhile(settled.__contains__, self._open)):
+            del self._open[group_id]
 
     def failed(self) -> list[str]:
         """A sample has no reward; sentences for people."""

@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from penstock.messages.local import TurnTaken
-from penstock.messages.samples import Cancelled
+from penstock.messages.samples import Cancelled, SampleKey
 from penstock.runtime.observability.spans import CHAT, COMPLETION, TOOL, attempt_span_id, trace_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.actors.settled import KnownSettled
     from penstock.messages.commands import Generate
     from penstock.messages.flow import SampleIssued
     from penstock.messages.local import EpisodeMoved, GenerationEnded, ToolCalled
-    from penstock.messages.samples import Outcome, SampleKey, VersionSpan
+    from penstock.messages.samples import Outcome, VersionSpan
     from penstock.runtime.observability.spans import Attributes, SpanRecorder
     from penstock.runtime.observability.trace_ids import TraceIds
 
@@ -50,6 +51,14 @@ class Open(dict[KeyT, ValueT]):
             self[key] = value
         elif num_open >= MAX_OPEN:
             del self[next(iter(self))]
+
+    def settle(self, settled: KnownSettled) -> None:
+        """The oldest go for as long as they are samples of settled groups: what they have begun ends nowhere. So there
+        is no more than what has begun since the oldest that may still end, and each goes once, without a search."""
+        while (first := next(iter(self), None)) is not None:
+            if not isinstance(first, SampleKey) or first.group_id not in settled:
+                return
+            del self[first]
 
 
 class _Generation(msgspec.Struct, gc=False):

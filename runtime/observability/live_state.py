@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from penstock.messages.names import LEARNER, is_engine
@@ -67,7 +68,7 @@ class LiveState:
         """An operator has new grants paused."""
         self.policy = ""
         """That new grants follow, with its bound; empty before the Buffer has said so."""
-        self._step_times: list[float] = []
+        self._step_times: deque[float] = deque(maxlen=PACE_STEPS)
 
     def restore(self, rows: Sequence[StepRow], summary: RunSummary | None) -> None:
         """Go on from earlier drives of the run; see ``RunFigures.restore``."""
@@ -95,7 +96,7 @@ class LiveState:
     @property
     def left_s(self) -> float | None:
         """Time to the last step at the present pace; None before there is one."""
-        times = self._step_times[-PACE_STEPS:]
+        times = self._step_times
         if len(times) < 2 or times[-1] <= times[0]:
             return None
         return (self.num_steps - self.version) * (times[-1] - times[0]) / (len(times) - 1)

@@ -41,6 +41,7 @@ from bisect import bisect_right
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.actors.settled import KnownSettled
 from penstock.messages.commands import (
     ApplyWeights,
     FetchWeights,
@@ -58,9 +59,10 @@ from penstock.messages.flow import (
     SampleGenerated,
     SampleIssued,
     SampleScored,
+    SamplesSettled,
     ScoringFailed,
 )
-from penstock.messages.ledger import PauseRecorded, PolicyRecorded
+from penstock.messages.ledger import GroupClosed, PauseRecorded, PolicyRecorded
 from penstock.messages.local import (
     BatchTrained,
     CheckpointWritten,
@@ -127,7 +129,8 @@ class StageRecorder:
         self._evaluation = (-1, 0)
         """Number of the newest evaluation, and when it was first heard of."""
         self._fetched: Open[int, int] = Open()
-        """When the rows of groups came."""
+        """When the rows of groups came that are not settled: until then a sample of theirs may be issued."""
+        self._settled = KnownSettled()
         self._issuing: tuple[int | None, int | None, Attributes] = (None, None, ())
         """The group that was issued last, and what was found of its waits."""
         self._arrived: Open[SampleKey | int, int] = Open()
@@ -152,6 +155,7 @@ class StageRecorder:
         return {
             DemandGranted: self._demand_granted,
             EvaluationDue: self._evaluation_due,
+            SamplesSettled: self._groups_settled,
             PromptsFetched: self._rows_fetched,
             SampleIssued: engine.sample_arrived,
             GenerationEnded: engine.ended,
@@ -219,14 +223,21 @@ class StageRecorder:
             granted.append((event.total, self._now_ns()))
         while len(granted) > 1 and granted[0][0] <= event.settled.floor:
             del granted[0]
+        self._groups_settled(event)
+
+    def _groups_settled(self, event: DemandGranted | EvaluationDue | SamplesSettled) -> None:
+        for group_id in self._settled.newly(event.settled, self._fetched):
+            del self._fetched[group_id]
+        self._arrived.settle(self._settled)
 
     def _evaluation_due(self, event: EvaluationDue) -> None:
+        self._groups_settled(event)
         if event.evaluation is not None and event.evaluation.number > self._evaluation[0]:
             self._evaluation = (event.evaluation.number, self._now_ns())
 
     def _rows_fetched(self, event: PromptsFetched) -> None:
         for prompt in event.prompts:
-            if self.kept[prompt.group_id]:
+            if self.kept[prompt.group_id] and prompt.group_id not in self._settled:
                 self._fetched.begin(prompt.group_id, self._now_ns())
 
     def _granted_ns(self, group_id: int) -> int | None:
@@ -327,6 +338,8 @@ class StageRecorder:
                 self._operated.append(("policy", self._now_ns(), attributes))
             elif type(entry) is PauseRecorded:
                 self._operated.append(("pause", self._now_ns(), (("is_paused", entry.is_paused),)))
+            elif type(entry) is GroupClosed:  # no batch will have it
+                self._buffered.pop(entry.group_id, None)
 
     def _batch_offered(self, sent: BatchReady, _to: str) -> None:
         link, now_ns = self._ids.step_link(sent.version), self._now_ns()

@@ -21,17 +21,20 @@ def looks(*own_mb: float, num_files: int = 80) -> list[Look]:
     [
         (looks(20, 60, *[100] * 8), True),  # what is taken in the first fifth is no growth
         (looks(*[100] * 9, 104), True),
-        (looks(*[100] * 8, 106, 106), False),
-        (looks(*[20] * 8, 24, 24), True),  # a few megabytes are none
-        (looks(*[20] * 8, 26, 26), False),
+        (looks(*range(100, 110)), False),
+        (looks(*[100] * 4, 102, 102, 104, 104, 106, 106), False),
+        (looks(*[100] * 4, 101, 101, 103, 103, 104, 104), True),
+        (looks(*[20] * 4, 21, 21, 22, 22, 24, 24), True),  # a few megabytes are none
+        (looks(*[20] * 4, 22, 22, 24, 24, 26, 26), False),
+        (looks(*[100] * 8, 120, 120), True),  # more at once than ever before
+        (looks(*[100] * 4, *[110] * 4, 120, 120), False),
+        (looks(*[100] * 8, 180, 180), False),  # that much is not freed memory
         (looks(*[100] * 8, 60, 60), True),
         ([*looks(*[100] * 8), *looks(100, 100, num_files=81)], False),
         (looks(100), True),
     ],
 )
-def test_memory_and_files_of_the_last_looks_are_held_against_those_after_the_start(
-    seen: list[Look], is_flat: bool
-) -> None:
+def test_what_rises_again_and_again_after_the_start_is_growth(seen: list[Look], is_flat: bool) -> None:
     assert course_of(seen).is_flat == is_flat
 
 

@@ -6,7 +6,7 @@ import gc
 import sys
 from itertools import count, repeat
 from math import nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -17,12 +17,14 @@ from penstock.messages.commands import (
     FetchWeights,
     Generate,
     PublishWeights,
+    Record,
     SaveCheckpoint,
     Score,
     Send,
     Train,
 )
 from penstock.messages.errors import UserFault
+from penstock.messages.evaluation import EvaluationDue
 from penstock.messages.flow import (
     DemandGranted,
     GrantSpan,
@@ -35,6 +37,7 @@ from penstock.messages.flow import (
     ScoringFailed,
     SettledState,
 )
+from penstock.messages.ledger import GroupClosed
 from penstock.messages.local import (
     BatchTrained,
     CheckpointWritten,
@@ -152,7 +155,7 @@ class Actor:
         self.name = name
         self.recorder = SpanRecorder()
         self.clock = count()
-        stages = StageRecorder(self.recorder, TraceIds(salt, fraction), lambda: next(self.clock))
+        stages = self.stage_recorder = StageRecorder(self.recorder, TraceIds(salt, fraction), lambda: next(self.clock))
         now_s = lambda: next(self.clock) / 1e9  # noqa: E731
         self.observer = EventObserver(log or EventLog(), name=name, epoch=2, now_s=now_s, stages=stages)
         self._taken: list[SpanTuple] = []
@@ -357,6 +360,32 @@ def test_issue_says_how_long_its_row_was_waited_for() -> None:
     assert attributes(span)["row_wait_s"] == 150e-9
 
 
+def held_by(stages: object) -> dict[str, int]:
+    """How many entries each collection of what a recorder of stages holds open has; its plans, and which groups it has
+    decided on, are bounded by themselves."""
+    beside = ("kept", "on_command", "on_sent", "_on_event")
+    held = {name: len(cast("Any", each)) for name, each in vars(stages).items() if isinstance(each, dict | list)}
+    return {name: num for name, num in held.items() if num and name not in beside}
+
+
+def test_when_rows_came_is_forgotten_with_the_settlement_of_their_groups() -> None:
+    source, held = Actor("prompt_source"), list[dict[str, int]]()
+    for floor in range(0, 4000, 8):
+        prompts = tuple(FetchedPrompt(group_id, PROMPT) for group_id in range(floor, floor + 8))
+        source.hear(PromptsFetched(prompts=prompts), Send("engine/0", issued(SampleKey(floor, 0))))
+        late = PromptsFetched(prompts=(FetchedPrompt(floor - 1, PROMPT),) if floor else ())  # settled meanwhile
+        settled = SettledState(floor + 1, floor + 6, (floor + 7,))
+        source.hear(DemandGranted(total=floor + 16, spans=(), settled=settled))
+        source.hear(late)
+        held.append(held_by(source.stage_recorder))
+    assert held[-1] == held[1], "as much as when the second groups were settled"
+    assert held[-1]["_fetched"] == 1
+    evaluation = EvaluationDue(evaluation=None, settled=SettledState(9000, 4000, (), 3))
+    source.hear(PromptsFetched(prompts=(FetchedPrompt(~2, PROMPT), FetchedPrompt(~3, PROMPT))))
+    source.hear(evaluation)
+    assert held_by(source.stage_recorder)["_fetched"] == 1, "of the one that is open"
+
+
 def test_a_sample_that_is_issued_again_hangs_below_its_first_issue() -> None:
     source = Actor("prompt_source")
     source.hear(PromptsFetched(prompts=()), Send("engine/0", issued()), at=1)
@@ -545,6 +574,13 @@ def test_a_batch_that_is_offered_again_ends_the_buffer_wait_once() -> None:
     assert buffer.times("buffer_wait") == [(11, 51), (11, 51)]
     step = step_trace_id(SALT, 5)
     assert {span[7] for span in buffer.stages("buffer_wait")} == {((step, root_span_id(step)),)}
+
+
+def test_a_group_that_is_given_up_waits_for_no_batch() -> None:
+    buffer = Actor("buffer")
+    buffer.hear(GroupAdmitted(group=group(7, 2)))
+    buffer.hear(TimerFired(key="x"), Record((GroupClosed(group_id=7, ended=()),)))
+    assert held_by(buffer.stage_recorder) == {}
 
 
 # --- steps and versions -----------------------------------------------------------------------------------------

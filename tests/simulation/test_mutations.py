@@ -349,7 +349,7 @@ def waits_in_a_circle() -> AbstractContextManager[Any]:
     sources_for = FanOut.sources_for
 
     def credulous(self: FanOut, engine: EngineState, publish: int) -> Any:
-        return sources_for(self, msgspec.structs.replace(engine, num_fetch_errors=0), publish)
+        return sources_for(self, msgspec.structs.replace(engine, told_publish=-1), publish)
 
     return patch.object(FanOut, "sources_for", credulous)
 

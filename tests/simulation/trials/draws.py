@@ -90,7 +90,7 @@ def draw_trial(policy: str, seed: int) -> Trial:
         link=_draw_link(rng, weather),
         supervision=_draw_supervision(rng),
         turn_s=rng.choice((0.0, 0.0, 0.001, 0.2)),
-        bad_weights_rate=rng.choice((0.1, 0.3)) if rng.random() < 0.15 else 0.0,
+        bad_weights_rate=rng.choice((0.05, 0.2)) if rng.random() < 0.12 else 0.0,
     )
     trial = _bounded(trial)
     faults = _draw_faults(rng, trial, weather)
@@ -142,8 +142,8 @@ def _train_beside(trial: Trial, rng: random.Random) -> Trial:
 
 
 def _stand_still(trial: Trial, rng: random.Random) -> Trial:
-    """One of six has engines where samples stand still, backends that do not answer for a while, or both."""
-    if rng.random() >= 1 / 6 or trial.supervision.max_restarts <= MAX_HITS:
+    """One of ten has engines where samples stand still, backends that do not answer for a while, or both."""
+    if rng.random() >= 0.1 or trial.supervision.max_restarts <= MAX_HITS:
         return trial
     names = (*trial.engines, *trial.teachers, LEARNER, LEARNER, SCORER, FILTER)
     span_s = trial.num_steps * (trial.learner.step_s + 2.0)
@@ -159,6 +159,7 @@ def _stand_still(trial: Trial, rng: random.Random) -> Trial:
     return msgspec.structs.replace(
         trial,
         hang_rate=rng.choice((0.0, 0.05, 0.2)),
+        lease_timeout_s=20.0,
         step_timeout_s=120.0,
         faults=(*trial.faults, *freezes),
     )

@@ -42,6 +42,7 @@ from trials.oracle_checks import Rules, kept_by
 from trials.publish_watch import PublishWatch
 from trials.requests import OperatorWatch
 from trials.row_watch import RowRules
+from trials.weights_watch import WeightsWatch
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -108,6 +109,8 @@ class TrialRun:
         self.host.watch(self.late)
         self.publishes = PublishWatch()
         self.host.watch(self.publishes)
+        self.weights = WeightsWatch()
+        self.host.watch(self.weights)
         self.fan_out = FanOutWatch()
         if trial.passes_on:
             self.host.watch(self.fan_out)

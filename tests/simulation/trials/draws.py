@@ -122,6 +122,7 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _train_beside(trial, random.Random(f"digests {policy} {seed}"))
     trial = _await_gpus(trial, random.Random(f"gpus {policy} {seed}"))
     trial = _stand_still(trial, random.Random(f"hangs {policy} {seed}"))
+    trial = _stop(trial, random.Random(f"stops {policy} {seed}"))
     return _start_slowly(trial, random.Random(f"starts {policy} {seed}"))
 
 
@@ -163,6 +164,15 @@ def _stand_still(trial: Trial, rng: random.Random) -> Trial:
         step_timeout_s=120.0,
         faults=(*trial.faults, *freezes),
     )
+
+
+def _stop(trial: Trial, rng: random.Random) -> Trial:
+    """One of ten is stopped, once or twice, and goes on."""
+    if rng.random() >= 0.1:
+        return trial
+    span_s = trial.num_steps * (trial.learner.step_s + 2.0)
+    stops_s = tuple(rng.uniform(0.0, span_s) for _ in range(rng.choice((1, 1, 2))))
+    return msgspec.structs.replace(trial, stops_s=stops_s)
 
 
 def _await_gpus(trial: Trial, rng: random.Random) -> Trial:

@@ -42,6 +42,7 @@ from trials.oracle_checks import Rules, kept_by
 from trials.publish_watch import PublishWatch
 from trials.requests import OperatorWatch
 from trials.row_watch import RowRules
+from trials.stops import Stops
 from trials.weights_watch import WeightsWatch
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ class TrialRun:
             self.host.watch(DeviceWatch(lent or trial.engines, self.host))
         self.operator = OperatorWatch(trial.requests, self.host)
         self.host.watch(self.operator, events=False)
+        self.stops = Stops(trial.stops_s, self.host)
         inject(self.host, trial.faults)
 
     def run(self) -> Outcome:
@@ -131,7 +133,7 @@ class TrialRun:
             AssertionError: something is wrong; the note says who was doing what.
         """
         host, oracle, trial = self.host, self.oracle, self.trial
-        while (ending := host.run(host.clock.now_s + PATIENCE_S / 4)) is None:
+        while (ending := host.run(host.clock.now_s + PATIENCE_S / 4)) is None or self.stops.resumes(ending):
             without_step_s = host.clock.now_s - oracle.progress_s
             without_end_s = host.clock.now_s - max(oracle.progress_s, oracle.ended_s)
             if without_end_s > PATIENCE_S or without_step_s > STEP_PATIENCE_S:

@@ -202,6 +202,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Of the Learner, for whatever its backend does."""
     turn_s: float = 0.0
     faults: tuple[Fault, ...] = ()
+    stops_s: tuple[float, ...] = ()
+    """When the run is stopped; it is resumed each time."""
     requests: tuple[Request, ...] = ()
     """Of an operator."""
 

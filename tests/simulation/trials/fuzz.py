@@ -42,6 +42,7 @@ from trials.oracle_checks import Rules, kept_by
 from trials.publish_watch import PublishWatch
 from trials.requests import OperatorWatch
 from trials.row_watch import RowRules
+from trials.source_watch import SourceWatch
 from trials.stops import Stops
 from trials.weights_watch import WeightsWatch
 
@@ -112,6 +113,7 @@ class TrialRun:
         self.host.watch(self.publishes)
         self.weights = WeightsWatch()
         self.host.watch(self.weights)
+        self.host.watch(SourceWatch(salvages=trial.save_share is None))
         self.fan_out = FanOutWatch()
         if trial.passes_on:
             self.host.watch(self.fan_out)

@@ -90,12 +90,7 @@ def _begin(host: VirtualHost, fault: Fault) -> None:
         case FaultKind.MACHINE:
             host.lose_machine()
         case (
-            FaultKind.KILL
-            | FaultKind.STOP
-            | FaultKind.CONTINUE
-            | FaultKind.SLOW
-            | FaultKind.FREEZE
-            | FaultKind.NOTICE
+            FaultKind.KILL | FaultKind.STOP | FaultKind.CONTINUE | FaultKind.SLOW | FaultKind.FREEZE | FaultKind.NOTICE
         ):
             process = host.supervisor.processes.get(fault.target)
             if process is not None and process.status is not Status.DEAD:

@@ -125,7 +125,7 @@ class TrialRun:
             self.host.watch(DeviceWatch(lent or trial.engines, self.host))
         self.operator = OperatorWatch(trial.requests, self.host)
         self.host.watch(self.operator, events=False)
-        self.stops = Stops(trial.stops_s, self.host)
+        self.stops = Stops(trial.stops_s, self.host, self.oracle)
         inject(self.host, trial.faults)
 
     def run(self) -> Outcome:

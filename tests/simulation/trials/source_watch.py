@@ -18,13 +18,12 @@ from penstock.messages.commands import Send
 from penstock.messages.flow import GenerationClosed, GenerationProgressed, SampleFailed, SampleIssued
 from penstock.messages.membership import ActorLost, ActorReturned, EngineJoined, EngineLost, LeasesAsked
 from penstock.messages.names import is_engine
-from penstock.messages.samples import Cancelled, InfraError
+from penstock.messages.samples import Cancelled, InfraError, SampleKey
 from penstock.runtime.hosts.virtual.host import IdleWatcher
 
 if TYPE_CHECKING:
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.samples import SampleKey
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
 
@@ -88,4 +87,6 @@ class SourceWatch(IdleWatcher):
 
 def _assert_asked(known: _Known, lost: str, commands: list[AnyCommand]) -> None:
     asked = {each.to for each in commands if isinstance(each, Send) and isinstance(each.event, LeasesAsked)}
-    assert asked >= known.members.keys(), f"{lost} is lost, and of {sorted(known.members)} only {sorted(asked)} are asked"
+    assert asked >= known.members.keys(), (
+        f"{lost} is lost, and of {sorted(known.members)} only {sorted(asked)} are asked"
+    )

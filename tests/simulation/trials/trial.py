@@ -240,9 +240,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_calm(self) -> bool:
         """Whether nothing happens for which an actor would have to be replaced."""
-        return self.loses_nothing and not (
-            self.faults or self.bad_weights_rate or self.hang_rate or self.num_teachers
-        )
+        return self.loses_nothing and not (self.faults or self.bad_weights_rate or self.hang_rate or self.num_teachers)
 
     @property
     def chooses_rows(self) -> bool:

@@ -9,20 +9,36 @@ Invariants:
 * An engine says that it serves what it has loaded, and nothing where that is wrong.
 * It is told to take only what it has said that it fetched whole, and nothing that has failed before.
 * One incarnation is given up once by the same WeightPublisher.
+* A version is announced when so many serve it, or a newer one, as are needed of those that are open and not given up;
+  of those that came when others served already, and of those that are lent, only who serves something counts.
 """
 
 from __future__ import annotations
+
+import math
 
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.actors.engine_worker.machine import EngineWorker
+from penstock.actors.weight_publisher.engines import ROUNDING
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.messages.commands import ApplyWeights, Generate, ReplaceActor, Send
 from penstock.messages.flow import GenerationProgressed, SampleGenerated
 from penstock.messages.local import WeightsSwapped
-from penstock.messages.weights import EngineReady, PublishFailed, WeightsCommitted, WeightsFetched, WeightsStaged
+from penstock.messages.membership import EngineJoined, EngineLeaving, EngineLost
+from penstock.messages.weights import (
+    EngineReady,
+    PublishFailed,
+    VersionAnnounced,
+    WeightManifest,
+    WeightsApplied,
+    WeightsCommitted,
+    WeightsExported,
+    WeightsFetched,
+    WeightsStaged,
+)
 from penstock.runtime.hosts.virtual.host import IdleWatcher
 
 if TYPE_CHECKING:
@@ -31,7 +47,6 @@ if TYPE_CHECKING:
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
     from penstock.messages.samples import Part
-    from penstock.messages.weights import WeightManifest
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
 
@@ -47,6 +62,21 @@ class _Loaded(msgspec.Struct):
     """Versions that were wrong here, and have not been right since."""
 
 
+class _Served(msgspec.Struct):
+    """What one engine incarnation has said."""
+
+    epoch: int
+    is_newcomer: bool
+    is_open: bool = False
+    turn: int = 0
+    version: int = -1
+    publish: int = -1
+
+    @property
+    def counts(self) -> bool:
+        return self.is_open and not (self.is_newcomer and self.version < 0)
+
+
 class _Publisher(msgspec.Struct):
     """What one WeightPublisher was told, and what it has said."""
 
@@ -56,6 +86,9 @@ class _Publisher(msgspec.Struct):
     """Engine, epoch, publish."""
     failed: set[int] = set()
     replaced: set[tuple[str, int]] = set()
+    announced: int = -1
+    exported: dict[int, WeightManifest] = {}
+    engines: dict[str, _Served] = {}
 
 
 class WeightsWatch(IdleWatcher):
@@ -74,7 +107,9 @@ class WeightsWatch(IdleWatcher):
         if isinstance(machine, EngineWorker):
             self._look_at_engine(process, event, commands)
         elif isinstance(machine, WeightPublisher):
-            self._look_at_publisher(self._publishers.setdefault(process, _Publisher()), event, commands)
+            known = self._publishers.setdefault(process, _Publisher())
+            _hear(known, machine, event)
+            self._look_at_publisher(known, machine, event, commands)
 
     # --- engines ----------------------------------------------------------------------------------------------
 
@@ -120,7 +155,9 @@ class WeightsWatch(IdleWatcher):
 
     # --- the publisher ----------------------------------------------------------------------------------------
 
-    def _look_at_publisher(self, known: _Publisher, event: Event, commands: list[AnyCommand]) -> None:
+    def _look_at_publisher(
+        self, known: _Publisher, machine: WeightPublisher, event: Event, commands: list[AnyCommand]
+    ) -> None:
         if isinstance(event, WeightsFetched) and not event.error:
             manifest = known.asked.get((event.engine, event.publish))
             if manifest is not None and manifest.digest == event.digest:
@@ -139,8 +176,46 @@ class WeightsWatch(IdleWatcher):
                     given_up = (command.name, command.epoch)
                     assert given_up not in known.replaced, f"{command} was said before"
                     known.replaced.add(given_up)
+                    known.engines.pop(command.name, None)
+                case Send(event=VersionAnnounced(version=version)) if version > known.announced:
+                    _assert_enough(known, version, machine.settings.options.announce_fraction)
+                    known.announced = version
                 case _:
                     pass
+
+
+def _hear(known: _Publisher, machine: WeightPublisher, event: Event) -> None:
+    match event:
+        case EngineJoined(name=name, epoch=epoch):
+            if name not in known.engines or known.engines[name].epoch < epoch:
+                known.engines[name] = _Served(epoch, known.announced >= 0 or name in machine.settings.lent)
+        case EngineLost(name=name, epoch=epoch) | EngineLeaving(name=name, epoch=epoch):
+            if name in known.engines and known.engines[name].epoch == epoch:
+                del known.engines[name]
+        case EngineReady(engine=name, engine_epoch=epoch):
+            engine = known.engines.get(name)
+            if engine is not None and engine.epoch == epoch:
+                if event.turn > engine.turn:
+                    engine = known.engines[name] = _Served(epoch, is_newcomer=True, turn=event.turn)
+                engine.is_open |= event.num_slots > 0
+        case WeightsApplied(engine=name, engine_epoch=epoch, publish=publish):
+            engine, manifest = known.engines.get(name), known.exported.get(publish)
+            if engine is None or manifest is None or engine.epoch != epoch or publish < engine.publish:
+                return
+            is_right = event.digest == manifest.digest
+            if name not in machine.settings.weightless and manifest.canary is not None:
+                is_right &= event.canary_logprobs == manifest.canary.logprobs
+            engine.version, engine.publish = (event.version, publish) if is_right else (-1, -1)
+        case WeightsExported(manifest=manifest):
+            known.exported[manifest.publish] = manifest
+        case _:
+            pass
+
+
+def _assert_enough(known: _Publisher, version: int, fraction: float) -> None:
+    counted = [engine.version for engine in known.engines.values() if engine.counts]
+    num_needed = max(1, math.ceil(fraction * len(counted) - ROUNDING))
+    assert sum(served >= version for served in counted) >= num_needed, f"{version} is announced, served are {counted}"
 
 
 def _assert_right(loaded: _Loaded, parts: Iterable[Part], what: str) -> None:

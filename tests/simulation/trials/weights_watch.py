@@ -16,7 +16,6 @@ Invariants:
 from __future__ import annotations
 
 import math
-
 from typing import TYPE_CHECKING
 
 import msgspec

@@ -575,6 +575,10 @@ FOUND_BY = {
     "lets_a_checkpoint_too_many_go": 112,
     "takes_an_older_yield": 307,
     "yields_once": 5,
+    "waits_for_what_stands_still": 19,
+    "takes_a_census_with_every_sweep": 17,
+    "trusts_its_backend": 166,
+    "stops_at_once": 61,
 }
 """Of bugs that few trials find, the one that did when this was written. It goes first, before all in their order."""
 

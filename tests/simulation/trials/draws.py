@@ -153,7 +153,7 @@ def _stand_still(trial: Trial, rng: random.Random) -> Trial:
             at_s=rng.uniform(0.0, span_s),
             kind=FaultKind.FREEZE,
             target=rng.choice(names),
-            duration_s=rng.choice((0.05, 1.0, 5.0)),
+            duration_s=rng.choice((1.0, 5.0, 20.0)),
         )
         for _ in range(rng.choice((0, 1, 2, 4)))
     )

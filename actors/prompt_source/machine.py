@@ -334,6 +334,8 @@ class PromptSource:
             return
         self.issuing.sweep += 1
         self._out.append(StartTimer(SWEEP_TIMER, self.settings.options.lease_timeout_s / 2))
+        if self.census.is_open:
+            return  # restarted by every sweep, one that is slower than they are would never end
         waits = (LeaseState.ISSUED, LeaseState.LEFT, LeaseState.FAILED)
         if any(lease.sweep < self.issuing.sweep - 1 and lease.state in waits for _, lease in self.table.all_leases()):
             self._take_census()

@@ -40,6 +40,8 @@ class EngineState(msgspec.Struct):
     takes nothing older."""
     target: WeightsExported | None = None
     """The publish that it is staging or committing."""
+    told_publish: int = -1
+    """The newest publish that it was told to fetch."""
     num_fetch_errors: int = 0
     is_newcomer: bool = False
     """It came when versions were being served already."""

@@ -45,7 +45,7 @@ class FanOut:
 
     def sources_for(self, engine: EngineState, publish: int) -> tuple[WeightSource, ...]:
         """For an engine that is told to fetch, when all that are told so in this turn have turned to it."""
-        if not self._is_tree or engine.num_fetch_errors:
+        if not self._is_tree or publish <= engine.told_publish:
             return ()
         having = self._having.get(publish)
         if having is None:

@@ -366,6 +366,7 @@ class WeightPublisher:
         sources = self._fan_out.sources_for(engine, manifest.publish)
         if sources:
             manifest = msgspec.structs.replace(manifest, sources=sources)
+        engine.told_publish = max(engine.told_publish, manifest.publish)
         self._out.append(Send(engine.name, WeightsStaged(manifest=manifest)))
         self._out.append(StartTimer(engine.name, self.settings.options.stage_timeout_s))
 

@@ -43,10 +43,11 @@ ENGINE: Final[Transitions] = {
     (Phase.IDLE, WeightsFetched): (Phase.STAGING, Phase.QUARANTINED),
     (Phase.IDLE, WeightsApplied): (Phase.STAGING, Phase.QUARANTINED),
     (Phase.STAGING, WeightsFetched): (Phase.STAGED, Phase.IDLE),
-    (Phase.STAGING, WeightsApplied): (Phase.IDLE,),
+    # Quarantined: it has taken, wrong again, a publish that was given back meanwhile.
+    (Phase.STAGING, WeightsApplied): (Phase.IDLE, Phase.QUARANTINED),
     (Phase.STAGING, TimerFired): (Phase.QUARANTINED,),
     (Phase.STAGED, WeightsFetched): (Phase.COMMITTING, Phase.IDLE),
-    (Phase.STAGED, WeightsApplied): (Phase.COMMITTING, Phase.IDLE),
+    (Phase.STAGED, WeightsApplied): (Phase.COMMITTING, Phase.IDLE, Phase.QUARANTINED),
     (Phase.STAGED, TimerFired): (Phase.COMMITTING, Phase.IDLE),
     (Phase.COMMITTING, WeightsFetched): (Phase.IDLE,),
     (Phase.COMMITTING, WeightsApplied): (Phase.IDLE, Phase.QUARANTINED),

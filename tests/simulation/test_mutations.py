@@ -28,6 +28,8 @@ from penstock.actors.buffer.learner_side import LearnerSide
 from penstock.actors.buffer.machine import Buffer
 from penstock.actors.buffer.operator_side import OperatorSide
 from penstock.actors.buffer.run_state import RunState
+from penstock.actors.engine_worker import phases as engine_phases
+from penstock.actors.engine_worker import weights
 from penstock.actors.engine_worker.machine import EngineWorker
 from penstock.actors.engine_worker.weights import Weights
 from penstock.actors.filter.assembly import Assembly
@@ -36,17 +38,21 @@ from penstock.actors.learner import machine as learner
 from penstock.actors.learner.machine import Learner
 from penstock.actors.learner.turns import Turns
 from penstock.actors.prompt_source import leases, routing
+from penstock.actors.prompt_source import machine as prompt_source
 from penstock.actors.prompt_source.issuing import Issuing
 from penstock.actors.prompt_source.leases import Lease
+from penstock.actors.prompt_source.machine import PromptSource
 from penstock.actors.prompt_source.order import PromptOrder, mix
 from penstock.actors.prompt_source.routing import Router
 from penstock.actors.weight_publisher import fan_out
+from penstock.actors.weight_publisher.engines import EngineState
 from penstock.actors.weight_publisher.fan_out import FanOut
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.backends.ledger.memory import MemoryStore
 from penstock.messages.commands import DeleteCheckpoints, Record, ReleaseWeights
 from penstock.messages.flow import GroupAdmitted, ScoringFailed
 from penstock.messages.ledger import BatchLeased, GroupsGranted, PayloadsReleased, StepRecorded
+from penstock.messages.names import LEARNER, WEIGHT_PUBLISHER
 from penstock.messages.parts import cut
 from penstock.messages.training import CheckpointNamed, StepFinished, UpdateMode
 from penstock.runtime.shell.delivery import Delivery
@@ -55,11 +61,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from penstock.actors.weight_publisher.engines import EngineState
     from penstock.messages.base import Event
     from penstock.messages.ledger import GroupRecorded
     from penstock.messages.local import LearnerOpened
-    from penstock.messages.weights import EngineReady
+    from penstock.messages.weights import EngineReady, WeightsFetched
 
 MAX_TRIALS = 400
 POLICIES = ("fully_async", "one_step_off", "sync")
@@ -349,7 +354,7 @@ def waits_in_a_circle() -> AbstractContextManager[Any]:
     sources_for = FanOut.sources_for
 
     def credulous(self: FanOut, engine: EngineState, publish: int) -> Any:
-        return sources_for(self, msgspec.structs.replace(engine, num_fetch_errors=0), publish)
+        return sources_for(self, msgspec.structs.replace(engine, told_publish=-1), publish)
 
     return patch.object(FanOut, "sources_for", credulous)
 
@@ -440,6 +445,77 @@ def yields_once() -> AbstractContextManager[Any]:
     return patch.object(EngineWorker, "_has_yielded", has_yielded, create=True)
 
 
+def passes_on_what_wrong_weights_made() -> AbstractContextManager[Any]:
+    """An engine whose swap went wrong tells the WeightPublisher, and goes on generating."""
+    return patch.object(EngineWorker, "_spoil", lambda self, text: self._turn(engine_phases.Phase.SERVING))
+
+
+def believes_every_fetch() -> AbstractContextManager[Any]:
+    """What an engine has fetched may be taken, whatever its digest."""
+    on_fetched = WeightPublisher._on_fetched
+
+    def credulous(self: WeightPublisher, event: WeightsFetched) -> None:
+        engine = self.engines.live(event.engine, event.engine_epoch)
+        if engine is not None and engine.target is not None and engine.takes(event.publish):
+            event = msgspec.structs.replace(event, error="", digest=engine.target.manifest.digest)
+        on_fetched(self, event)
+
+    return patch.object(WeightPublisher, "_on_fetched", credulous)
+
+
+def tries_once() -> AbstractContextManager[Any]:
+    """What fails at an engine is given up, whatever its budget."""
+    return patch.object(
+        Issuing, "failed", lambda self, group, lease, reason, num_tokens: self.give_up(group, lease, reason)
+    )
+
+
+def asks_nobody_after_a_loss() -> AbstractContextManager[Any]:
+    """Until the next sweep, that is."""
+    on_lost = PromptSource._on_lost
+
+    def silent(self: PromptSource, name: str, epoch: int) -> None:
+        with patch.object(PromptSource, "_take_census", lambda _: None):
+            on_lost(self, name, epoch)
+
+    return patch.object(PromptSource, "_on_lost", silent)
+
+
+def begins_every_sample_anew() -> AbstractContextManager[Any]:
+    """What is reported of a response is of no use to whoever goes on with it."""
+    return patch.object(Lease, "add_progress", lambda self, from_token, chunk: None)
+
+
+def waits_for_what_stands_still() -> AbstractContextManager[Any]:
+    """A census looks for what is lost, and not for what makes no token."""
+    return patch.object(prompt_source, "find_stuck", lambda table, sweep: [])
+
+
+def takes_a_census_with_every_sweep() -> AbstractContextManager[Any]:
+    """One that is open begins anew, however much is missing of it."""
+    on_timer = PromptSource._on_timer
+
+    def hasty(self: PromptSource, key: str) -> None:
+        if key == prompt_source.SWEEP_TIMER and self.census.is_open:
+            self.census.is_open = False
+        on_timer(self, key)
+
+    return patch.object(PromptSource, "_on_timer", hasty)
+
+
+def trusts_its_backend() -> AbstractContextManager[Any]:
+    """A Learner waits for its backend, however long that takes."""
+    on_late = Learner._on_late
+    return patch.object(
+        Learner, "_on_late", lambda self, key: on_late(self, key) if key == learner.LEND_TIMER else None
+    )
+
+
+def stops_at_once() -> AbstractContextManager[Any]:
+    """A run that is stopped saves nothing of what it has trained."""
+    return patch.object(RunState, "stop", lambda self, reason: self._stopped(reason))
+
+
 MUTATIONS = (
     counts_double,
     admits_twice,
@@ -480,6 +556,15 @@ MUTATIONS = (
     lets_a_checkpoint_too_many_go,
     takes_an_older_yield,
     yields_once,
+    passes_on_what_wrong_weights_made,
+    believes_every_fetch,
+    tries_once,
+    asks_nobody_after_a_loss,
+    begins_every_sample_anew,
+    waits_for_what_stands_still,
+    takes_a_census_with_every_sweep,
+    trusts_its_backend,
+    stops_at_once,
 )
 
 
@@ -490,6 +575,10 @@ FOUND_BY = {
     "lets_a_checkpoint_too_many_go": 112,
     "takes_an_older_yield": 307,
     "yields_once": 5,
+    "waits_for_what_stands_still": 19,
+    "takes_a_census_with_every_sweep": 17,
+    "trusts_its_backend": 166,
+    "stops_at_once": 61,
 }
 """Of bugs that few trials find, the one that did when this was written. It goes first, before all in their order."""
 
@@ -527,4 +616,39 @@ def test_a_learner_publishes_what_engines_were_told_of_on_the_grid_or_off_it() -
     trials = [loses_the_machine(seed) for seed in range(40)]
     assert not [trial.seed for trial in trials if fails(trial)]
     with never_publishes_off_the_grid():
+        assert any(fails(trial) for trial in trials)
+
+
+def goes_back_to_older_weights() -> AbstractContextManager[Any]:
+    """A Learner that goes over old batches again has engines take what it publishes, old as it is."""
+    return several(
+        patch.object(EngineState, "lacks", lambda self, manifest: self.publish < manifest.publish),
+        patch.object(weights, "_is_behind", lambda manifest, other: manifest.publish <= other.publish),
+        patch.object(Weights, "would_go_back", property(lambda _: False)),
+    )
+
+
+def loses_learner_and_publisher(seed: int) -> Trial:
+    """One engine takes versions early, another late, so that one is ahead of what is announced when those are lost who
+    know of it. The Learner goes back, and publishes what it trains again."""
+    at_s = 11.0 + seed / 2
+    return Trial(
+        seed=seed,
+        policy="fully_async",
+        max_staleness=6,
+        update_mode=UpdateMode.IN_FLIGHT,
+        num_steps=12,
+        num_engines=3,
+        announce_fraction=1.0,
+        num_late=1,
+        late_fetch_s=8.0,
+        save_every=6,
+        faults=tuple(Fault(at_s=at_s, kind=FaultKind.KILL, target=name) for name in (LEARNER, WEIGHT_PUBLISHER)),
+    )
+
+
+def test_engines_do_not_go_back_with_a_learner_that_does() -> None:
+    trials = [loses_learner_and_publisher(seed) for seed in range(4)]
+    assert not [trial.seed for trial in trials if fails(trial)]
+    with goes_back_to_older_weights():
         assert any(fails(trial) for trial in trials)

@@ -114,7 +114,7 @@ SHOWS_AT: dict[str, tuple[int, str, set[str]]] = {
     "gives_a_source_its_rows_too_often": (14, "prompt_source", {"DemandGranted"}),
     "grants_under_a_pause": (24, "buffer", {"GrantsPaused"}),
     "names_as_a_source_who_has_other_weights": (4, "weight_publisher", {"WeightsApplied", "EngineReady"}),
-    "waits_in_a_circle": (14, "weight_publisher", {"WeightsFetched"}),
+    "waits_in_a_circle": (16, "weight_publisher", {"WeightsFetched"}),
     "keeps_who_is_given_up": (17, "buffer", {"EngineGivenUp"}),
     "lends_awake": (4, "learner", {"TimerFired"}),
     "keeps_what_it_has": (4, "engine-1", {"GenerationEnded", "DeviceTurned"}),
@@ -126,7 +126,16 @@ SHOWS_AT: dict[str, tuple[int, str, set[str]]] = {
     "lets_go_what_engines_are_told_of": (12, "learner", {"VersionAnnounced"}),
     "lets_a_checkpoint_too_many_go": (12, "learner", {"CheckpointsKept"}),
     "takes_an_older_yield": (307, "learner", {"CheckpointNamed"}),
-    "yields_once": (13, "engine-0", {"EngineSlept"}),
+    "yields_once": (13, "engine-1", {"EngineSlept"}),
+    "passes_on_what_wrong_weights_made": (7, "engine-2", {"WeightsSwapped"}),
+    "believes_every_fetch": (13, "weight_publisher", {"WeightsFetched"}),
+    "tries_once": (3, "prompt_source", {"GenerationClosed"}),
+    "asks_nobody_after_a_loss": (0, "prompt_source", {"ActorLost"}),
+    "begins_every_sample_anew": (10, "prompt_source", {"GenerationClosed"}),
+    "waits_for_what_stands_still": (19, "prompt_source", {"LeasesHeld"}),
+    "takes_a_census_with_every_sweep": (17, "prompt_source", {"TimerFired"}),
+    "trusts_its_backend": (166, "learner", {"TimerFired"}),
+    "stops_at_once": (61, "buffer", {"StopAsked"}),
 }
 """Of planted bugs: a trial whose run comes to the rule, and the actor and events on which the rule is applied."""
 NOT_OF_ACTORS = {"admits_twice", "two_writers", "reads_before_it_claims", "forgets_that_rows_were_chosen"}

@@ -105,9 +105,19 @@ def test_trials_cover_what_they_are_meant_to_cover() -> None:
     assert {trial.on_stale for trial in trials} == set(OnStale)
     assert {trial.update_mode for trial in trials} == set(UpdateMode)
     assert {trial.on_failed_sample for trial in trials} == {"refill", "shrink", "reject"}
-    assert {fault.kind.value for trial in trials for fault in trial.faults} >= {"kill", "stop", "slow", "cut", "drop"}
+    assert {fault.kind.value for trial in trials for fault in trial.faults} >= {
+        "kill",
+        "stop",
+        "slow",
+        "cut",
+        "drop",
+        "freeze",
+    }
     assert any(fault.as_zombie for trial in trials for fault in trial.faults)
     assert any(len(trial.faults) > 3 for trial in trials)
+    assert {len(trial.stops_s) for trial in trials} == {0, 1, 2}
+    assert {trial.hang_rate for trial in trials} == {0.0, 0.05, 0.2}
+    assert {trial.bad_weights_rate for trial in trials} >= {0.0, 0.05, 0.2, 0.3}
     assert {len(trial.sources) for trial in trials} == {0, 2, 3}
     assert {trial.save_share for trial in trials} == {None, 0.0, 0.5, 1.0}
     changes = {(trial.chooses_rows, trial.in_drive(1).chooses_rows) for trial in trials if trial.row_choices}

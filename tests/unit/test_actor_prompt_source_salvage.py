@@ -158,6 +158,16 @@ def test_a_sample_that_stands_still_beside_others_that_move_goes_on_elsewhere() 
     assert number == 4, "two sweeps until a census looks, two more until it is sure"
 
 
+def test_a_census_that_takes_longer_than_a_sweep_is_not_begun_again_by_the_next_one() -> None:
+    bench = two_on_one_engine()
+    begun = [bench.hear(TimerFired(key=SWEEP_TIMER)) for _ in range(4)]
+    assert [bool(asked(commands)) for commands in begun] == [False, True, False, False]
+    (round_of,) = {question.round for question in drive.sent(begun[1], LeasesAsked)}
+    bench.answers(engine_0=(held(0, 0), held(0, 1)))
+    assert bench.source.census.round == round_of
+    assert not bench.source.census.is_open
+
+
 def part_of(whole: Part, begin: int, end: int) -> Part:
     """Some of the tokens of a part that one version made."""
     made = drive.part((whole.spans[0].version, end - begin))

@@ -82,13 +82,13 @@ class Bench:
             )
         )
 
-    def takes(self, index: int, publish: int, *detours: WeightDetour) -> list[AnyCommand]:
+    def takes(self, index: int, publish: int, *detours: WeightDetour, digest: str = "") -> list[AnyCommand]:
         applied = WeightsApplied(
             engine=f"engine/{index}",
             engine_epoch=0,
             version=publish,
             publish=publish,
-            digest=f"digest-{publish}",
+            digest=digest or f"digest-{publish}",
             canary_logprobs=CANARY.logprobs,
         )
         return self.fetched(index, publish, *detours) + self.hear(applied)
@@ -174,6 +174,13 @@ def test_who_is_given_up_is_no_source() -> None:
 def test_who_has_to_fetch_again_takes_all_from_the_learner() -> None:
     bench = Bench().with_engines(0, 1).with_export(0)
     assert told(bench.fetched(1, 0, error="no")) == {1: ()}
+
+
+def test_who_goes_back_to_what_others_fetch_still_takes_all_from_the_learner() -> None:
+    bench = Bench().with_engines(0, 1, 2).with_export(0)
+    bench.takes(0, 0)
+    assert bench.export(1) == {0: ()}
+    assert told(bench.takes(0, 1, digest="of something else")) == {0: ()}, "1 and 2 wait for its part of publish 0"
 
 
 def test_more_engines_than_one_may_have_lines_to_take_it_in_groups() -> None:

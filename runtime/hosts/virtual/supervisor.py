@@ -192,7 +192,7 @@ class Supervisor:
 
     def is_given_up(self, process: Process) -> bool:
         """Whether nothing that this process still says counts."""
-        return process.epoch <= self._fences.get(process.name, -1)
+        return process.epoch < self.first_epoch or process.epoch <= self._fences.get(process.name, -1)
 
     def give_up(self, process: Process, cause: str) -> None:
         """Fence this incarnation, kill it, and start its successor; nothing for one that was given up before."""

@@ -90,7 +90,7 @@ def draw_trial(policy: str, seed: int) -> Trial:
         link=_draw_link(rng, weather),
         supervision=_draw_supervision(rng),
         turn_s=rng.choice((0.0, 0.0, 0.001, 0.2)),
-        bad_weights_rate=0.2 if rng.random() < 0.1 else 0.0,
+        bad_weights_rate=rng.choice((0.05, 0.2)) if rng.random() < 0.12 else 0.0,
     )
     trial = _bounded(trial)
     faults = _draw_faults(rng, trial, weather)
@@ -121,6 +121,8 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _wear_out(trial, random.Random(f"worn {policy} {seed}"))
     trial = _train_beside(trial, random.Random(f"digests {policy} {seed}"))
     trial = _await_gpus(trial, random.Random(f"gpus {policy} {seed}"))
+    trial = _stand_still(trial, random.Random(f"hangs {policy} {seed}"))
+    trial = _stop(trial, random.Random(f"stops {policy} {seed}"))
     return _start_slowly(trial, random.Random(f"starts {policy} {seed}"))
 
 
@@ -138,6 +140,39 @@ def _train_beside(trial: Trial, rng: random.Random) -> Trial:
     if trial.supervision.max_restarts <= MAX_HITS:  # others may be lost no more often
         faults = ()
     return msgspec.structs.replace(trial, learner=learner, faults=(*trial.faults, *faults))
+
+
+def _stand_still(trial: Trial, rng: random.Random) -> Trial:
+    """One of ten has engines where samples stand still, backends that do not answer for a while, or both."""
+    if rng.random() >= 0.1 or trial.supervision.max_restarts <= MAX_HITS:
+        return trial
+    names = (*trial.engines, *trial.teachers, LEARNER, LEARNER, SCORER, FILTER)
+    span_s = trial.num_steps * (trial.learner.step_s + 2.0)
+    freezes = tuple(
+        Fault(
+            at_s=rng.uniform(0.0, span_s),
+            kind=FaultKind.FREEZE,
+            target=rng.choice(names),
+            duration_s=rng.choice((1.0, 5.0, 20.0)),
+        )
+        for _ in range(rng.choice((0, 1, 2, 4)))
+    )
+    return msgspec.structs.replace(
+        trial,
+        hang_rate=rng.choice((0.0, 0.05, 0.2)),
+        lease_timeout_s=20.0,
+        step_timeout_s=120.0,
+        faults=(*trial.faults, *freezes),
+    )
+
+
+def _stop(trial: Trial, rng: random.Random) -> Trial:
+    """One of ten is stopped, once or twice, and goes on."""
+    if rng.random() >= 0.1:
+        return trial
+    span_s = trial.num_steps * (trial.learner.step_s + 2.0)
+    stops_s = tuple(rng.uniform(0.0, span_s) for _ in range(rng.choice((1, 1, 2))))
+    return msgspec.structs.replace(trial, stops_s=stops_s)
 
 
 def _await_gpus(trial: Trial, rng: random.Random) -> Trial:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.messages.commands import EngineCommand
     from penstock.messages.local import LocalEvent
     from penstock.messages.samples import SampleKey
+    from trials.faulty_engine import FaultyEngine
 
 
 class _Session(msgspec.Struct):
@@ -45,7 +46,7 @@ class _Session(msgspec.Struct):
 class EpisodicEngine:
     """The same engine, playing episodes."""
 
-    def __init__(self, engine: SimulatedEngine, save_share: float) -> None:
+    def __init__(self, engine: SimulatedEngine | FaultyEngine, save_share: float) -> None:
         """``save_share``: of the turns after which the episode is saved."""
         self._engine = engine
         self._save_share = save_share

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
 
+from penstock.messages.names import LEARNER
 from penstock.runtime.hosts.virtual.process import Process, Status, hear_restored
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
     from penstock.runtime.hosts.virtual.host import VirtualHost
     from penstock.runtime.hosts.virtual.links import LinkFaults
+
+NEVER: Final = 1e9
+"""Times as long as anything takes: beyond the end of every run."""
 
 
 class FaultKind(StrEnum):
@@ -35,6 +39,8 @@ class FaultKind(StrEnum):
     """SIGCONT."""
     SLOW = "slow"
     """Its backend takes ``amount`` times as long."""
+    FREEZE = "freeze"
+    """Its backend never answers what it was asked for meanwhile; nothing, to a Learner that has not begun."""
     CUT = "cut"
     """What is sent over the link is lost."""
     RESTORE = "restore"
@@ -83,7 +89,9 @@ def _begin(host: VirtualHost, fault: Fault) -> None:
     match fault.kind:
         case FaultKind.MACHINE:
             host.lose_machine()
-        case FaultKind.KILL | FaultKind.STOP | FaultKind.CONTINUE | FaultKind.SLOW | FaultKind.NOTICE:
+        case (
+            FaultKind.KILL | FaultKind.STOP | FaultKind.CONTINUE | FaultKind.SLOW | FaultKind.FREEZE | FaultKind.NOTICE
+        ):
             process = host.supervisor.processes.get(fault.target)
             if process is not None and process.status is not Status.DEAD:
                 _hit_process(host, fault, process)
@@ -108,14 +116,21 @@ def _hit_process(host: VirtualHost, fault: Fault, process: Process) -> None:
             assert fault.duration_s is not None, "a notice is of some length"
             host.supervisor.noticed(process, fault.duration_s)
         case FaultKind.SLOW:
-            process.slowness = fault.amount
-
-            def recover() -> None:
-                process.slowness = 1.0
-
-            _later(host, fault, recover)
+            _slow_down(host, fault, process, fault.amount)
+        case FaultKind.FREEZE:
+            if fault.target != LEARNER or process.start_s is not None:  # it may take half an hour to start
+                _slow_down(host, fault, process, NEVER)
         case _:
             raise AssertionError(fault)
+
+
+def _slow_down(host: VirtualHost, fault: Fault, process: Process, amount: float) -> None:
+    process.slowness = amount
+
+    def recover() -> None:
+        process.slowness = 1.0
+
+    _later(host, fault, recover)
 
 
 def _hit_links(host: VirtualHost, fault: Fault) -> None:
@@ -151,7 +166,13 @@ def _change_link(link: LinkFaults, fault: Fault, *, begins: bool) -> None:
         case FaultKind.DELAY:
             link.extra_delay_s += amount
         case (
-            FaultKind.KILL | FaultKind.STOP | FaultKind.CONTINUE | FaultKind.SLOW | FaultKind.NOTICE | FaultKind.MACHINE
+            FaultKind.KILL
+            | FaultKind.STOP
+            | FaultKind.CONTINUE
+            | FaultKind.SLOW
+            | FaultKind.FREEZE
+            | FaultKind.NOTICE
+            | FaultKind.MACHINE
         ):
             raise AssertionError(fault)
         case _:

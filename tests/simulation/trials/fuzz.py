@@ -42,6 +42,9 @@ from trials.oracle_checks import Rules, kept_by
 from trials.publish_watch import PublishWatch
 from trials.requests import OperatorWatch
 from trials.row_watch import RowRules
+from trials.source_watch import SourceWatch
+from trials.stops import Stops
+from trials.weights_watch import WeightsWatch
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -108,6 +111,9 @@ class TrialRun:
         self.host.watch(self.late)
         self.publishes = PublishWatch()
         self.host.watch(self.publishes)
+        self.weights = WeightsWatch()
+        self.host.watch(self.weights)
+        self.host.watch(SourceWatch(salvages=trial.save_share is None))
         self.fan_out = FanOutWatch()
         if trial.passes_on:
             self.host.watch(self.fan_out)
@@ -119,6 +125,7 @@ class TrialRun:
             self.host.watch(DeviceWatch(lent or trial.engines, self.host))
         self.operator = OperatorWatch(trial.requests, self.host)
         self.host.watch(self.operator, events=False)
+        self.stops = Stops(trial.stops_s, self.host, self.oracle)
         inject(self.host, trial.faults)
 
     def run(self) -> Outcome:
@@ -128,7 +135,7 @@ class TrialRun:
             AssertionError: something is wrong; the note says who was doing what.
         """
         host, oracle, trial = self.host, self.oracle, self.trial
-        while (ending := host.run(host.clock.now_s + PATIENCE_S / 4)) is None:
+        while (ending := host.run(host.clock.now_s + PATIENCE_S / 4)) is None or self.stops.resumes(ending):
             without_step_s = host.clock.now_s - oracle.progress_s
             without_end_s = host.clock.now_s - max(oracle.progress_s, oracle.ended_s)
             if without_end_s > PATIENCE_S or without_step_s > STEP_PATIENCE_S:

@@ -19,7 +19,7 @@ from penstock.actors.prompt_source.options import PromptSourceOptions
 from penstock.actors.prompt_source.order import PromptOrder
 from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.backends.data.options import DataOptions
-from penstock.backends.draws import mixed, uniform
+from penstock.backends.draws import mixed
 from penstock.backends.engines.options import (
     EngineGroupOptions,
     EnginesOptions,
@@ -69,6 +69,7 @@ from penstock.runtime.shell.engine_scaling import scaling_of
 from trials.episodes import EpisodicEngine
 from trials.fan_out import Parts, PassingEngine
 from trials.faults import Fault, FaultKind
+from trials.faulty_engine import FaultyEngine, Where
 from trials.late_gpus import GpuTrial
 from trials.requests import Request
 
@@ -194,9 +195,15 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     passes_on: bool = False
     """Engines pass weights on to each other."""
     bad_weights_rate: float = 0.0
-    """Share of engine incarnations whose first fetch, or first swap, goes wrong."""
+    """Share of the fetches, and of the swaps, that go wrong."""
+    hang_rate: float = 0.0
+    """Share of attempts that stand still at their engine."""
+    step_timeout_s: float = 3600.0
+    """Of the Learner, for whatever its backend does."""
     turn_s: float = 0.0
     faults: tuple[Fault, ...] = ()
+    stops_s: tuple[float, ...] = ()
+    """When the run is stopped; it is resumed each time."""
     requests: tuple[Request, ...] = ()
     """Of an operator."""
 
@@ -233,7 +240,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_calm(self) -> bool:
         """Whether nothing happens for which an actor would have to be replaced."""
-        return self.loses_nothing and not (self.faults or self.bad_weights_rate or self.num_teachers)
+        return self.loses_nothing and not (self.faults or self.bad_weights_rate or self.hang_rate or self.num_teachers)
 
     @property
     def chooses_rows(self) -> bool:
@@ -339,6 +346,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 groups_per_batch=self.groups_per_batch,
                 save_every=self.save_every,
                 keep_checkpoints=self.keep_checkpoints,
+                step_timeout_s=self.step_timeout_s,
                 simulated=self.learner,
             ),
             teacher=self._teacher,
@@ -428,7 +436,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             if isinstance(machine, Buffer) and self.rank != "policy" and machine.books.policy_recorded is None:
                 machine.books.policy = self._ranked_policy()
             backend = self._backend(name, plan, epoch, timers, store)
-            if self.passes_on and isinstance(backend, SimulatedEngine | EpisodicEngine):
+            if self.passes_on and isinstance(backend, SimulatedEngine | FaultyEngine | EpisodicEngine):
                 backend = PassingEngine(backend, f"{name} {epoch}", parts, timers)
             return Player(machine=machine, hears=hears(name), inbox=inbox_union(name), backend=backend)
 
@@ -455,8 +463,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             choosing=choosing_settings(plan),
         )
         if isinstance(backend, SimulatedEngine):
-            self._spoil(backend, (self.seed, int(name.split("/")[1]), epoch))
-            return backend if self.save_share is None else EpisodicEngine(backend, self.save_share)
+            engine = self._faulty(backend, (self.seed, engine_index(name), epoch))
+            return engine if self.save_share is None else EpisodicEngine(engine, self.save_share)
         return backend
 
     def _engines_of(self, name: str) -> EnginesOptions:
@@ -466,13 +474,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             return options
         return msgspec.structs.replace(options, simulated_fetch_s=self.late_fetch_s)
 
-    def _spoil(self, engine: SimulatedEngine, where: tuple[int, int, int]) -> None:
-        if uniform(*where, 0) >= self.bad_weights_rate:
-            return
-        if uniform(*where, 1) < 0.5:
-            engine.corrupt_fetches = 1
-        else:
-            engine.corrupt_swaps = 1
+    def _faulty(self, engine: SimulatedEngine, where: Where) -> SimulatedEngine | FaultyEngine:
+        if not (self.bad_weights_rate or self.hang_rate):
+            return engine
+        return FaultyEngine(engine, where, bad_weights_rate=self.bad_weights_rate, hang_rate=self.hang_rate)
 
     def _ranked_policy(self) -> RankedPolicy:
         return RankedPolicy(

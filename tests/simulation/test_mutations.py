@@ -450,6 +450,17 @@ def passes_on_what_wrong_weights_made() -> AbstractContextManager[Any]:
     return patch.object(EngineWorker, "_spoil", lambda self, text: self._turn(engine_phases.Phase.SERVING))
 
 
+def takes_every_word_for_a_new_turn() -> AbstractContextManager[Any]:
+    """Whoever says that it is open is a newcomer, whose devices were taken back, and no version waits for it."""
+    on_ready = WeightPublisher._on_ready
+
+    def forgetful(self: WeightPublisher, event: EngineReady) -> None:
+        engine = self.engines.live(event.engine, event.engine_epoch)
+        on_ready(self, event if engine is None else msgspec.structs.replace(event, turn=engine.turn + 1))
+
+    return patch.object(WeightPublisher, "_on_ready", forgetful)
+
+
 def believes_every_fetch() -> AbstractContextManager[Any]:
     """What an engine has fetched may be taken, whatever its digest."""
     on_fetched = WeightPublisher._on_fetched
@@ -557,6 +568,7 @@ MUTATIONS = (
     takes_an_older_yield,
     yields_once,
     passes_on_what_wrong_weights_made,
+    takes_every_word_for_a_new_turn,
     believes_every_fetch,
     tries_once,
     asks_nobody_after_a_loss,

@@ -128,6 +128,7 @@ SHOWS_AT: dict[str, tuple[int, str, set[str]]] = {
     "takes_an_older_yield": (307, "learner", {"CheckpointNamed"}),
     "yields_once": (13, "engine-1", {"EngineSlept"}),
     "passes_on_what_wrong_weights_made": (7, "engine-2", {"WeightsSwapped"}),
+    "takes_every_word_for_a_new_turn": (0, "weight_publisher", {"EngineReady"}),
     "believes_every_fetch": (13, "weight_publisher", {"WeightsFetched"}),
     "tries_once": (3, "prompt_source", {"GenerationClosed"}),
     "asks_nobody_after_a_loss": (0, "prompt_source", {"ActorLost"}),

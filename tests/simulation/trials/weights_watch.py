@@ -4,8 +4,8 @@ Invariants:
 
 * An engine loads nothing older than what it has served, as long as it has that in its memory. What was loaded wrong it
   has not served.
-* From a swap that went wrong until one that did not, an engine is asked to generate nothing, and no token that was made
-  since by what is wrong is passed on or reported.
+* From a swap that went wrong until one that did not, an engine is asked to generate nothing, and passes on and reports
+  nothing. What it goes on from afterwards it had reported before.
 * An engine says that it serves what it has loaded, and nothing where that is wrong.
 * It is told to take only what it has said that it fetched whole, and nothing that has failed before.
 * One incarnation is given up once by the same WeightPublisher.
@@ -24,9 +24,10 @@ from penstock.actors.engine_worker.machine import EngineWorker
 from penstock.actors.weight_publisher.engines import ROUNDING
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.messages.commands import ApplyWeights, Generate, ReplaceActor, Send
-from penstock.messages.flow import GenerationProgressed, SampleGenerated
+from penstock.messages.flow import GenerationProgressed, SampleGenerated, SampleIssued
 from penstock.messages.local import WeightsSwapped
 from penstock.messages.membership import EngineJoined, EngineLeaving, EngineLost
+from penstock.messages.samples import SampleKey
 from penstock.messages.weights import (
     EngineReady,
     PublishFailed,
@@ -41,11 +42,8 @@ from penstock.messages.weights import (
 from penstock.runtime.hosts.virtual.host import IdleWatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.samples import Part
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
 
@@ -57,8 +55,8 @@ class _Loaded(msgspec.Struct):
     """That it serves rightly; −1: none."""
     applying: WeightManifest | None = None
     is_wrong: bool = False
-    wrong: set[int] = set()
-    """Versions that were wrong here, and have not been right since."""
+    told: dict[SampleKey, tuple[int, int]] = {}
+    """Attempt, and tokens of it that PromptSource knows of."""
 
 
 class _Served(msgspec.Struct):
@@ -118,19 +116,23 @@ class WeightsWatch(IdleWatcher):
         if isinstance(event, WeightsSwapped):
             assert isinstance(machine, EngineWorker)
             self._swapped(loaded, event, machine)
+        elif isinstance(event, SampleIssued) and event.attempt > loaded.told.get(event.key, (-1, 0))[0]:
+            loaded.told[event.key] = event.attempt, 0 if event.prefix is None else event.prefix.num_tokens
         for command in commands:
             match command:
                 case ApplyWeights(manifest=manifest):
                     assert loaded.applying is None, f"{who} swaps twice at once"
                     assert manifest.version >= loaded.version, f"{who} goes back from {loaded.version} to {manifest}"
                     loaded.applying = manifest
-                case Generate():
-                    assert not loaded.is_wrong, f"{who} generates {command.key} with wrong weights"
-                    assert loaded.applying is None, f"{who} begins {command.key} in the middle of a swap"
-                case Send(event=SampleGenerated(sample=sample)):
-                    _assert_right(loaded, sample.parts, f"{sample.key} of {who}")
-                case Send(event=GenerationProgressed(chunk=chunk, key=key)):
-                    _assert_right(loaded, [chunk], f"what is reported of {key} of {who}")
+                case Generate(key=key, prefix=prefix):
+                    assert not loaded.is_wrong, f"{who} generates {key} with wrong weights"
+                    assert loaded.applying is None, f"{who} begins {key} in the middle of a swap"
+                    told = loaded.told[key][1]
+                    assert prefix is None or prefix.num_tokens <= told, f"{who} goes on with {key} from behind {told}"
+                case Send(event=SampleGenerated() | GenerationProgressed() as made):
+                    assert not loaded.is_wrong, f"{who} has wrong weights, and says {made}"
+                    if isinstance(made, GenerationProgressed):
+                        loaded.told[made.key] = made.attempt, made.num_tokens
                 case Send(event=EngineReady() as ready):
                     if not ready.num_slots:  # its device is taken back, and it begins anew in its next turn
                         loaded.version = -1
@@ -146,11 +148,8 @@ class WeightsWatch(IdleWatcher):
             loaded.is_wrong |= event.canary_logprobs != manifest.canary.logprobs
         loaded.version = -1 if loaded.is_wrong else event.version
         if loaded.is_wrong:
-            loaded.wrong.add(event.version)
             self.num_wrong += 1
             self.num_wrong_in_use += machine.requests.num_running > 0
-        else:
-            loaded.wrong.discard(event.version)
 
     # --- the publisher ----------------------------------------------------------------------------------------
 
@@ -215,8 +214,3 @@ def _assert_enough(known: _Publisher, version: int, fraction: float) -> None:
     counted = [engine.version for engine in known.engines.values() if engine.counts]
     num_needed = max(1, math.ceil(fraction * len(counted) - ROUNDING))
     assert sum(served >= version for served in counted) >= num_needed, f"{version} is announced, served are {counted}"
-
-
-def _assert_right(loaded: _Loaded, parts: Iterable[Part], what: str) -> None:
-    versions = {span.version for part in parts for span in part.spans if span.num_tokens}
-    assert not versions & loaded.wrong, f"{what} has tokens of versions {sorted(versions)}, wrong are {loaded.wrong}"

@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 from penstock.backends.ledger.audit import AuditReport
 from penstock.messages.errors import RunFailedError, UserFault
@@ -291,7 +291,7 @@ def evaluate(
 
 
 def replay(
-    run: AnyRun | None = None, *, actor: str = "", until: str = "", breaks_on: str = "", anyway: bool = False
+    run: AnyRun | None = None, *, actor: str = "", until: int | str = "", breaks_on: str = "", anyway: bool = False
 ) -> Replayed:
     """Whether every command of a recorded run comes out again, as ``penstock replay``: ``.is_same`` says it in a word,
     ``.moment`` where not.
@@ -299,7 +299,7 @@ def replay(
     Args:
         run: None: the newest one under ``./runs``.
         actor: the only one that is replayed; empty: all.
-        until: a step, ``"12"``, or an event, ``"buffer-1:123"``, behind which it stops.
+        until: a step, ``12``, or an event, ``"buffer-1:123"``, behind which it stops; empty: the end.
         breaks_on: class or subject of the first event or command at which it stops.
         anyway: also where the rules are other ones than those of the run.
 
@@ -308,12 +308,12 @@ def replay(
     """
     from penstock.runtime.run.replay import Choice, replay_run
 
-    return replay_run(open_run(run).folder, Choice(actor, until, breaks_on, anyway))
+    return replay_run(open_run(run).folder, Choice(actor, str(until), breaks_on, anyway))
 
 
 def submit(
     scenario: AnyScenario,
-    scheduler: str,
+    scheduler: Literal["slurm", "rayjob", "skypilot"],
     overrides: Overrides = None,
     *,
     config: str | Path | None = None,
@@ -324,7 +324,7 @@ def submit(
 
     Args:
         scenario: see :func:`load_scenario`.
-        scheduler: ``slurm``, ``rayjob`` or ``skypilot``.
+        scheduler: who is given it.
         config: the file with partition, image, time limit, …; docs/clusters.md.
         new: another run, whatever was submitted before.
 

@@ -163,7 +163,7 @@ class ExpertChoices(Value, frozen=True, array_like=True):
 
     @property
     def input_bytes(self) -> int:
-        """Of one input."""
+        """Size of the expert ids of one input token, over all layers."""
         return self.num_layers * self.per_token * self.id_bytes
 
     @property

@@ -1,4 +1,4 @@
-"""Numbers in sentences, and addresses without what is secret in them."""
+"""Numbers in sentences, variables in paths, and addresses without what is secret in them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 _SINGULAR: Final = {"are": "is", "were": "was", "have": "has", "go": "goes"}
 
+_VARIABLE: Final = re.compile(r"\$(?:\{[^{}/]+\}|[A-Za-z_]\w*)")
 _USER_INFO: Final = re.compile(r"(?<=://)[^\s/?#@\"'\\]{1,1024}@(?=[^\s/?#@])")
 
 
@@ -27,3 +28,15 @@ def does(number: int, many: str) -> str:
 def without_credentials(text: str) -> str:
     """The text with ``***`` for what stands before the host of an address: ``https://***@example.org``."""
     return _USER_INFO.sub("***@", text)
+
+
+def unexpanded(path: str) -> str:
+    """What to say, behind what was found, of a path that is not there and has a variable in it: of the shell, or of
+    Hydra (``${oc.env:DATA}``). Empty for one without."""
+    found = _VARIABLE.search(path)
+    if found is None:
+        return ""
+    return (
+        f"; {found[0]} is taken as it stands, since no variable is expanded in a scenario: write the path itself, "
+        "or give it on the command line as KEY=PATH, where your shell expands it"
+    )

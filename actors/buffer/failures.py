@@ -27,7 +27,7 @@ MAX_KINDS: Final = 200
 MAX_TOLD: Final = 20
 OTHER: Final = "other reasons"
 OF_MANY_KINDS: Final = 4
-"""So many times as many failures end a run as would if all were of one kind."""
+"""So many times as many failures of any kinds end a run as of one kind would."""
 
 
 class Failures:
@@ -121,10 +121,10 @@ class EarlyFailures:
     a mended function has a fresh start."""
 
     def __init__(self, limit: int) -> None:
-        """``limit``: failures of one kind that end the run; 0: none do."""
+        """``limit``: failures of one kind that end the run, where they are most of all; 0: none do."""
         self._limit = limit
         self._kinds: Counter[str] = Counter()
-        self._last = ""
+        self._examples: dict[str, str] = {}
         self._is_over = limit == 0
         """Some sample has been scored, or nothing is to end the run."""
 
@@ -134,13 +134,16 @@ class EarlyFailures:
         if self._is_over:
             return ""
         for end in ends:
-            self._kinds[reason_kind(end.reason)] += 1
-            self._last = end.reason
+            kind = reason_kind(end.reason)
+            self._kinds[kind] += 1
+            self._examples[kind] = end.reason
         total = self._kinds.total()
-        if total < self._limit * (1 if len(self._kinds) == 1 else OF_MANY_KINDS):
+        kind, most = next(iter(self._kinds.most_common(1)), ("", 0))
+        is_one = most >= self._limit and 2 * most > total
+        if not is_one and total < self._limit * OF_MANY_KINDS:
             return ""
-        each = "all for one reason" if len(self._kinds) == 1 else f"for {len(self._kinds)} reasons, the last"
+        each = "all for one reason" if most == total else f"for {len(self._kinds)} reasons, {most} of them for one"
         return (
-            f"the first {total} samples of the run all failed, {each}: {self._last}. When that is mended, penstock "
-            "resume goes on from here (reward.alarms.stop_after)"
+            f"the first {total} samples of the run all failed, {each}: {self._examples[kind]}. When that is mended, "
+            "penstock resume goes on from here (reward.alarms.stop_after)"
         )

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from penstock.actors.learner.turns import Turns
 
 
-def learner_activity(phase: Phase, saving: Saving, *, version: int, is_awake: bool, has_batch: bool) -> Activity:
-    """What the learner's time is spent on; ``has_batch``: one waits to be trained."""
+def learner_activity(phase: Phase, saving: Saving, *, version: int, is_awake: bool) -> Activity:
+    """What the learner's time is spent on."""
     match phase:
         case Phase.STARTING | Phase.OPENING:
             return Activity.STARTING
@@ -26,7 +26,7 @@ def learner_activity(phase: Phase, saving: Saving, *, version: int, is_awake: bo
             return Activity.ASLEEP
         case Phase.IDLE if not is_awake:
             return Activity.ASLEEP
-        case Phase.IDLE if saving.writing is not None and not has_batch:
+        case Phase.IDLE if saving.writing is not None:
             return Activity.CHECKPOINTING
         case Phase.IDLE:
             return Activity.WAITING_FOR_SAMPLES
@@ -38,20 +38,23 @@ def learner_activity(phase: Phase, saving: Saving, *, version: int, is_awake: bo
             assert_never(phase)
 
 
-def learner_waits(phase: Phase, turns: Turns, saving: Saving, publishing: Publishing, *, version: int) -> list[Wait]:
-    """The Buffer, engines on its devices, or its backend."""
+def learner_waits(
+    phase: Phase, turns: Turns, saving: Saving, publishing: Publishing, *, version: int, has_batch: bool
+) -> list[Wait]:
+    """The Buffer, engines on its devices, or its backend; ``has_batch``: the next one is here."""
     match phase:
         case Phase.ASKING:
             return turns.waits()
         case Phase.STARTING:
-            first = Wait("name of", "a checkpoint", BUFFER)
+            found = [Wait("name of", "a checkpoint", BUFFER)]
+        case Phase.IDLE if has_batch:
+            found = []  # the checkpoint that is written holds it
         case Phase.IDLE:
-            first = Wait("offer of", f"batch {version + 1}", BUFFER)
+            found = [Wait("offer of", f"batch {version + 1}", BUFFER)]
         case Phase.TRAINING:
-            first = Wait("step on", f"batch {version + 1}", OWN_BACKEND)
+            found = [Wait("step on", f"batch {version + 1}", OWN_BACKEND)]
         case _:
-            first = Wait(f"{phase.value} of", f"version {version}", OWN_BACKEND)
-    found = [first]
+            found = [Wait(f"{phase.value} of", f"version {version}", OWN_BACKEND)]
     if saving.writing is not None:
         found.append(Wait("checkpoint of", f"version {saving.writing}", OWN_BACKEND))
     if publishing.copied is not None:

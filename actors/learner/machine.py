@@ -7,7 +7,7 @@ Invariants:
 * No token beyond the bound is trained: a batch that holds one stops the run, unless the policy masks such tokens.
 * The backend does one thing at a time, in the order asked for: a version is exported or copied for that, and its state
   is copied for a checkpoint, before the next batch changes it. Writing the copy of a checkpoint, and the digest of an
-  export, go on meanwhile, one of each at a time.
+  export, go on meanwhile, one of each at a time: no version that is due for a checkpoint is trained away before that.
 * It loads the checkpoint that the Buffer names, and no other.
 * Where it shares devices with engines, it loads, trains and publishes in its own turn only. It gives the turn away
   after each publish, asleep, and says then what it has published: engines that wake find newer weights than theirs.
@@ -133,9 +133,7 @@ class Learner:
     @property
     def shows(self) -> tuple[Activity, float, float]:
         """See :class:`penstock.actors.machine.Accounted`; a learner that works works on all it has."""
-        activity = learner_activity(
-            self.phase, self.saving, version=self.version, is_awake=self.is_awake, has_batch=self._next is not None
-        )
+        activity = learner_activity(self.phase, self.saving, version=self.version, is_awake=self.is_awake)
         return activity, 1.0, 0.0
 
     def leases(self) -> tuple[()]:
@@ -327,7 +325,7 @@ class Learner:
         if self._exported is not None:
             self._start(Phase.SLEEPING)
             self._out.append(SleepLearner())
-        elif self._next is not None:
+        elif self._next is not None and not self.saving.is_due:
             batch, self._next = self._next, None
             self._train(batch)
 
@@ -382,12 +380,18 @@ class Learner:
         assert self.publishing.copied is None or self.publishing.copied == self.publishing.version
         self.turns.validate()
         assert not self.is_awake or self.turns.holder is Holder.LEARNER
+        assert self._next is None or self.phase is not Phase.IDLE or self.saving.is_due
         assert self.is_awake or self.phase not in (Phase.TRAINING, Phase.PUBLISHING, Phase.SLEEPING)
         assert self.is_awake or self.turns.are_taken or self.phase is not Phase.IDLE
 
     def waits(self) -> tuple[Wait, ...]:
         """The Buffer, or its backend."""
-        return tuple(learner_waits(self.phase, self.turns, self.saving, self.publishing, version=self.version))
+        has_batch = self._next is not None
+        return tuple(
+            learner_waits(
+                self.phase, self.turns, self.saving, self.publishing, version=self.version, has_batch=has_batch
+            )
+        )
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -57,7 +57,7 @@ LEARNER: Final[Transitions] = {
     (Phase.IDLE, WeightsCopied): (Phase.TRAINING, Phase.PUBLISHING),
     (Phase.IDLE, PublishDemanded): (Phase.PUBLISHING, Phase.ASKING),
     (Phase.IDLE, CheckpointDemanded): (Phase.ASKING,),
-    (Phase.IDLE, CheckpointWritten): (Phase.ASKING,),
+    (Phase.IDLE, CheckpointWritten): (Phase.TRAINING, Phase.ASKING),
     (Phase.IDLE, TimerFired): (Phase.SLEEPING,),
     (Phase.IDLE, PublishFailed): (Phase.PUBLISHING, Phase.ASKING),
     (Phase.IDLE, LearnerSlept): (Phase.ASKING,),

@@ -1,4 +1,5 @@
-"""Which checkpoints the Learner writes, and when. One at a time; while it is written, training goes on."""
+"""Which checkpoints the Learner writes, and when. One at a time; while it is written, training goes on, up to the next
+version that is to be kept: that one waits, for a scenario that asks for it counts on its being there."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ class Saving:
         """``timeout_s``: for one checkpoint."""
         self._timeout_s = timeout_s
         self.is_due = False
+        """The version at hand; where it stays so, it waits until the one that is being written is done."""
         self.writing: int | None = None
         """Version of the checkpoint that is being written."""
         self._saved: CheckpointSaved | None = None

@@ -102,11 +102,6 @@ class ImageIntake:
         shown = media.reference[:MAX_SHOWN]
         if media.kind != "image":
             raise BadColumnError(f"{media.kind} is not seen", f"{shown}: the model looks at images only")
-        if media.reference[:4].lower() == "http":
-            raise BadColumnError(
-                "an image is an address",
-                f"{shown}: nothing is fetched; download the image and name its file, beside the rows",
-            )
         is_inside = media.reference[:5].lower() == "data:"
         try:
             if is_inside:

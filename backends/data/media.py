@@ -2,7 +2,7 @@
 
 | in the row | what travels |
 |---|---|
-| ``https://…`` | the address: the server fetches it |
+| ``https://…`` of a host in ``data.media_hosts`` | the address: the server fetches it |
 | a path in the folder of the rows | the absolute path: the server has to see the same files |
 | ``data:…;base64,…`` | itself |
 | bytes, or ``datasets``' ``{bytes, path}`` | ``data:…;base64,…`` |
@@ -10,6 +10,9 @@
 Invariants:
 
 * A reference that travels names one thing, and is not larger than the scenario allows.
+* No row says whom a server asks: what stands behind its firewall (a cloud's metadata, other services of the cluster)
+  is fetched only from a host that the scenario names. The host is read off a form so narrow that every reader of
+  addresses reads the same one.
 * A prompt has as many places for images, videos and sounds as it has of them: nothing is put where nobody said.
 """
 
@@ -38,7 +41,8 @@ MAX_ADDRESS_LENGTH: Final = 8192
 _HELD: Final = ("image", "image_url", "url", "path", "bytes")
 _MARK: Final = re.compile(r"<(image|video|audio)>")
 _DATA: Final = re.compile(r"data:[\w.+-]*(?:/[\w.+-]*)?(?:;[\w=.+-]+)*;base64,", re.IGNORECASE)
-_ADDRESS: Final = re.compile(r"https?://[^\s/]+\S*", re.IGNORECASE)
+_ADDRESS: Final = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?(?:/\S*)?", re.IGNORECASE)
+"""Its host. A user, a backslash or another letter before the path is where parsers differ on it."""
 _MAGIC: Final = (
     (b"\x89PNG", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -53,6 +57,7 @@ def media_of(
     *,
     folder: Path,
     max_bytes: int,
+    hosts: Sequence[str] = (),
     inline: Mapping[str, Sequence[object]] | None = None,
 ) -> tuple[Media, ...]:
     """All that the columns refer to, kind after kind, in the order of the row.
@@ -62,6 +67,7 @@ def media_of(
         keys: which columns.
         folder: that paths begin at, and that they do not leave.
         max_bytes: of each.
+        hosts: that addresses may have.
         inline: what a column holds in place of its value.
 
     Raises:
@@ -73,7 +79,7 @@ def media_of(
         if value is None or value == "":
             continue
         items = cast("list[object]", value) if isinstance(value, list) else [value]
-        found += [Media(kind, _reference(item, key, folder=folder, max_bytes=max_bytes)) for item in items]
+        found += [Media(kind, _reference(item, key, folder=folder, max_bytes=max_bytes, hosts=hosts)) for item in items]
     return tuple(found)
 
 
@@ -171,7 +177,7 @@ def _kinds_in(message: Message) -> list[str]:
     return [str(kind).removesuffix("_url") for kind in types if isinstance(kind, str) and kind != "text"]
 
 
-def _reference(value: object, key: str, *, folder: Path, max_bytes: int) -> str:
+def _reference(value: object, key: str, *, folder: Path, max_bytes: int, hosts: Sequence[str]) -> str:
     if isinstance(value, dict):
         form = cast("Mapping[str, object]", value)
         inner = next((form[name] for name in ("bytes", "url", "path") if form.get(name) is not None), None)
@@ -187,10 +193,25 @@ def _reference(value: object, key: str, *, folder: Path, max_bytes: int) -> str:
     if value[:5].lower() == "data:":
         return _checked_data(value, key, max_bytes)
     if "://" in value[:12] and not value.startswith("file://"):
-        if not _ADDRESS.fullmatch(value) or len(value) > MAX_ADDRESS_LENGTH:
-            raise BadColumnError(f"{key!r} is no address", f"{key!r} holds {shown(value)}, which is no http(s) address")
-        return value
+        return _checked_address(value, key, hosts)
     return _checked_file(value.removeprefix("file://"), key, folder, max_bytes)
+
+
+def _checked_address(value: str, key: str, hosts: Sequence[str]) -> str:
+    found = _ADDRESS.fullmatch(value)
+    if found is None or len(value) > MAX_ADDRESS_LENGTH:
+        raise BadColumnError(
+            f"{key!r} is no address",
+            f"{key!r} holds {shown(value)}, which is no http(s) address of a host, a port if need be, and a path",
+        )
+    if (host := found[1].lower()) not in hosts:
+        raise BadColumnError(
+            f"{key!r} is at a host that is not allowed",
+            f"{key!r} holds {shown(value)}, and nothing is fetched from {host}; download it and name its file, beside "
+            "the rows, or, where servers look at images by themselves (docs/data.md), allow the host: "
+            f"data.media_hosts: [{host}]",
+        )
+    return value
 
 
 def _checked_data(value: str, key: str, max_bytes: int) -> str:

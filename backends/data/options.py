@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 PUSHED: Final = "pushed"
 """As ``data.source``: groups come finished from outside. Their journal has this folder in that of a run."""
 Scalar = str | int | float | bool
+HostName = Annotated[str, Meta(pattern=r"^([a-z0-9.-]+|\[[0-9a-f:.]+\])$")]
 SourceName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class MediaKeys(Options, frozen=True, kw_only=True):
     """Columns with what belongs to a prompt and is no text. Each holds one reference or a list of them: an http(s)
-    address, a path (of a file in the folder of the rows), ``data:…;base64,…``, or the bytes themselves."""
+    address (see media_hosts), a path (of a file in the folder of the rows), ``data:…;base64,…``, or the bytes."""
 
     image: str | None = None
     """Column with images. Where it is the column with the prompt, the parts of its chat messages hold them."""
@@ -136,6 +137,10 @@ class DataOptions(Options, frozen=True, kw_only=True):
     a text in JSON; null when the rows have none, and empty in rows without."""
     multimodal_keys: MediaKeys = MediaKeys()
     """Columns with images, videos and sounds, for engines that take them: ``{image: images}`` (docs/vision.md)."""
+    media_hosts: tuple[HostName, ...] = ()
+    """Hosts, in small letters, that servers may fetch images, videos and sounds of rows from, where they look at them
+    by themselves (docs/data.md). An address of another host makes the row a bad one: rows would say whom the servers
+    ask, behind your firewall too. A server follows redirections, so name hosts that you trust."""
     max_media_bytes: Annotated[int, Meta(ge=1)] = 20_000_000
     """Of one file that a prompt refers to, or of what stands in the row itself; more makes the row a bad one."""
     max_image_pixels: Annotated[int, Meta(ge=1)] = 16_777_216

@@ -156,7 +156,7 @@ class RowReader:
         )
         media = media_of(
             row, options.multimodal_keys, folder=self._folder, max_bytes=options.max_media_bytes,
-            inline={options.prompt_key: inline},
+            hosts=options.media_hosts, inline={options.prompt_key: inline},
         )  # fmt: skip
         if not isinstance(prompt, str) and media_columns(options.multimodal_keys):
             prompt = with_places(prompt, media)

@@ -24,6 +24,7 @@ from penstock.backends.data.generated import lines_rows, reasoning_gym_rows, sha
 from penstock.backends.data.jsonl import jsonl_rows
 from penstock.backends.data.parquet import parquet_rows
 from penstock.backends.data.problems import DataError
+from penstock.messages.texts import unexpanded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -182,7 +183,7 @@ def not_there(path: str, file: Path) -> str:
         return f"{file} is a folder; name one file in it" + (f" ({inside})" if inside else "")
     found = f"there is no file {path}" + ("" if file.is_absolute() else f" (looked in {Path.cwd()})")
     if not file.parent.is_dir():
-        return f"{found}; the folder {file.parent} does not exist either"
+        return f"{found}; the folder {file.parent} does not exist either{unexpanded(path)}"
     inside = _files_in(file.parent)
     return found + (f"; data files beside it: {inside}" if inside else "; no data file is beside it either")
 

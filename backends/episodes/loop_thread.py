@@ -23,7 +23,7 @@ class LoopThread:
         self._thread = threading.Thread(target=run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start it."""
+        """Run the loop in its thread from here on; once only."""
         self._thread.start()
 
     def runner(self) -> asyncio.Runner:

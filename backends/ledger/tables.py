@@ -32,15 +32,16 @@ DONE: Final = "done"
 
 
 class Column(NamedTuple):
-    """One column."""
+    """A column of the ledger, as it is created and as its documentation shows it."""
 
     name: str
     declaration: str
+    """Its type and constraints in SQL."""
     meaning: str
 
 
 class Table(NamedTuple):
-    """One table."""
+    """A table of the ledger; both the database and its documentation are made from it."""
 
     name: str
     meaning: str

@@ -21,6 +21,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import unexpanded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +67,7 @@ def split_spec(spec: str) -> tuple[Path, str]:
     if not path.is_file():
         beside = sorted(other.name for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
         hint = f"; Python files there: {', '.join(beside[:8])}" if beside else ""
-        raise UserCodeError(f"{spec}: there is no file {path}{hint}")
+        raise UserCodeError(f"{spec}: there is no file {path}{hint}{unexpanded(file)}")
     return path, name
 
 

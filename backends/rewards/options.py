@@ -95,9 +95,10 @@ class RewardAlarmOptions(Options, frozen=True, kw_only=True):
     failed_window: Annotated[int, Meta(ge=0)] = 200
     """0: no such alarm."""
     stop_after: Annotated[int, Meta(ge=0)] = 16
-    """When so many samples have failed for one kind of reason (four times as many for several), and not one of the run
-    has been scored, the run stops with that reason. Samples whose generation fails count too. Once as many
-    calls of reward functions have failed, none is tried again until one gives a reward. 0: none of this."""
+    """When so many samples have failed for one kind of reason, more than for all others, or four times as many for any,
+    and not one of the run has been scored, the run stops with the most frequent one. Samples whose generation fails
+    count too. Once as many calls of reward functions have failed, none is tried again until one gives a reward. 0: none
+    of this."""
 
 
 class SimulatedRewardOptions(Options, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ _FAILS: Final = 11
 
 
 class SimulatedTeacher:
-    """One teacher."""
+    """A teacher that computes nothing: its log-probs come after modelled times, or fail as often as the model says."""
 
     def __init__(self, options: TeacherOptions, *, seed: int, index: int, epoch: int, timers: Timers) -> None:
         self.is_frozen = False

@@ -72,6 +72,6 @@ class Tracker(Protocol):
 
         Args:
             summary: ``summary.json`` of the run.
-            files: to keep with it: the report, and the summary.
+            files: to keep with it: the report, the picture of its lanes (PNG) where there is one, and the summary.
         """
         ...

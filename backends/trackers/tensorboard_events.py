@@ -42,9 +42,11 @@ class TensorBoardTracker:
         self._text("samples", version, json.dumps([each._asdict() for each in samples], indent=2, ensure_ascii=False))
 
     def finish(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None:
-        """The summary is a text, and says where the report is: event files hold no files."""
+        """The summary is a text, as is where the files are; of these, event files hold pictures only."""
         self._text("summary", self._version, json.dumps(summary, indent=2, ensure_ascii=False))
         self._text("files", self._version, "\n".join(map(str, files)))
+        pictures = [_picture(file) for file in files if file.suffix == ".png"]
+        self._add(self._version, pictures)
         self._writer.close()
 
     def _text(self, tag: str, version: int, text: str) -> None:
@@ -62,3 +64,11 @@ class TensorBoardTracker:
 
     def _add(self, version: int, values: list[Summary.Value]) -> None:
         self._writer.add_event(Event(wall_time=time.time(), step=version, summary=Summary(value=values)))
+
+
+def _picture(file: Path) -> Summary.Value:
+    """A PNG under the name of its file; its size in pixels stands in its first chunk."""
+    data = file.read_bytes()
+    width, height = (int.from_bytes(data[start : start + 4]) for start in (16, 20))
+    image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=data)
+    return Summary.Value(tag=file.stem, image=image)

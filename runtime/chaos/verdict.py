@@ -49,7 +49,7 @@ _ENTRIES: Final[msgspec.msgpack.Decoder[LedgerEntry]] = msgspec.msgpack.Decoder(
 
 
 class FaultVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault."""
+    """What one injected fault met, and whether the run got over it."""
 
     fault: str
     version: int

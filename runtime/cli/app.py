@@ -78,6 +78,11 @@ def main() -> None:
         _check_names([_current_folder(), *sys.argv[1:]])
         _refuse_dashed_keys(sys.argv[1:])
         app(obj=OWN_PROCESS)
+    except SystemExit as end:
+        # A run says how it ended itself; what ends before it has begun would end without a word.
+        if end.__context__ is not None and isinstance(end.__context__.__cause__, KeyboardInterrupt):
+            errors.print("[bold red]penstock:[/] interrupted")
+        raise
     except UserFault as error:
         errors.print(f"[bold red]penstock:[/] {escape(without_credentials(str(error)))}")
         sys.exit(2)

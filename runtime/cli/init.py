@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rich.markup import escape
 
+from penstock.backends.data.problems import DataError
+from penstock.backends.data.row import RawRow
+from penstock.backends.data.sources import GENERATED, parse_source, read_rows
 from penstock.messages.errors import UserFault
 from penstock.messages.option_keys import is_user_code
 from penstock.runtime.output_file import check_new_output
@@ -54,6 +57,8 @@ def write_new_scenario(file: Path, wanted: Wanted, console: Console) -> None:
         ("staleness", "policy", _from(file.parent, wanted.policy)),
     ):
         text = _with(text, block, key, value)
+    if _are_chat_rows(wanted.data):
+        text = text.replace("\n  chat_template: false ", "\n  chat_template: true  ")
     text = re.sub(r"\n  max_staleness: .*", "", text)  # each policy has a bound of its own, which goes without saying
     text = text.replace("\nengines:\n", f"\nengines:\n  backend: {_plain(wanted.engine)}\n")
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
@@ -81,6 +86,17 @@ def write_new_scenario(file: Path, wanted: Wanted, console: Console) -> None:
 def _run_name(file: Path) -> str:
     """As ``run.name`` has to be; of a file that is called something else altogether, one that says nothing."""
     return re.sub(r"[^\w.-]", "_", file.stem, flags=re.ASCII).strip("._-")[:64] or "run"
+
+
+def _are_chat_rows(data: str) -> bool:
+    """Whether the first row's prompt is a list of messages; rows that cannot be read here are asked about later."""
+    if data.partition(":")[0] in GENERATED:
+        return False
+    try:
+        first = next(read_rows(parse_source(data), ("prompt",), seed=0), None)
+    except DataError:
+        return False
+    return isinstance(first, RawRow) and isinstance(first.columns.get("prompt"), list)
 
 
 def _from(folder: Path, value: str) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Kind(NamedTuple):
-    """One kind."""
+    """A kind of user function that ``penstock check hook`` can try."""
 
     key: str
     """Of the scenario that names such a function."""

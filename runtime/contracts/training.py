@@ -105,7 +105,7 @@ def check_advantage(checks: Checks) -> None:
 
 
 def check_reduction(checks: Checks) -> None:
-    """Of the reduction."""
+    """Of ``learner.objective.reduction_function``: a weight for each token, the same each time it is asked."""
     hook = _loaded(checks, REDUCTION)
     if hook is None:
         return
@@ -224,7 +224,7 @@ def check_step_log(checks: Checks) -> None:
 
 
 def check_weight_names(checks: Checks) -> None:
-    """Of names of weights."""
+    """Of the function that renames weights: as many names as weights, the same whether they come together or apart."""
     hook = _loaded(checks, NAMES)
     if hook is None:
         return

@@ -141,7 +141,7 @@ class StageRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LifePage(msgspec.Struct, frozen=True, kw_only=True):
-    """Its life."""
+    """What the life of one sample was spent on, from its grant to its end."""
 
     duration_s: float
     is_traced: bool

@@ -102,7 +102,7 @@ class SampleRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TablePage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of the table."""
+    """Some rows of the table of samples, in the order asked for, and where the next ones begin."""
 
     rows: list[SampleRow]
     after: str

@@ -73,7 +73,7 @@ class ArmOutline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of one arm."""
+    """One figure over the runs of one arm, in the unit of the figure."""
 
     mean: float
     std: float | None

@@ -30,7 +30,7 @@ from penstock.messages.errors import UserFault
 from penstock.runtime.observability.evaluation_log import EvaluationLog
 from penstock.runtime.observability.evaluations import EvaluationRow
 from penstock.runtime.observability.following import LineFollower
-from penstock.runtime.observability.report import REPORT_FILE, SCENARIO_FILE
+from penstock.runtime.observability.report import LANES_FILE, REPORT_FILE, SCENARIO_FILE
 from penstock.runtime.observability.samples import shown_samples
 from penstock.runtime.observability.summary import SUMMARY_FILE
 from penstock.runtime.observability.trackers import METRICS_FILE, StepRow, is_evaluation_line
@@ -140,7 +140,7 @@ class Teller:
         """What is left, the newest samples, and the files of the end."""
         self.tell()
         self._samples()
-        files = [file for name in (REPORT_FILE, SUMMARY_FILE) if (file := self._folder / name).exists()]
+        files = [file for name in (REPORT_FILE, LANES_FILE, SUMMARY_FILE) if (file := self._folder / name).exists()]
         summary = msgspec.json.decode((self._folder / SUMMARY_FILE).read_bytes(), type=dict[str, Any])
         self._call(partial(self._tracker.finish, summary, files))
 

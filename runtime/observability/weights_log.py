@@ -27,7 +27,7 @@ WEIGHTS_FILE: Final = "weights.jsonl"
 
 
 class PublishRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One publish."""
+    """Weights that the Learner has put out for engines, as a line of the log."""
 
     at: float
     """Unix time, seconds."""

@@ -39,7 +39,7 @@ class SourceRun(Options, frozen=True, kw_only=True):
 
 
 class FitResult(Options, frozen=True, kw_only=True):
-    """One fit."""
+    """What a part of the models was fitted to, what came of it, and how far off it is."""
 
     what: str
     values: dict[str, float]

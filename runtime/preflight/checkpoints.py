@@ -15,6 +15,7 @@ from penstock.backends.engines.spec import ENGINES
 from penstock.backends.engines.transport_preflight import check_transport, model_size_bytes, sites_of
 from penstock.backends.learners.spec import is_modelled
 from penstock.messages.errors import UserFault
+from penstock.messages.texts import unexpanded
 
 if TYPE_CHECKING:
     from penstock.runtime.scenario.structure import Scenario
@@ -33,7 +34,7 @@ def check_checkpoint(folder: Path, key: str = "model.path", *, needs_weights: bo
         what = "a file, not a folder" if folder.exists() else "no such folder"
         raise UserFault(
             f"{key}: {folder}: {what}; expected what transformers' save_pretrained writes, a name on the hub "
-            f"(ORG/NAME), or set {key.removesuffix('path')}make"
+            f"(ORG/NAME), or set {key.removesuffix('path')}make{unexpanded(str(folder))}"
         )
     if has_tiktoken_only(folder):
         raise UserFault(f"{key}: {folder}: {CONVERT}")

@@ -15,7 +15,7 @@ from penstock.backends.engines.options import engine_groups
 from penstock.backends.engines.spec import ENGINES
 from penstock.backends.learners.spec import LEARNERS
 from penstock.messages.errors import UserFault
-from penstock.messages.texts import counted
+from penstock.messages.texts import counted, unexpanded
 from penstock.runtime.preflight.checkpoints import (
     check_architecture,
     check_checkpoint,
@@ -75,6 +75,7 @@ def machine_checks(scenario: Scenario, run_parent: Path) -> Iterator[MachineChec
     generates = scenario.run.only != "learner"
     on_cluster = scenario.runtime.ray_address is not None
     model, hub = "", ""
+    yield MachineCheck("run.folder", lambda: check_run_parent(run_parent))
     if awaited := list(_awaited(scenario)):
         hub = "the hub"
         yield MachineCheck(hub, lambda: _refuse_unfetched(awaited), is_later=True)
@@ -120,6 +121,12 @@ def _awaited(scenario: Scenario) -> Iterator[str]:
 
 def _refuse_unfetched(awaited: Sequence[str]) -> None:
     raise UserFault(f"{', '.join(awaited)}: on the hub, and fetched when the run starts; not looked at here")
+
+
+def check_run_parent(folder: Path) -> None:
+    """It would be made as it is named: a folder called ``$DATA`` in the current one."""
+    if not folder.exists() and (hint := unexpanded(str(folder))):
+        raise UserFault(f"run.folder: {folder}: no such folder{hint}")
 
 
 def check_port(key: str, port: int) -> None:

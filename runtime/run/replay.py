@@ -282,7 +282,7 @@ def chosen_files(folder: Path, choice: Choice) -> list[Path]:
     files, stem = recorded_files(folder), choice.actor.replace("/", "-")
     names = sorted({path.stem.rpartition("-")[0] for path in files})
     if choice.actor and stem not in names:
-        raise UserFault(f"--actor: {choice.actor} is not in the recording, which has {', '.join(names)}")
+        raise UserFault(f"actor: {choice.actor} is not in the recording, which has {', '.join(names)}")
     return [path for path in files if not stem or path.stem.rpartition("-")[0] == stem]
 
 
@@ -302,10 +302,10 @@ def _time_of_step(folder: Path, until: str) -> float | None:
     """When the Buffer heard of it; None where no step is asked for."""
     if not until.isdigit():
         if until and not _EVENT_ID.fullmatch(until):
-            raise UserFault(f"--until: {until!r} is neither the number of a step nor an event, such as buffer-1:123")
+            raise UserFault(f"until: {until!r} is neither the number of a step nor an event, such as buffer-1:123")
         return None
     if (at_s := time_of_step(folder, int(until))) is None:
-        raise UserFault(f"--until: step {until} is not in the recording; {recorded_steps(folder)}")
+        raise UserFault(f"until: step {until} is not in the recording; {recorded_steps(folder)}")
     return at_s
 
 

@@ -14,7 +14,7 @@ from penstock.backends.data.sources import COMPRESSED_SUFFIXES, parse_source
 from penstock.backends.engines.spec import some_can
 from penstock.backends.protocol import Capability
 from penstock.messages.option_keys import Names, is_user_code
-from penstock.runtime.scenario.media_rules import media_rules, training_rules
+from penstock.runtime.scenario.media_rules import are_placed_here, media_rules, training_rules
 from penstock.runtime.scenario.named import MADE_DATA, named_values
 from penstock.runtime.scenario.pushed_rules import pushed_rules
 from penstock.runtime.scenario.row_metadata import metadata_blocks, unnamed
@@ -43,6 +43,12 @@ def data_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     yield from _stream(s)
     yield from _own_source(s)
     yield from _retries(s)
+    if s.data.media_hosts and are_placed_here(s):
+        yield (
+            ("data", "media_hosts"),
+            "engines and learner of this run look at images themselves, and fetch none; remove it, and have the rows "
+            "name files",
+        )
     if s.data.sources and some_can(s.engines, Capability.FROM_ROWS):
         yield (
             ("data", "sources"),

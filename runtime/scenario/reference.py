@@ -41,7 +41,8 @@ the JSON Schema for your editor (also in [scenario.schema.json](scenario.schema.
 
 Numbers and words are read by the YAML 1.2 core schema: `1e-3` is a number, `no` is a string. A relative path in a file
 starts from that file's folder, one on the command line from the current folder; runs are written under `run.folder`
-of the current folder.
+of the current folder. `~` is your home folder; variables (`$DATA`, `${oc.env:DATA}`) are expanded by your shell, on the
+command line, and not in a file.
 
 A function of your own is named `file.py:function`, a staleness policy of your own `file.py:Name`. A block that several
 others hold is shown once; their rows lead there.

@@ -149,7 +149,7 @@ def _context(writer: Writer) -> None:
 
 
 def write_reward(writer: Writer) -> None:
-    """``reward``."""
+    """The block ``reward`` of the scenario, from slime's flags."""
     kind = writer.value("rm-type")
     if is_supervised(writer):
         return
@@ -164,7 +164,7 @@ def write_reward(writer: Writer) -> None:
 
 
 def write_sampling(writer: Writer) -> None:
-    """``sampling``."""
+    """The block ``sampling`` of the scenario, from slime's flags."""
     if is_supervised(writer):
         context = writer.whole("model.max_context", SFT_TOKENS)
         writer.document["sampling"] = {
@@ -187,7 +187,7 @@ def write_sampling(writer: Writer) -> None:
 
 
 def write_engines(writer: Writer) -> None:
-    """``engines``."""
+    """The block ``engines`` of the scenario, from slime's flags."""
     if is_supervised(writer):
         writer.document["engines"] = {"backend": "recorded"}
         return

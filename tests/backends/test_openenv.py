@@ -65,6 +65,8 @@ class Counting:
         return {"observation": {"text": f"{count} {action['message']}"}, "reward": 0.5, "done": count == 3}
 
     async def socket(self, request: web.Request) -> web.StreamResponse:
+        if self.misbehave:
+            return await self.misbehave.pop(0)(request)
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         self.num_sockets += 1
@@ -295,6 +297,18 @@ def test_another_kind_of_server_is_recognised(transport: Transport) -> None:
             )
 
     against(counting, transport, scene)
+
+
+def test_a_websocket_is_opened_where_the_server_was_named_and_nowhere_else() -> None:
+    counting = Counting()
+    counting.misbehave = [redirecting]
+
+    async def scene(server: OpenEnvServer) -> None:
+        with pytest.raises(EpisodeInfraError, match="was answered 307 instead of a WebSocket"):
+            await server.environment().reset(TASK)
+
+    against(counting, "websocket", scene)
+    assert (counting.misbehave, counting.num_sockets) == ([], 0)
 
 
 def test_a_malformed_action_is_the_models_only_where_that_is_said() -> None:

@@ -172,6 +172,16 @@ def test_a_run_whose_first_samples_all_fail_for_one_reason_ends_with_it() -> Non
     assert "ValueError: boom (reward.py:7)" in stop.story
 
 
+def test_what_fails_for_another_reason_beside_them_makes_one_reason_no_less_of_one() -> None:
+    bench = Bench(stop_after_failures=8, groups_per_batch=100, target=None).started()
+    other = told(failed(9, 0, "OSError: a stray (other.py:1)"))
+    assert drive.every(bench.hear(other), FailRun) == []
+    heard = [bench.hear(told(failed(n, 0, "ValueError: boom (reward.py:7)"))) for n in range(8)]
+    assert [drive.every(each, FailRun) for each in heard[:-1]] == [[]] * 7
+    story = drive.one(heard[-1], FailRun).story
+    assert "the first 9 samples of the run all failed, for 2 reasons, 8 of them for one: ValueError: boom" in story
+
+
 def test_for_several_reasons_it_takes_more_of_them() -> None:
     assert early(31, varies=True) == []
     assert len(early(40, varies=True)) == 1

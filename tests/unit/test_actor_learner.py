@@ -444,12 +444,33 @@ def test_every_nth_version_is_saved_after_it_is_published_and_before_the_next_ba
     assert drive.one_sent(commands, CheckpointSaved, to="buffer").version == 2
 
 
-def test_one_checkpoint_is_written_at_a_time() -> None:
+def test_one_checkpoint_is_written_at_a_time_and_no_version_that_is_due_is_passed_over() -> None:
     bench = LearnerBench(save_every=1, publish_every=99).opened()
     assert drive.one(bench.step(1), SaveCheckpoint).version == 1
-    assert drive.every(bench.step(2), SaveCheckpoint) == []
-    assert drive.every(bench.step(3), SaveCheckpoint) == []
-    assert drive.one(bench.hear(CheckpointWritten(version=1, path="c1")), SaveCheckpoint).version == 3
+    assert drive.every(bench.step(2), SaveCheckpoint) == [], "it is trained while the first is written"
+    assert drive.every(bench.hear(batch(3)), Train) == []
+    assert bench.activity() is Activity.CHECKPOINTING
+    assert bench.learner.waits() == (Wait("checkpoint of", "version 1", OWN_BACKEND),)
+    commands = bench.hear(CheckpointWritten(version=1, path="c1"))
+    kinds = [(type(each), each.version) for each in commands if isinstance(each, SaveCheckpoint | Train)]
+    assert kinds == [(SaveCheckpoint, 2), (Train, 3)]
+
+
+def test_a_checkpoint_that_is_not_written_in_time_holds_training_no_longer_than_that() -> None:
+    bench = LearnerBench(save_every=1, publish_every=99).opened()
+    bench.step(1)
+    bench.step(2)
+    bench.hear(batch(3))
+    asked = drive.one(bench.hear(TimerFired(key=SAVE_DEADLINE)), ReplaceActor)
+    assert asked == ReplaceActor("learner", 0, "it is checkpointing for longer than it may")
+
+
+def test_a_checkpoint_that_somebody_asks_for_holds_no_training() -> None:
+    bench = LearnerBench(save_every=1, publish_every=99).opened()
+    bench.step(1)
+    bench.hear(CheckpointDemanded(version=2))
+    bench.hear(batch(2))
+    assert bench.activity() is Activity.WORKING
 
 
 def test_a_demand_of_a_later_version_outlives_a_checkpoint_of_an_earlier_one() -> None:

@@ -44,6 +44,26 @@ def test_the_scenario_has_what_was_asked_for_with_paths_as_its_folder_sees_them(
     assert said.count("penstock ") == 3
 
 
+@pytest.mark.parametrize(
+    ("row", "is_chat"),
+    [
+        ('{"prompt": [{"role": "user", "content": "2 + 2"}], "label": "4"}', True),
+        ('{"prompt": "2 + 2", "label": "4"}', False),
+        ('{"messages": []}', False),
+        ("no JSON", False),
+        (None, False),
+    ],
+)
+def test_rows_of_chat_messages_get_their_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str | None, is_chat: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if row is not None:
+        (tmp_path / "rows.jsonl").write_text(row + "\n")
+    written(tmp_path / "scenario.yaml")
+    assert load_scenario(tmp_path / "scenario.yaml").data.chat_template is is_chat
+
+
 @pytest.mark.parametrize(("stem", "name"), [("scén é", "sc_n"), ("実験", "run"), (".x", "x"), ("a" * 90, "a" * 64)])
 def test_a_file_of_any_name_gives_a_run_a_name_and_commands_to_paste(tmp_path: Path, stem: str, name: str) -> None:
     file = tmp_path / f"{stem}.yaml"

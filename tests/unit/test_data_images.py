@@ -99,7 +99,7 @@ def test_bytes_in_parquet_are_kept_once(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        ("https://example.org/cat.png", "nothing is fetched; download the image"),
+        ("https://example.org/cat.png", "nothing is fetched from example.org; download it"),
         ("../secret.png", "is not in .*, the folder of the rows, which no row may leave"),
         ("/etc/passwd", "is not in .*, the folder of the rows"),
         ("link.png", "is not in .*, the folder of the rows"),
@@ -193,6 +193,16 @@ def test_who_would_not_see_is_refused(tmp_path: Path, text: str, message: str) -
     file.write_text(f"{model}{DATA}{text}")
     with pytest.raises(UserFault, match=message):
         load_scenario(file)
+
+
+def test_hosts_are_named_only_where_servers_fetch(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    data = DATA.replace("}\n", "}, media_hosts: [a.org]}\n", 1).replace("}, media", ", media", 1)
+    file.write_text(f"{PUBLISHED}{data}")
+    with pytest.raises(UserFault, match=r"data.media_hosts: engines and learner .* fetch none; remove it"):
+        load_scenario(file)
+    file.write_text(f"{PUBLISHED.replace('a}', 'a, only: rollout}', 1)}{data}engines: {{backend: sglang}}\n")
+    assert load_scenario(file).data.media_hosts == ("a.org",)
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,9 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loaded(path: str, folder: Path, **changes: object) -> list[Prompt]:
     options = DataOptions(
-        path=path, label_key=None, chat_template=True, multimodal_keys=MediaKeys(image="images", video="clips")
-    )
+        path=path, label_key=None, chat_template=True, multimodal_keys=MediaKeys(image="images", video="clips"),
+        media_hosts=("example.org", "[::1]"),
+    )  # fmt: skip
     dataset = load_dataset(msgspec.structs.replace(options, **changes), folder, seed=0, max_context=128)
     return [dataset.prompt(row, 0) for row in range(dataset.num_rows)]
 
@@ -93,6 +94,15 @@ def test_parts_of_a_message_are_places_too(tmp_path: Path, tokenizer_folder: Pat
         ({"prompt": "<image>", "images": [""]}, "'images' holds a text"),
         ({"prompt": "<image>", "images": ["ftp://x/y.png"]}, "which is no http"),
         ({"prompt": "<image>", "images": ["http://x/" + "a" * 9000]}, "which is no http"),
+        ({"prompt": "<image>", "images": ["http://169.254.169.254/a"]}, "nothing is fetched from 169.254.169.254; "),
+        ({"prompt": "<image>", "images": ["http://EXAMPLE.org.evil/a"]}, r"data.media_hosts: \[example.org.evil\]"),
+        ({"prompt": "<image>", "images": ["http://x.example.org/a"]}, r"nothing is fetched from x.example.org"),
+        ({"prompt": "<image>", "images": ["http://example.org@evil/a"]}, "which is no http"),
+        ({"prompt": "<image>", "images": ["http://evil\\@example.org/a"]}, "which is no http"),
+        ({"prompt": "<image>", "images": ["http://evil#@example.org/a"]}, "which is no http"),
+        ({"prompt": "<image>", "images": ["http://ex\u200bample.org/a"]}, "which is no http"),
+        ({"prompt": "<image>", "images": {"url": "https://evil/a"}}, "nothing is fetched from evil"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image", "url": "http://x/"}]}]}, "data.multimodal_keys"),
         ({"prompt": "<image>", "images": ["data:image/png;base64,%%%"]}, "which is not data in base64"),
         ({"prompt": "<image>", "images": ["data:image/png,abc"]}, "which is not data in base64"),
         (
@@ -112,6 +122,12 @@ def test_a_bad_reference_names_its_line(tmp_path: Path, tokenizer_folder: Path, 
     with pytest.raises(DataError, match=rf"rows.jsonl:2: .*({message})"):
         loaded(path, tokenizer_folder, max_media_bytes=100)
     assert len(loaded(path, tokenizer_folder, max_media_bytes=100, skip_bad_rows=True)) == 1
+
+
+@pytest.mark.parametrize("address", ["HTTPS://Example.ORG", "http://example.org:8080/", "http://[::1]:9/a%20b"])
+def test_an_address_of_a_named_host_travels_as_it_is(tmp_path: Path, tokenizer_folder: Path, address: str) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", {"prompt": "<image>", "images": [address]})
+    assert loaded(path, tokenizer_folder)[0].media == (Media("image", address),)
 
 
 def test_a_server_is_sent_lists_of_references_by_their_kind() -> None:

@@ -124,7 +124,8 @@ BAD_ROWS = (
     BadRow("tools that are text", row(prompt="a", label="2", tools="x"), "which is no JSON", TOOLS),
     BadRow("tools without names", row(prompt="a", label="2", tools=[{}]), "tool 0 of 'tools'", TOOLS),
     BadRow("no tools", row(prompt="a", label="2"), "'tools' is missing", TOOLS),
-    BadRow("an image without a place", row(prompt="a", label="2", images=["http://x/y"]), "0 places", IMAGES),
+    BadRow("an image without a place", row(prompt="a", label="2", images=["data:;base64,QUJD"]), "0 places", IMAGES),
+    BadRow("an image of anybody's", row(prompt="<image>", label="2", images=["http://x/y"]), "media_hosts", IMAGES),
     BadRow("an image that is nowhere", row(prompt="<image>", label="2", images=["y.png"]), "there is no file", IMAGES),
     BadRow(
         "an image that is a number", row(prompt="<image>", label="2", images=[1]), "'images' holds a number", IMAGES

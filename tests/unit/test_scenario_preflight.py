@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import pytest
@@ -26,7 +27,6 @@ from penstock.runtime.scenario.rules import MADE_CONTEXT_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def scenario(folder: Path, *overrides: str) -> Scenario:
@@ -164,6 +164,30 @@ def test_a_reward_whose_extra_is_not_installed_is_refused(
     wanted = rf"^reward\.function: {name}: reasoning-gym is not installed; .*\[reasoning-gym\]"
     with pytest.raises(UserFault, match=wanted):
         check_user_code(settings)
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("run.folder=$DATA/runs", "run.folder"),
+        ("data.path=${DATA}/rows.jsonl", "data.path"),
+        ("data.path=/${oc.env:DATA}/rows.jsonl", "data.path"),
+        ("reward.function=$DATA/mine.py:reward", "reward.function"),
+        ("model={path: $DATA/model}", "model.path"),
+    ],
+)
+def test_a_path_with_a_variable_is_told_that_none_is_expanded(tmp_path: Path, override: str, key: str) -> None:
+    variable = "${oc.env:DATA}" if "oc.env" in override else "${DATA}" if "{DATA" in override else "$DATA"
+    asked = scenario(tmp_path, override)
+    with pytest.raises(UserFault) as caught:
+        check_machine(asked, Path(asked.run.folder).absolute())
+    assert f"; {variable} is taken as it stands" in str(caught.value)
+    assert key in str(caught.value)
+
+
+def test_a_folder_that_is_called_like_a_variable_is_one(tmp_path: Path) -> None:
+    (tmp_path / "$DATA").mkdir()
+    check_machine(scenario(tmp_path), tmp_path / "$DATA")
 
 
 def test_the_demonstrations_of_the_warm_start_need_a_response(tmp_path: Path) -> None:

@@ -70,6 +70,9 @@ def test_tensorboard_reads_what_the_run_wrote(tensorboard_run: Path) -> None:
     assert all(line.startswith("    ") for _, text in texts["samples"] for line in text.splitlines()), "no Markdown"
     assert [step for step, _ in texts["summary"]] == [3, 5]
     assert str(tensorboard_run / "report.html") in texts["files"][-1][1]
+    picture = read.Images("lanes")[-1]
+    assert picture.encoded_image_string == (tensorboard_run / "lanes.png").read_bytes()
+    assert picture.width > picture.height > 0
 
 
 @pytest.fixture(scope="module")

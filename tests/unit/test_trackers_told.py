@@ -19,7 +19,7 @@ from test_observability_report import finished, step
 from penstock.backends.ledger import kept_samples
 from penstock.backends.processes.process_facts import facts_of
 from penstock.messages.errors import UserFault
-from penstock.messages.training import ActorReported
+from penstock.messages.training import Activity, ActivitySpan, ActorReported
 from penstock.runtime.observability.evaluations import read_evaluations
 from penstock.runtime.observability.recorder import RunRecorder
 from penstock.runtime.observability.summary import RunSummary, read_summary
@@ -148,7 +148,8 @@ def told(
         recorder = RunRecorder(folder, FACTS_WITH_SETS, trackers=trackers, resumes=resumes)
         for version in versions:
             recorder.step(step(version), 10.0 + version)
-            recorder.actor(ActorReported(name="learner", epoch=1, state="t"), 10.0 + version)
+            worked = (ActivitySpan(Activity.WORKING, 9.0 + version, 10.0 + version),)
+            recorder.actor(ActorReported(name="learner", epoch=1, state="t", activities=worked), 10.0 + version)
         recorder.evaluated(evaluated(int(resumes), 2, passing=1), 15.0)
         summary = recorder.finish(finished(versions[-1]), 20.0)
         assert [pid for pid in pids if facts_of(pid) is not None] == [], "no process is left"
@@ -231,8 +232,8 @@ def test_samples_that_are_recorded_after_the_figures_of_the_last_step_are_shown_
     assert teller.progress.reason == ""
 
 
-def test_the_report_and_the_summary_come_last(clean: Path) -> None:
-    assert notes(clean)[-1] == ["finish", 3, ["report.html", "summary.json"]]
+def test_the_report_its_lanes_and_the_summary_come_last(clean: Path) -> None:
+    assert notes(clean)[-1] == ["finish", 3, ["report.html", "lanes.png", "summary.json"]]
 
 
 def test_the_temporary_files_of_a_tracker_go_with_it_even_when_it_is_killed(tmp_path: Path, file: Path) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class EngineProfile:
-    """Of one engine."""
+    """Traces of an engine's decode passes, under the versions that the scenario names."""
 
     def __init__(self, options: EngineProfileOptions, run_folder: Path, name: str, *, is_cuda: bool) -> None:
         """

@@ -62,7 +62,7 @@ class LinkError(Exception):
         self.is_done_never = is_done_never
         """The server has certainly not acted on it: it may be sent again, whatever it is."""
         self.is_refused = is_refused
-        """The server says that the request is malformed."""
+        """The server says that the request is malformed, or that it is not the one to ask."""
 
 
 class Link(Protocol):
@@ -79,6 +79,21 @@ class Link(Protocol):
     async def close(self) -> None:
         """No more requests."""
         ...
+
+
+async def refuse_redirected_socket(
+    request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """A middleware of the session: the handshake of a WebSocket follows redirections, and has no argument against it.
+
+    Raises:
+        aiohttp.WSServerHandshakeError: the answer is one.
+    """
+    response = await send(request)
+    if 300 <= response.status < 400 and request.headers.get("Upgrade", "").lower() == "websocket":
+        response.close()
+        raise aiohttp.WSServerHandshakeError(response.request_info, response.history, status=response.status)
+    return response
 
 
 class HttpLink:
@@ -175,6 +190,7 @@ class SocketLink:
                     f"{what} was answered {error.status} instead of a WebSocket; is this the address of an OpenEnv "
                     "server that has /ws?",
                     is_done_never=error.status in _TRY_LATER,
+                    is_refused=300 <= error.status < 400,  # another handshake is redirected too
                 ) from None
         await self._socket.send_str(data.decode())
         message = await self._socket.receive()

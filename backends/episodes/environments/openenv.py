@@ -33,7 +33,14 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar
 import aiohttp
 import msgspec
 
-from penstock.backends.episodes.environments.links import HttpLink, Link, LinkError, Outcome, SocketLink
+from penstock.backends.episodes.environments.links import (
+    HttpLink,
+    Link,
+    LinkError,
+    Outcome,
+    SocketLink,
+    refuse_redirected_socket,
+)
 from penstock.backends.episodes.interfaces import EpisodeInfraError, JsonObject, Observation, Task, ToolError
 
 if TYPE_CHECKING:
@@ -134,6 +141,7 @@ class OpenEnvServer:
                 connector=aiohttp.TCPConnector(limit=self._max_connections),
                 # Deadlines are the requests'; aiohttp would end a long step after five minutes.
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
+                middlewares=(refuse_redirected_socket,),
             )
         return self._session
 

@@ -78,7 +78,11 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """As mount(2)."""
+    """mount(2), with its arguments in its order.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
     _check(_libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3]), f"mount {target}")
 

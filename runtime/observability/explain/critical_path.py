@@ -27,7 +27,7 @@ NUM_SLOWEST: Final = 2
 
 
 class PathStage(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of the path."""
+    """One stretch of time that a step had to wait for, and whose it was."""
 
     name: str
     actor: str

@@ -55,7 +55,7 @@ class ServerOptionError(UserFault):
 
 
 class ServerOption(msgspec.Struct, frozen=True):
-    """One option of the server."""
+    """One option of ``sglang.launch_server``, as its own parser declares it."""
 
     name: str
     """Under which the server keeps its value."""

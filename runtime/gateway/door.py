@@ -31,6 +31,7 @@ from penstock.backends.episodes.pushes import PATH
 from penstock.backends.episodes.registry import read_addresses, read_push_address
 from penstock.backends.episodes.server import MAX_WAIT_S
 from penstock.backends.processes.http_server import BOUNDS, RequestError, application, decoded
+from penstock.messages.errors import UNREADABLE
 from penstock.messages.names import engine_name
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class FrontDoor:
             url = f"{address.url}/sessions/open?wait_s={wait_s}"
             async with asyncio.timeout(wait_s + CONNECT_TIMEOUT_S), self._engines.get(url) as reply:
                 return msgspec.json.decode(await reply.read(), type=GatewayStatus)
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+        except (aiohttp.ClientError, TimeoutError, *UNREADABLE):
             await asyncio.sleep(min(wait_s, LOOK_AGAIN_S))  # its successor's address is not there yet
             return None
 

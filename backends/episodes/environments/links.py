@@ -19,6 +19,7 @@ import aiohttp
 import msgspec
 
 from penstock.backends.episodes.interfaces import JsonObject
+from penstock.messages.errors import UNREADABLE
 from penstock.messages.texts import without_credentials
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ async def _in_time(exchange: Awaitable[ReplyT], what: str, timeout_s: float) -> 
 def _decoded(content: bytes, reply: type[ReplyT], what: str) -> ReplyT:
     try:
         return msgspec.json.decode(content, type=reply)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise LinkError(f"{what}: the reply is none of this protocol: {error}; it begins {_quoted(content)}") from None
 
 

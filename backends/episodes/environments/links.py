@@ -13,6 +13,7 @@ Waits: each ``ask`` ends with the server's reply, the connection's end, or its `
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 import aiohttp
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 MAX_REPLY_BYTES: Final = 8 << 20
 MAX_QUOTED_CHARS: Final = 300
+CLOSE_TIMEOUT_S: Final = 1.0
+"""For the server to take its leave as well; a request that has run into its deadline waits that much longer."""
 _TRY_LATER: Final = (429, 503)
 """The server has not begun with it."""
 _MALFORMED: Final = (400, 422)
@@ -151,7 +154,11 @@ class SocketLink:
         """See :class:`Link`; the server ends its environment with the connection."""
         socket, self._socket = self._socket, None
         if socket is not None and not socket.closed:
-            await socket.close()
+            with contextlib.suppress(
+                TimeoutError
+            ):  # it has stopped, and reads no farewell; cancelled, aiohttp cuts it off
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await socket.close()
 
     async def _refuse(self, framed: _SocketReply, what: str) -> None:
         error = _decoded(bytes(framed.data), _SocketError, what)
@@ -181,7 +188,8 @@ class SocketLink:
         message = await self._socket.receive()
         if message.type is aiohttp.WSMsgType.TEXT:
             return str(message.data).encode()
-        raise LinkError(f"{what}: the server closed the connection", is_done_never=False)
+        why = self._socket.exception() or f"{message.type.name}, code {self._socket.close_code}"
+        raise LinkError(f"{what}: the server closed the connection ({why})")
 
 
 async def _in_time(exchange: Awaitable[ReplyT], what: str, timeout_s: float) -> ReplyT:

@@ -183,7 +183,6 @@ async def asked_door(folder: Path, *peers: DyingPeer) -> AsyncGenerator[aiohttp.
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "CONNECT_TIMEOUT_S", LIMIT_S)
-    monkeypatch.setattr(door, "FORWARD_TIMEOUT_S", LIMIT_S)
     monkeypatch.setattr(door, "LOOK_AGAIN_S", LIMIT_S)
 
 
@@ -239,12 +238,19 @@ def test_whoever_has_an_engine_s_port_meanwhile_is_no_engine(answer: bytes, tmp_
 
 
 @pytest.mark.parametrize("death", WITHIN)
-def test_an_answer_that_breaks_off_breaks_off_for_the_agent_too(death: Death, tmp_path: Path) -> None:
+def test_an_answer_that_breaks_off_breaks_off_for_the_agent_too(
+    death: Death, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "FORWARD_TIMEOUT_S", LIMIT_S)
+
     async def ask() -> None:
-        async with dying_peer(death) as peer, asked_door(tmp_path, peer) as client:
-            async with client.post("/sessions/0-a/v1/chat/completions", json={}) as reply:
-                assert reply.status == 200
-                with pytest.raises(aiohttp.ClientError):
-                    await reply.read()
+        async with (
+            dying_peer(death) as peer,
+            asked_door(tmp_path, peer) as client,
+            client.post("/sessions/0-a/v1/chat/completions", json={}) as reply,
+        ):
+            assert reply.status == 200
+            with pytest.raises(aiohttp.ClientError):
+                await reply.read()
 
     asyncio.run(asyncio.wait_for(ask(), WAIT_S))

@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.messages.arrays import ArrayLengthError
 from penstock.messages.base import Delivery, Event, Value
+from penstock.messages.errors import UNREADABLE
 
 FORMAT: Final = 1
 EventT = TypeVar("EventT", bound=Event)
@@ -83,9 +84,6 @@ class _Item(Value, frozen=True, array_like=True):
     body: msgspec.Raw
 
 
-_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that it cannot read; only the first is its own class."""
-
 _encoder: Final = msgspec.msgpack.Encoder()
 _pack_decoder: Final = msgspec.msgpack.Decoder(_Pack)
 _items_decoder: Final = msgspec.msgpack.Decoder(list[tuple[Header, msgspec.Raw]])
@@ -129,7 +127,7 @@ class InboxDecoder(Generic[EventT]):
         """
         try:
             form, whole = self._frame.decode(frame)
-        except _UNREADABLE:  # an event, a header, or the frame itself: told apart off the usual path
+        except UNREADABLE:  # an event, a header, or the frame itself: told apart off the usual path
             form, whole = None, []
         if form == FORMAT:
             return whole, []
@@ -150,7 +148,7 @@ class InboxDecoder(Generic[EventT]):
         """
         try:
             return self._body.decode(body)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise _typed(error, "an event") from error
 
 
@@ -159,23 +157,23 @@ def _items_of(frame: bytes, errors: list[WireError]) -> list[tuple[Header, msgsp
     name = f"a frame of {len(frame)} bytes"
     try:
         pack = _pack_decoder.decode(frame)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _typed(error, name) from error
     if pack.format != FORMAT:
         raise UnknownFormatError(f"the frame has format {pack.format}, this version reads {FORMAT}")
     try:
         return _items_decoder.decode(pack.items)
-    except _UNREADABLE:  # one header, or the list itself: told apart off the usual path
+    except UNREADABLE:  # one header, or the list itself: told apart off the usual path
         pass
     try:
         items = _raw_items_decoder.decode(pack.items)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _typed(error, name) from error
     readable: list[tuple[Header, msgspec.Raw]] = []
     for item in items:
         try:
             readable.append((_header_decoder.decode(item.header), item.body))
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             errors.append(_typed(error, "a header"))
     return readable
 

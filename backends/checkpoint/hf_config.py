@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 import msgspec
 from msgspec import Meta
 
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -263,5 +263,5 @@ def _decode(text: bytes, origin: str, form: type[FormT]) -> FormT:
 def _told(origin: str) -> Generator[None]:
     try:
         yield
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise UserFault(f"{origin}: not the JSON that belongs there: {error}; copy it anew from its model") from error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.checkpoint.hf_config import CONFIG_FILE
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +86,7 @@ def read_vision_part(folder: Path) -> VisionPart | None:
                 "that family (model.path)"
             )
         whole = msgspec.json.decode(text, type=_Whole)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise UserFault(f"{file}: expected the config of a model that sees: {error}") from error
     inner = whole.text_config
     ropes = (inner.rope_parameters, inner.rope_scaling, whole.rope_parameters, whole.rope_scaling)

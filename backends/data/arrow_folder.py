@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.row import RawRow, wanted_columns
+from penstock.messages.errors import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -85,5 +86,5 @@ def arrow_files(folder: Path) -> list[Path]:
 def _read(path: Path, form: type[FormT]) -> FormT:
     try:
         return msgspec.json.decode(path.read_bytes(), type=form)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise DataError(f"{path} cannot be read: {error}") from error

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from penstock.backends.checkpoint.hf_config import TOKENIZER_CONFIG_FILE
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.tokenizer import FILE_NAME
+from penstock.messages.errors import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +45,7 @@ class FolderTemplate:
             self.chat_template: object = path.read_text(encoding="utf-8") if path.is_file() else _template_in(said)
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{path}: cannot be read: {error}") from error
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise DataError(f"{config}: {error}") from error
         self.added_tokens_decoder: Mapping[int, Any] = Tokenizer.from_file(
             str(folder / FILE_NAME)

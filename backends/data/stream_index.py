@@ -32,6 +32,7 @@ from penstock.backends.data.sources import Counted, check_selection, parse_sourc
 from penstock.backends.durable import publish
 from penstock.messages.arrays import TOKEN_BYTES, pack_tokens
 from penstock.messages.base import Value
+from penstock.messages.errors import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -164,7 +165,7 @@ def _known(folder: Path) -> IndexFacts | None:
         facts = msgspec.json.decode((folder / INDEX_FILE).read_bytes(), type=IndexFacts)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise DataError(f"{folder / INDEX_FILE} cannot be read: {error}") from error
     if facts.format != FORMAT:
         raise DataError(f"{folder} holds an index of the form {facts.format}, and this version writes {FORMAT}")

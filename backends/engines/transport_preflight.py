@@ -23,7 +23,7 @@ from penstock.backends.engines.spec import some_can
 from penstock.backends.protocol import Capability
 from penstock.backends.weights.segments import SHARED_FOLDER
 from penstock.backends.weights.spec import AUTO, DISK, NONE, SHARED_MEMORY, TRANSPORTS, TransportSite
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,7 +160,7 @@ def _num_elements(path: Path) -> int:
         header = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
         tensors = [msgspec.json.decode(entry, type=_Tensor) for entry in header.values()]
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         raise UserFault(f"{path} is no safetensors file, or it was cut short ({size_bytes} bytes)") from None
     described = _HEADER_BYTES + length + max((tensor.data_offsets[1] for tensor in tensors), default=0)
     if described != size_bytes:

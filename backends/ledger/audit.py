@@ -23,6 +23,7 @@ from penstock.backends.ledger.audited_group import AuditedGroup, Finding, digest
 from penstock.backends.ledger.audited_snapshot import AuditedSnapshot
 from penstock.backends.ledger.sqlite import SqliteReader
 from penstock.backends.ledger.tables import LEASED, TABLES_SINCE, TRAINED
+from penstock.messages.errors import UNREADABLE
 from penstock.messages.samples import Group, evaluation_group_id, group_name
 from penstock.messages.training import Balance, CauseCount
 
@@ -272,7 +273,7 @@ class _Auditor(SqliteReader):
                 continue
             try:
                 group = msgspec.msgpack.decode(row[0], type=Group)
-            except msgspec.MsgspecError as error:
+            except UNREADABLE as error:
                 self._find(f"the payload of group {group_id} cannot be read: {error}")
                 continue
             found = sorted((sample.key.index, sample.num_tokens) for sample in group.samples)

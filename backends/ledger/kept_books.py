@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from penstock.messages.books import SNAPSHOT_FORM, BooksSnapshot
+from penstock.messages.errors import UNREADABLE
 
 if TYPE_CHECKING:
     import sqlite3
@@ -71,7 +72,7 @@ def decoded(sequence: int, body: bytes) -> FoundSnapshot:
     """The one that these bytes are."""
     try:
         return FoundSnapshot(sequence, _DECODER.decode(body))
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         return FoundSnapshot(0, None, f"their snapshot cannot be read: {error}", is_wrong=True)
 
 

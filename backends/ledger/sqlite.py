@@ -34,6 +34,7 @@ from penstock.backends.ledger.tables import (
     upgrade_statements,
 )
 from penstock.messages.books import KeptBooks
+from penstock.messages.errors import UNREADABLE
 from penstock.messages.ledger import GroupRecorded, LedgerEntry, StepRecorded
 from penstock.messages.samples import Group
 
@@ -124,7 +125,7 @@ class SqliteReader:
     def _entry(self, sequence: int, kind: str, body: bytes) -> LedgerEntry:
         try:
             return _DECODER.decode(body)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise LedgerStoreError(
                 f"{self._path}: entry {sequence} ({kind}) cannot be read: {error}. The file is damaged, or a newer "
                 "penstock wrote it"
@@ -148,7 +149,7 @@ class SqliteReader:
             )
         try:
             return _GROUP_DECODER.decode(row[0])
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise PayloadGoneError(
                 f"{self._path}: the payload of group {group_id} cannot be read: {error}. The file is damaged"
             ) from error

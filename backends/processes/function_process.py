@@ -23,14 +23,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-import msgspec
-
 from penstock.backends.processes.frames import READ_BYTES, FrameReader, LoadFailed, Ready, frame
 from penstock.backends.processes.process_facts import await_exit, how_it_ended
 from penstock.backends.processes.temp_folders import make_folder, remove_folder
 from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.processes.user_environment import user_environment
 from penstock.backends.processes.user_output import passed_outputs
+from penstock.messages.errors import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -160,7 +159,7 @@ class FunctionProcess(Generic[SaidT]):
                         self.ready = said
                     else:
                         yield said
-            except msgspec.MsgspecError as error:
+            except UNREADABLE as error:
                 self.is_gone, self.fault = True, f"said what nobody understands ({error})"
 
     def end(self) -> str:

@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 _PROC: Final = Path("/proc")
+_NO_PROCESS: Final = frozenset((errno.ESRCH, errno.EINVAL, errno.ENOENT))
+"""What kernels say of a number that nobody has; the last two, of one that a thread has meanwhile."""
 
 
 class ProcessFacts(NamedTuple):
@@ -40,7 +43,9 @@ class ProcessFacts(NamedTuple):
 def facts_of(pid: int) -> ProcessFacts | None:
     """What the kernel knows about a process; None when there is none."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(
+            errors="replace"
+        )  # the kernel cuts a name in the midst of a character
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()  # the name before it may contain anything
@@ -117,7 +122,9 @@ def pinned(pid: int, start_ticks: int) -> Generator[int | None]:
     """A pidfd of this very process, which turns readable when it ends; None when it is gone."""
     try:
         handle = os.pidfd_open(pid)
-    except ProcessLookupError:
+    except OSError as error:
+        if error.errno not in _NO_PROCESS:
+            raise
         yield None
         return
     try:

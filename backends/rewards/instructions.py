@@ -20,6 +20,7 @@ import msgspec
 from penstock.backends.rewards import ifbench_answers, ifbench_checkers, ifeval_checkers
 from penstock.backends.rewards.functions import NoRewardError
 from penstock.backends.rewards.instruction_text import Given, as_list
+from penstock.messages.errors import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -91,5 +92,5 @@ def _decoded(value: object) -> object:
         return value
     try:
         return msgspec.json.decode(value)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return value

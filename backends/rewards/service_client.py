@@ -31,6 +31,7 @@ import msgspec
 from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards.breaker import Breaker, BreakerOpenError
 from penstock.backends.rewards.functions import NoRewardError
+from penstock.messages.errors import UNREADABLE
 from penstock.messages.texts import without_credentials
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ class ServiceClient:
             )
         try:
             return msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             shown = body[:MAX_SHOWN_BYTES].decode(errors="replace")
             return _Failure(f"the answer is no JSON: {shown!r}", is_final=True)
 

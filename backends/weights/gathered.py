@@ -49,6 +49,7 @@ from penstock.backends.weights.service_messages import (
     address_in,
     service_at,
 )
+from penstock.messages.errors import UNREADABLE
 from penstock.messages.weights import WeightDetour
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ class Gathering:
         server.heard_s = time.monotonic()
         try:
             reply = _replies.decode(frames[1])
-        except (IndexError, msgspec.MsgspecError):
+        except (IndexError, *UNREADABLE):
             reply = None
         if isinstance(reply, Refused):
             self._on_refused(server, reply)

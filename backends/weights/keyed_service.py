@@ -28,6 +28,7 @@ import zmq
 from penstock.backends.processes.curve import ZapHandler, bind_at, make_keys
 from penstock.backends.weights.protocol import WeightFetchError, WeightTransportError
 from penstock.backends.weights.service_messages import Refused, ServiceAddress
+from penstock.messages.errors import UNREADABLE
 
 if TYPE_CHECKING:
     from penstock.backends.processes.curve import KeyPair
@@ -160,7 +161,7 @@ class KeyedService(ABC, Generic[RequestT]):
         client = Client(frames[0], frames[1])
         try:
             self._carry_out(self._requests.decode(frames[2]), client)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             self._send(client, Refused(story=f"a request that nobody knows: {error}"))
         except WeightFetchError as error:
             self._send(client, Refused(story=str(error)))

@@ -33,6 +33,7 @@ from penstock.backends.weights.service_messages import (
     publish_of,
 )
 from penstock.backends.weights.tensor_file import parse_layout, tensor_views
+from penstock.messages.errors import UNREADABLE
 
 if TYPE_CHECKING:
     from penstock.backends.weights.service_messages import PublishId, ServiceAddress
@@ -228,7 +229,7 @@ class _Pulling:
         frames = _receive(line, self._manifest)
         try:
             reply = _replies.decode(frames[1])
-        except (IndexError, msgspec.MsgspecError) as error:
+        except (IndexError, *UNREADABLE) as error:
             raise WeightFetchError(f"{self._manifest.location}: an answer that nobody knows: {error}") from None
         if isinstance(reply, Refused):
             raise WeightFetchError(f"{self._manifest.location}: {reply.story}")

@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.messages.base import Value
+from penstock.messages.errors import UNREADABLE
 
 if TYPE_CHECKING:
     from penstock.messages.weights import WeightManifest
@@ -240,7 +241,7 @@ def service_at(location: str) -> ServiceAddress:
     """
     try:
         return msgspec.json.decode(location, type=ServiceAddress)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         raise WeightFetchError("a location names no weight service") from None
 
 

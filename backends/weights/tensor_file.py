@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
+from penstock.messages.errors import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -125,7 +126,7 @@ def parse_header(data: memoryview[int]) -> Layout:
         raw = msgspec.json.decode(data[LENGTH_BYTES:header_bytes], type=dict[str, msgspec.Raw])
         metadata = msgspec.json.decode(raw.pop("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str])
         entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in raw.items()}
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise WeightFetchError(f"the header of the weights cannot be read: {error}") from None
     placed = tuple(_place(name, entry, header_bytes) for name, entry in entries.items())
     aliases = {alias: name for alias, name in metadata.items() if name in entries}

@@ -30,6 +30,7 @@ import msgspec
 import psutil
 import zmq
 
+from penstock.messages.errors import UNREADABLE
 from penstock.messages.wire import Header
 from penstock.runtime.chaos.faults import ChaosKind
 from penstock.runtime.hosts.processes.links import Links
@@ -214,7 +215,7 @@ def sender_of(frame: bytes) -> str:
     """Who says so, in the header of the first event; empty when it cannot be read."""
     try:
         _, items = _HEADERS.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return ""
     return items[0][0].sender if items else ""
 

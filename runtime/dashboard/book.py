@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 from penstock.messages.training import Activity
 from penstock.runtime.observability.evaluations import EvaluationRow
 from penstock.runtime.observability.following import LineFollower
@@ -119,7 +119,7 @@ class RunBook:
     def _row(self, name: str, line: bytes, kind: type[RowT]) -> RowT:
         try:
             return msgspec.json.decode(line, type=kind)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise UserFault(f"{self._folder / name}, before byte {self._files[name].position}: {error}") from error
 
 

@@ -18,7 +18,7 @@ from penstock.backends.ledger.evaluation_answers import FOLDER, outcome_words, r
 from penstock.backends.ledger.kept_samples import KeptSample, clipped, read_kept_of
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.messages.engine_counts import in_words
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 from penstock.messages.samples import Group, Sample, SampleKey, is_evaluation
 from penstock.runtime.dashboard.routes import Query
 from penstock.runtime.dashboard.sample_tokens import (
@@ -234,7 +234,7 @@ def _known(run_folder: Path, key: tuple[int, int]) -> tuple[Fate, KeptSample | N
     fate = (read_fates(run_folder, sample=key) or [Fate(*key)])[0]
     try:
         kept, mates = read_kept_of(run_folder, [key]).get(key), _mates(run_folder, key[0])
-    except (sqlite3.Error, msgspec.DecodeError) as error:
+    except (sqlite3.Error, *UNREADABLE) as error:
         raise UserFault(f"{run_folder}: its samples cannot be read: {error}") from None
     if not fate.state and fate.attempt is None and kept is None and not mates:
         raise UserFault(

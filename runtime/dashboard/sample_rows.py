@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 
 from penstock.backends.ledger.kept_samples import read_kept, read_kept_of
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 from penstock.messages.samples import evaluation_group_id, group_name
 from penstock.runtime.dashboard.routes import Query
 from penstock.runtime.dashboard.sample_index import BY_KEY, ORDERS, IndexState, advance, open_index
@@ -230,5 +230,5 @@ def _place(query: TableQuery, row: Sequence[int | float]) -> str:
 def _decoded_place(after: str) -> tuple[int | float, int, int]:
     try:
         return msgspec.json.decode(after, type=tuple[int | float, int, int])
-    except msgspec.DecodeError:
+    except UNREADABLE:
         raise UserFault(f"after: {after!r} is no place in the table; it is what another page has said") from None

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 
 from penstock.backends.ledger.sqlite import open_read_only
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 from penstock.runtime.dashboard.routes import Query
 from penstock.runtime.safe_text import terminal_lines
 
@@ -98,7 +98,7 @@ def ask(run_folder: Path, query: SqlQuery, limit_s: float = LIMIT_S) -> SqlAnswe
         _one_at_a_time.release()
     try:
         answer = msgspec.json.decode(done.stdout, type=SqlAnswer)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         raise UserFault(
             f"the question has ended its process (status {done.returncode}): it has taken more than "
             f"{MEMORY_BYTES // 2**20} MiB of memory or {limit_s:g} s of a core; ask for less"

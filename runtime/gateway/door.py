@@ -11,6 +11,7 @@ Invariants:
 |---|---|
 | an open session | the engines' gateways, asked side by side; the time that the agent gave |
 | an engine's answer | the engine's deadlines for sessions; ``FORWARD_TIMEOUT_S`` without a byte |
+| an engine's own word: figures, models, a session | ``CONNECT_TIMEOUT_S`` |
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from penstock.backends.episodes.pushes import PATH
 from penstock.backends.episodes.registry import read_addresses, read_push_address
 from penstock.backends.episodes.server import MAX_WAIT_S
 from penstock.backends.processes.http_server import BOUNDS, RequestError, application, decoded
+from penstock.messages.errors import UNREADABLE
 from penstock.messages.names import engine_name
 
 if TYPE_CHECKING:
@@ -154,18 +156,21 @@ class FrontDoor:
             url = f"{address.url}/sessions/open?wait_s={wait_s}"
             async with asyncio.timeout(wait_s + CONNECT_TIMEOUT_S), self._engines.get(url) as reply:
                 return msgspec.json.decode(await reply.read(), type=GatewayStatus)
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+        except (aiohttp.ClientError, TimeoutError, *UNREADABLE):
             await asyncio.sleep(min(wait_s, LOOK_AGAIN_S))  # its successor's address is not there yet
             return None
 
     async def _take_at(self, address: GatewayAddress) -> SessionTaken | None:
         """A session of this engine, if another agent was not quicker."""
         try:
-            async with self._engines.post(f"{address.url}/sessions", data=b'{"wait_s":0}') as reply:
+            async with (
+                asyncio.timeout(CONNECT_TIMEOUT_S),
+                self._engines.post(f"{address.url}/sessions", data=b'{"wait_s":0}') as reply,
+            ):
                 if reply.status != 200:
                     return None
                 return msgspec.json.decode(await reply.read(), type=SessionTaken)
-        except (aiohttp.ClientError, TimeoutError):
+        except (aiohttp.ClientError, TimeoutError, *UNREADABLE):
             return None
 
     # --- everything else --------------------------------------------------------------------------------------
@@ -221,12 +226,12 @@ class FrontDoor:
             raise RequestError(404, "no_such_session", f"no engine of this run has a session '{name}'")
         return found[0]
 
-    async def _models(self, request: web.Request) -> web.StreamResponse:
+    async def _models(self, _: web.Request) -> web.Response:
         for address in self._addresses():
             try:
-                async with self._engines.get(f"{address.url}/v1/models") as reply:
-                    return await _passed_on(request, reply)
-            except aiohttp.ClientConnectionError:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S), self._engines.get(f"{address.url}/v1/models") as reply:
+                    return web.Response(status=reply.status, body=await reply.read(), headers=_end_to_end(reply))
+            except (aiohttp.ClientError, TimeoutError):  # the next one is asked, so nothing is passed on by halves
                 continue
         raise RequestError(503, "no_engine", "no engine of this run is up; try again soon")
 
@@ -243,12 +248,17 @@ class FrontDoor:
 
 
 async def _passed_on(request: web.Request, reply: aiohttp.ClientResponse) -> web.StreamResponse:
-    headers = {key: value for key, value in reply.headers.items() if key.lower() not in _HOP_HEADERS}
-    response = web.StreamResponse(status=reply.status, headers=headers)
+    response = web.StreamResponse(status=reply.status, headers=_end_to_end(reply))
     await response.prepare(request)
     try:
         async for piece in reply.content.iter_any():
             await response.write(piece)
-    except aiohttp.ClientPayloadError:  # the engine died in the middle: so does the stream, and the client sees it
+    except (
+        aiohttp.ClientError
+    ):  # the engine died or fell silent in the middle: so does the stream, and the client sees it
         request.protocol.force_close()
     return response
+
+
+def _end_to_end(reply: aiohttp.ClientResponse) -> dict[str, str]:
+    return {key: value for key, value in reply.headers.items() if key.lower() not in _HOP_HEADERS}

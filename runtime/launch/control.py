@@ -329,6 +329,8 @@ def _ask(folder: Path, request: OperatorRequest) -> CommandAnswer:
             door.connect(address)
             door.send(msgspec.msgpack.encode(request))
             data = door.recv(MAX_BYTES)
+        except (BrokenPipeError, ConnectionResetError):  # it was killed before it had read all of it, or even this
+            data = b""
         except TimeoutError:
             return CommandAnswer(accepted=False, text="the run's driver does not answer; penstock status says more")
         except (FileNotFoundError, ConnectionRefusedError):

@@ -26,7 +26,7 @@ import msgspec
 from penstock.backends.learners.checkpoints.names import CHECKPOINT, CHECKPOINTS
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.backends.processes.process_facts import await_exit, facts_of, is_running, pinned
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -179,7 +179,7 @@ def read_record(folder: Path) -> RunRecord:
         raise UserFault(f"{folder}: {what}") from None
     except NotADirectoryError:
         raise UserFault(f"{folder}: a file, and not a run's folder") from None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise UserFault(f"{file}: cannot read it: {error}") from None
 
 

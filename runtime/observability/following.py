@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 from penstock.runtime.observability.segments import newer_segments, opened
 from penstock.runtime.observability.trackers import METRICS_FILE, StepRow, is_evaluation_line
 
@@ -74,7 +74,7 @@ class StepFollower:
                 continue
             try:
                 row = msgspec.json.decode(line, type=StepRow)
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 raise UserFault(f"{self._lines.path}, before byte {self._lines.position}: {error}") from error
             if row.version > self._version:
                 self._version = row.version

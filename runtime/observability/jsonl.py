@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 from penstock.runtime.observability.segments import SegmentFile, whole_lines
 
 if TYPE_CHECKING:
@@ -85,5 +85,5 @@ def read_rows(path: Path, row_type: type[RowT], *, is_row: Callable[[bytes], boo
             continue
         try:
             yield decoder.decode(line.data)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise UserFault(f"{line.file}, line {line.number}: {error}") from error

@@ -13,11 +13,9 @@ import sqlite3
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from penstock import __version__
 from penstock.backends.ledger.kept_samples import read_kept
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 from penstock.messages.names import Role
 from penstock.runtime.observability.accounting import read_accounts
 from penstock.runtime.observability.actors_file import ActorsFile
@@ -194,7 +192,7 @@ class RunRecorder:
             return
         try:
             newest = next(iter(read_kept(self._folder, limit=1)), None)
-        except (sqlite3.Error, msgspec.DecodeError) as error:
+        except (sqlite3.Error, *UNREADABLE) as error:
             _log.warning("no sample can be shown: %s", error)
             return
         if newest is not None and newest != self._shown:

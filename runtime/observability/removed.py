@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +65,7 @@ def read_removed(run_folder: Path) -> Removed | None:
         return msgspec.json.decode(path.read_bytes(), type=Removed)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise UserFault(f"{path}: {error}") from error
 
 

@@ -9,12 +9,10 @@ import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
-
 from penstock.backends.ledger.kept_samples import KeptSample, clipped, read_kept
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 from penstock.messages.reasons import ReasonCount
 from penstock.messages.samples import TerminalState, group_name
 from penstock.messages.texts import counted
@@ -76,7 +74,7 @@ def shown_samples(run_folder: Path, limit: int | None = None) -> list[ShownSampl
     try:
         kept = read_kept(run_folder, limit)
         return list(_with_fates(run_folder / LEDGER_FILE, kept))
-    except (sqlite3.Error, msgspec.DecodeError) as error:
+    except (sqlite3.Error, *UNREADABLE) as error:
         raise UserFault(f"{run_folder}: its samples cannot be read: {error}") from None
 
 

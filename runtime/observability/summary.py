@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.learners.checkpoints.names import CHECKPOINTS, checkpoint_in
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 from penstock.messages.reasons import ReasonCount
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import Balance
@@ -241,5 +241,5 @@ def _aside(run_folder: Path, number: int) -> Path:
 def _decode(path: Path) -> RunSummary:
     try:
         return msgspec.json.decode(path.read_bytes(), type=RunSummary)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise UserFault(f"{path} is no summary of a run: {error}") from error

@@ -26,7 +26,7 @@ from penstock.backends.processes.function_child import line_to_parent, load_fail
 from penstock.backends.processes.user_code import told
 from penstock.backends.trackers.protocol import TrackedRun, TrackedSample
 from penstock.backends.trackers.spec import TRACKERS, folder_name
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 from penstock.runtime.observability.evaluation_log import EvaluationLog
 from penstock.runtime.observability.evaluations import EvaluationRow
 from penstock.runtime.observability.following import LineFollower
@@ -210,7 +210,7 @@ def main() -> None:
     for order in orders_of(line, ORDERS):
         try:
             teller.tell() if isinstance(order, Grown) else teller.finish()
-        except (UserFault, msgspec.DecodeError, OSError) as error:  # of the run's files
+        except (UserFault, OSError, *UNREADABLE) as error:  # of the run's files
             teller.num_failed += 1
             teller.reason = teller.reason or told(error)
         line.sendall(frame([teller.progress]))

@@ -21,7 +21,7 @@ import msgspec
 
 from penstock import __version__
 from penstock.messages.books import KeptBooks
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 from penstock.messages.flow import GenerationProgressed
 from penstock.messages.local import EpisodeMoved, GenerationAdvanced
 from penstock.messages.names import BUFFER
@@ -362,7 +362,7 @@ def unpacked(data: bytes, form: type[Any], what: str) -> Any:  # noqa: ANN401 - 
     """
     try:
         return msgspec.msgpack.decode(data, type=form)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise UserFault(f"{what} cannot be read by this version: {error}") from error
 
 

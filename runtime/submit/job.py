@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.ledger.tables import LEDGER_FILE
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 from penstock.runtime.launch.again import changes_since, write_asked
 from penstock.runtime.launch.launch import has_entries
 from penstock.runtime.launch.runs import RECORD_NAME, make_run_folder, read_record
@@ -97,7 +97,7 @@ class Job:
         file = self.own_folder / RECORD_FILE
         try:
             return msgspec.json.decode(file.read_bytes(), type=JobRecord)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *UNREADABLE) as error:
             raise UserFault(f"{file}: cannot be read: {error}") from None
 
     @property

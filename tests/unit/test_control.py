@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 from pathlib import Path
@@ -59,6 +60,18 @@ class Played:
                 self.heard.append(msgspec.msgpack.decode(peer.recv(MAX_BYTES), type=OperatorRequest))
                 if answer is not None:
                     peer.send(msgspec.msgpack.encode(answer))
+
+        threading.Thread(target=serve, daemon=True).start()
+
+    def dies(self) -> None:
+        """When the next one has asked: it has taken the connection, and reads nothing any more."""
+
+        def serve() -> None:
+            peer, _ = self._listener.accept()
+            with peer:
+                asked = select.poll()
+                asked.register(peer, select.POLLIN)
+                assert asked.poll(1000 * TIMEOUT_S)
 
         threading.Thread(target=serve, daemon=True).start()
 
@@ -174,6 +187,8 @@ def test_what_this_scenario_cannot_take_is_refused_with_the_reason(tmp_path: Pat
 
 def test_a_run_that_is_gone_or_not_there_is_the_user_s_fault(played: Played, tmp_path: Path) -> None:
     played.answers(None)
+    assert "has ended" in send_command(played.folder, PauseGrants(), 5.0).text
+    played.dies()
     assert "has ended" in send_command(played.folder, PauseGrants(), 5.0).text
     with pytest.raises(UserFault, match="the time to wait"):
         send_command(played.folder, PauseGrants(), 0.0)

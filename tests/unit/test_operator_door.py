@@ -161,8 +161,21 @@ def test_a_run_that_ends_says_so(house: House) -> None:
         msgspec.msgpack.encode({"event": {"type": "SaveAsked"}, "timeout_s": float("nan")}),
         msgspec.msgpack.encode({"event": {"type": "SaveAsked"}, "timeout_s": -1.0}),
         msgspec.msgpack.encode({"event": {"type": "SaveAsked"}, "timeout_s": 1.0, "more": 1}),
+        msgspec.msgpack.encode({"event": {"type": "PolicyChanged", "policy": "?"}, "timeout_s": 1.0}).replace(
+            b"?", b"\xff"
+        ),
+        b"\x81\xa4more" + b"\x91" * 4000,
     ],
-    ids=["rubbish", "too long", "what the supervisor says", "not a time", "a time before", "more"],
+    ids=[
+        "rubbish",
+        "too long",
+        "what the supervisor says",
+        "not a time",
+        "a time before",
+        "more",
+        "no UTF-8",
+        "too deep",
+    ],
 )
 def test_what_cannot_be_read_is_refused_and_harms_nobody(house: House, data: bytes) -> None:
     visitor = house.visitor()

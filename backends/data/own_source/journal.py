@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.durable import sync
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +77,7 @@ class Journal:
             return Standing()
         try:
             return msgspec.json.decode(path.read_bytes(), type=Standing)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise UserFault(f"{path}: this file is damaged: {error}; begin a new run") from None
 
     def _read_starts(self) -> None:

@@ -13,12 +13,14 @@ Waits: each ``ask`` ends with the server's reply, the connection's end, or its `
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 import aiohttp
 import msgspec
 
 from penstock.backends.episodes.interfaces import JsonObject
+from penstock.messages.errors import UNREADABLE
 from penstock.messages.texts import without_credentials
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 MAX_REPLY_BYTES: Final = 8 << 20
 MAX_QUOTED_CHARS: Final = 300
+CLOSE_TIMEOUT_S: Final = 1.0
+"""For the server to take its leave as well; a request that has run into its deadline waits that much longer."""
 _TRY_LATER: Final = (429, 503)
 """The server has not begun with it."""
 _MALFORMED: Final = (400, 422)
@@ -165,7 +169,11 @@ class SocketLink:
         """See :class:`Link`; the server ends its environment with the connection."""
         socket, self._socket = self._socket, None
         if socket is not None and not socket.closed:
-            await socket.close()
+            with contextlib.suppress(
+                TimeoutError
+            ):  # it has stopped, and reads no farewell; cancelled, aiohttp cuts it off
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await socket.close()
 
     async def _refuse(self, framed: _SocketReply, what: str) -> None:
         error = _decoded(bytes(framed.data), _SocketError, what)
@@ -196,7 +204,8 @@ class SocketLink:
         message = await self._socket.receive()
         if message.type is aiohttp.WSMsgType.TEXT:
             return str(message.data).encode()
-        raise LinkError(f"{what}: the server closed the connection", is_done_never=False)
+        why = self._socket.exception() or f"{message.type.name}, code {self._socket.close_code}"
+        raise LinkError(f"{what}: the server closed the connection ({why})")
 
 
 async def _in_time(exchange: Awaitable[ReplyT], what: str, timeout_s: float) -> ReplyT:
@@ -214,7 +223,7 @@ async def _in_time(exchange: Awaitable[ReplyT], what: str, timeout_s: float) -> 
 def _decoded(content: bytes, reply: type[ReplyT], what: str) -> ReplyT:
     try:
         return msgspec.json.decode(content, type=reply)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise LinkError(f"{what}: the reply is none of this protocol: {error}; it begins {_quoted(content)}") from None
 
 

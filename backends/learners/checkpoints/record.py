@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from penstock.backends.weights.digest import digest_of
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -198,7 +198,7 @@ def open_record(path: Path) -> CheckpointRecord:
         if hashlib.sha256(envelope.record).hexdigest() != envelope.digest:
             raise CheckpointError(f"{path} is damaged: its record does not have the recorded digest; {_REMEDY}")
         return msgspec.json.decode(envelope.record, type=CheckpointRecord)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"{path} is damaged: {error}; {_REMEDY}") from error
 
 

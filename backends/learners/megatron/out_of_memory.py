@@ -22,6 +22,7 @@ import msgspec
 from penstock.backends.durable import publish
 from penstock.backends.learners.torch.rounds import MicroBatchSize
 from penstock.messages.base import Value
+from penstock.messages.errors import UNREADABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +63,7 @@ def known_size(options: LearnerOptions, folder: Path | None, *, is_speaker: bool
     size = MicroBatchSize(options.max_tokens_per_micro_batch, is_speaker=is_speaker, advice=ADVICE)
     try:
         found = None if folder is None else msgspec.json.decode((folder / FILE).read_bytes(), type=SmallerSize)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, *UNREADABLE):
         return size
     if found is not None and found.asked_tokens == size.max_tokens:
         size.go_on_with(found.max_tokens)

@@ -25,6 +25,7 @@ import msgspec
 
 import penstock.backends
 from penstock.backends.processes.sandbox.warden import NONE, WardenJob, WardenReport, boot
+from penstock.messages.errors import UNREADABLE
 
 GRACE_S: Final = 15.0
 """Beyond the program's own time: for the sandbox to be built on a busy machine, and to be taken down."""
@@ -178,7 +179,7 @@ class WardedRun:
     def _made_of(self, said: bytes) -> ProgramRun:
         try:
             report = msgspec.json.decode(said, type=WardenReport)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             if self._job.isolation == NONE and self._warden is not None and (self._warden.returncode or 0) < 0:
                 # Unprotected as it is, the program may have killed its warden: that is no way to be run once more.
                 return self._run(WardenReport())

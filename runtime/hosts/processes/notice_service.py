@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from penstock.messages.errors import UNREADABLE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -92,7 +94,7 @@ def _is_taken_by_azure() -> bool:
         return False
     try:
         found = msgspec.json.decode(events.body, type=_AzureEvents)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise NoticeServiceError(f"its scheduled events cannot be read: {error}") from error
     own = name.body.decode("utf-8", "replace").strip()
     return any(event.event_type == "Preempt" and own in event.resources for event in found.events)

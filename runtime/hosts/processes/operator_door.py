@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import zmq
 
+from penstock.messages.errors import UNREADABLE
 from penstock.messages.operator import EnginesAsked, GrantsPaused, PolicyChanged, SaveAsked
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class OperatorDoor:
             if flags & socket.MSG_TRUNC:
                 raise msgspec.DecodeError(f"it has more than {MAX_BYTES} bytes")
             request = msgspec.msgpack.decode(data, type=OperatorRequest)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             self._reply(connection, CommandAnswer(accepted=False, text=f"the request cannot be read: {error}"))
             return
         self._num_requests += 1

@@ -21,6 +21,7 @@ import msgspec
 
 from penstock.backends.processes.curve import KeyPair
 from penstock.messages.base import Value
+from penstock.messages.errors import UNREADABLE
 from penstock.runtime.hosts.processes.control import Address
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def announced_address(boot: Boot, own: Address) -> Address:
             line.sendall(msgspec.msgpack.encode(Rerouted(address=own, client_keys=boot.client_keys)))
             line.shutdown(socket.SHUT_WR)
             return msgspec.msgpack.decode(read_all(line), type=Address)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise RuntimeError(f"{SOCKET_VARIABLE}: the controller at {path} does not answer: {error}") from error
 
 

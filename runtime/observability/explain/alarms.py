@@ -19,7 +19,7 @@ from penstock.backends.learners.spec import is_modelled
 from penstock.backends.ledger.kept_samples import SAMPLES_FILE, read_kept
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 from penstock.messages.samples import TerminalState
 from penstock.runtime.observability.explain.causes import Evidence
 from penstock.runtime.observability.figures import REWARD, REWARD_STD
@@ -188,7 +188,7 @@ def _duplicates(run_folder: Path) -> Alarm | None:
     """A row that comes again, in another epoch or on purpose, is no duplicate; another row with its prompt is."""
     try:
         prompts = {sample.row: sample.prompt for sample in read_kept(run_folder) if sample.group_id >= 0}
-    except (sqlite3.Error, msgspec.DecodeError) as error:
+    except (sqlite3.Error, *UNREADABLE) as error:
         raise UserFault(f"{run_folder}: kept samples cannot be read: {error}") from None
     num_again = len(prompts) - len(set(prompts.values()))
     if not prompts or num_again <= DUPLICATES * len(prompts):

@@ -51,6 +51,7 @@ from penstock.backends.weights.service_messages import (
     publish_of,
 )
 from penstock.backends.weights.tensor_file import DTYPE_NAMES, parse_header
+from penstock.messages.errors import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -144,7 +145,7 @@ class ServiceLine:
                 continue
             try:
                 answered.set_result(_Answer(_replies.decode(frames[1]), tuple(frames[2:])))
-            except msgspec.MsgspecError as error:
+            except UNREADABLE as error:
                 answered.set_exception(ServiceError(f"an answer that nobody knows: {error}"))
 
     async def _watch(self) -> None:

@@ -37,6 +37,8 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 import msgspec
 
+from penstock.messages.errors import UNREADABLE
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Mapping
 
@@ -265,7 +267,7 @@ def quoted(data: bytes | bytearray) -> str:
 def _words(body: bytes) -> str:
     try:
         shaped = msgspec.json.decode(body, type=_ErrorBody)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return quoted(body) if body else "without a word"
     match shaped.error:
         case str(words):

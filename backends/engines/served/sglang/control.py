@@ -24,6 +24,7 @@ from penstock.backends.engines.served.base.health import Check
 from penstock.backends.engines.served.base.http import BadReply, Refused, ServerBusy, quoted
 from penstock.backends.engines.served.sglang import control_wire as wire
 from penstock.backends.engines.served.sglang.server_facts import Loads, ModelInfo, ServerInfo, WeightChecksums
+from penstock.messages.errors import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -313,5 +314,5 @@ def _refusal(message: str, status: int) -> Refused:
 def _decoded(data: bytes, kind: type[ReplyT], path: str) -> ReplyT:
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise BadReply(f"cannot read the answer to {path} ({error}): {quoted(data)}") from error

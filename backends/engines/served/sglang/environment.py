@@ -21,7 +21,7 @@ import msgspec
 import pynvml
 
 from penstock.backends.user_cache import user_cache
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 
 SGLANG_VERSION: Final = "0.5.23"
 ENVIRONMENTS_VARIABLE: Final = "PENSTOCK_ENVS"
@@ -142,7 +142,7 @@ def read_mark(folder: Path) -> Mark | None:
         return msgspec.json.decode((folder / MARK_FILE).read_bytes(), type=Mark)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except msgspec.DecodeError:  # of another version of Penstock, or cut off; ours all the same
+    except UNREADABLE:  # of another version of Penstock, or cut off; ours all the same
         return Mark(state="building", version="unknown", is_cpu=folder.name.endswith("-cpu"), lock="")
     except OSError as error:
         raise UserFault(f"{folder}: cannot be read: {(error.strerror or '').lower()}") from None

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from penstock.backends.engines.served.base.http import BadReply, Refused, ServerBusy, ServerError, quoted
+from penstock.messages.errors import UNREADABLE
 
 
 class FinishReason(msgspec.Struct, gc=False):
@@ -99,7 +100,7 @@ def decode_reply(payload: bytes) -> tuple[Reply, MetaInfo]:
     """
     try:
         reply = _DECODER.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise BadReply(f"cannot read an answer to /generate ({error}): {quoted(payload)}") from error
     if reply.error is not None:
         code, message = reply.error.code, f"the server answered: {reply.error.message}"

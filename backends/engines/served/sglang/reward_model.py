@@ -27,7 +27,7 @@ from penstock.backends.engines.served.base.reward_model import RewardModelBacken
 from penstock.backends.engines.served.sglang.environment import find_environment
 from penstock.backends.engines.served.sglang.server_options import command_line, defaults, merged
 from penstock.backends.engines.served.sglang.settings import SglangSettings
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,7 +118,7 @@ class SglangScorer:
             raise UnscorableTextError(str(error)) from None
         try:
             found = msgspec.json.decode(reply, type=_Scored).embedding
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise BadReply(f"/classify: {error}") from None
         if len(found) != 1:
             raise BadReply(f"/classify gives {len(found)} numbers; a reward model has one")

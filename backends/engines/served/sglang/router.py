@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.engines.served.base.http import BadReply, ConnectFailed, CutOff, ServerBusy, TimedOut
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -107,7 +107,7 @@ async def _problem(http: ServerHttp, wanted: set[str]) -> str:
         workers = _WORKERS.decode(await http.call("GET", "/workers", timeout_s=CALL_TIMEOUT_S)).workers
     except (ConnectFailed, CutOff, ServerBusy, TimedOut) as error:
         return str(error)
-    except (BadReply, msgspec.DecodeError) as error:
+    except (BadReply, *UNREADABLE) as error:
         raise UserFault(f"engines.router: what answers at {http.base_url} is no sglang-router: {error}") from error
     found = {worker.address for worker in workers}
     if strangers := sorted(found - wanted):

@@ -28,7 +28,7 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 
 from penstock.backends.learners.checkpoints.record import CheckpointError
-from penstock.messages.errors import UserFault
+from penstock.messages.errors import UNREADABLE, UserFault
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -221,7 +221,7 @@ def _read_metadata(folder: Path) -> Metadata:
                 "anew in this one with megatron-core"
             )
         metadata = _DescriptionUnpickler(io.BytesIO((folder / METADATA_FILE).read_bytes())).load()
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise CheckpointError(f"{folder}: is no distributed checkpoint of megatron-core: {error}") from error
     except (pickle.UnpicklingError, EOFError, AttributeError, TypeError, ValueError, IndexError, KeyError) as error:
         if isinstance(error, UserFault):

@@ -229,7 +229,7 @@ class EngineWorker:
         if self._is_leaving or (self.settings.is_lent and not self._is_our_turn):
             self._leave()
         else:
-            if (commit := self.weights.due) is not None:
+            if self.weights.commit is not None and (commit := self.weights.due) is not None:
                 self._begin_swap(commit)
             if self.phase is _SERVING and self.requests.num_waiting:
                 self._submit()

@@ -135,7 +135,7 @@ class Shell:
         self._reachable: dict[str, int] = {}
         self._unreached: dict[str, list[Outgoing]] = {}
         """Lossy events to a peer whose first frame came before the word on where it is. What is kept until settled, and
-        the newest of each topic, it hears again anyway."""
+        the newest of each class, it hears again anyway."""
         self._timers: dict[str, int] = {}
         self._timer_heap: list[tuple[float, int, str]] = []
         self._timer_ids = itertools.count(1)
@@ -414,12 +414,12 @@ def _is_for_backend(command: AnyCommand) -> TypeGuard[BackendCommand]:
 
 def _newest(outgoing: list[Outgoing]) -> list[Outgoing]:
     """Without the control events that a later one in the same pack replaces."""
-    last: dict[str, Outgoing] = {}
+    last: dict[type[Event], Outgoing] = {}
     num_control = 0
     for item in outgoing:
         if item.event.delivery is CONTROL:
             num_control += 1
-            last[item.event.topic()] = item
-    if num_control == len(last):  # each of its own topic
+            last[type(item.event)] = item
+    if num_control == len(last):  # each of its own class
         return outgoing
-    return [item for item in outgoing if item.event.delivery is not CONTROL or last[item.event.topic()] is item]
+    return [item for item in outgoing if item.event.delivery is not CONTROL or last[type(item.event)] is item]

@@ -17,9 +17,11 @@ from enum import Enum, auto
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from penstock.actors.machine import Snapshotting
 from penstock.backends.ledger.protocol import StaleEpochError
 from penstock.messages.commands import Record
 from penstock.messages.names import SUPERVISOR
+from penstock.messages.training import Activity
 from penstock.messages.wire import Envelope, InboxDecoder
 from penstock.runtime.shell.shell import Observer, Shell, ShellSettings
 
@@ -148,6 +150,8 @@ class Process:
         self.store = host.open_store(self)
         player = casting(name, epoch, self, self.store)
         self.backend = player.backend
+        self.snapshot = player.machine.snapshot if isinstance(player.machine, Snapshotting) else None
+        """See :class:`.Snapshotting`."""
         self.shell = Shell(player.machine, self, settings=settings, hears=player.hears, observer=observer)
         self._inbox = player.inbox
 
@@ -304,6 +308,8 @@ class Process:
         except _KilledError:
             self.kill()
             return
+        if self.start_s is None and not _starts(shell.machine):
+            self.start_s = self._clock.now_s - self.began_s
         for turned in self._turn_listeners:
             turned(self)
         due_s = shell.next_timer_s()
@@ -325,6 +331,12 @@ class Process:
         if self.shell.next_timer_s() <= self._clock.now_s:
             self.shell.fire_timers()
         self.finish_turn()
+
+
+def _starts(machine: Machine[Any]) -> bool:
+    """Whether it loads what it has to; an actor whose time is not accounted loads nothing."""
+    activity, *_ = getattr(machine, "shows", (None,))
+    return activity is Activity.STARTING
 
 
 @cache

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class KnownSettled:
     """Everything below two floors, and some above them."""
 
+    __slots__ = ("_above", "_evaluation_floor", "_floor", "sequence")
+
     def __init__(self, state: SettledState | None = None) -> None:
         self.sequence = 0
         self._floor = self._evaluation_floor = 0

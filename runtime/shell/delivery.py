@@ -71,6 +71,11 @@ class _Kept(msgspec.Struct, gc=False):
 class Delivery:
     """The delivery state of one actor incarnation."""
 
+    __slots__ = (
+        "_accepted", "_control", "_data", "_heard", "_keeps_encoded", "_resend_after_s", "next_due_s",
+        "num_duplicate_tokens", "num_duplicates", "num_late", "settled",
+    )  # fmt: skip
+
     def __init__(self, *, resend_after_s: float, keeps_encoded: bool = False) -> None:
         """
         Args:

@@ -106,6 +106,13 @@ def classes_of(union: Any) -> frozenset[type[Event]]:  # noqa: ANN401 - a type f
 class Shell:
     """One incarnation of one actor, with its delivery, membership and timers."""
 
+    __slots__ = (
+        "_effects", "_hears", "_host", "_ids", "_links", "_next_beat_s", "_next_watch_s", "_observer", "_packs",
+        "_reachable", "_received", "_records", "_timer_heap", "_timer_ids", "_timers", "_unreached",
+        "_validates", "_watchdog", "delivery", "is_leaving", "machine", "membership", "num_fenced", "num_gaps",
+        "settings",
+    )  # fmt: skip
+
     def __init__(
         self,
         machine: Machine[Any],

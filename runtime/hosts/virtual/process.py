@@ -111,6 +111,13 @@ class _KilledError(Exception):
 class Process:
     """A process, as far as its actor can tell. It is its shell's host and its backend's clock."""
 
+    __slots__ = (
+        "_answers", "_backlog", "_busy_until_s", "_clock", "_host", "_inbox", "_is_draining", "_links",
+        "_timer_s", "_turn_listeners", "_waiting", "backend", "began_s", "died_s", "effects_to_live", "epoch",
+        "informed_s", "name", "num_stops", "num_unreadable", "peers", "released_s", "shell", "slowness",
+        "snapshot", "start_s", "status", "store", "survives_sigkill", "turn_s",
+    )  # fmt: skip
+
     def __init__(
         self, name: str, epoch: int, host: Surroundings, casting: Casting, settings: ShellSettings, observer: Observer
     ) -> None:

@@ -157,7 +157,8 @@ class Process:
         self.store = host.open_store(self)
         player = casting(name, epoch, self, self.store)
         self.backend = player.backend
-        self.snapshot = player.machine.snapshot if isinstance(player.machine, Snapshotting) else None
+        machine, keeps_books = player.machine, self.store is not None
+        self.snapshot = machine.snapshot if keeps_books and isinstance(machine, Snapshotting) else None
         """See :class:`.Snapshotting`."""
         self.shell = Shell(player.machine, self, settings=settings, hears=player.hears, observer=observer)
         self._inbox = player.inbox

@@ -70,6 +70,7 @@ class KnownSettled:
         return {  # as __contains__ has it
             group_id: None
             for held in collections
+            if held and (min(held) < floor or not above.isdisjoint(held))  # most keep nothing of it
             for group_id in held
             if group_id in above or (group_id < floor if group_id >= 0 else ~group_id < evaluation_floor)
         }

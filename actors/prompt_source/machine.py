@@ -203,7 +203,8 @@ class PromptSource:
                 self._on_timer(event.key)
             case _:
                 assert_never(event)
-        self._judge()
+        if self.census.is_open:
+            self._judge()
         if not self.census.is_open and self._leaving.wants_census():
             self._take_census()
         if self._may_issue:

@@ -249,5 +249,8 @@ def _trained(command: Train) -> BatchTrained:
 
 
 def _num_below(sample: Sample, version: int, *, mask_old_tokens: bool) -> int:
-    least = max((version, *sample.versions)) if mask_old_tokens else version
+    oldest, newest = sample.version_bounds or (version, version)
+    least = max(version, newest) if mask_old_tokens else version
+    if oldest >= least:  # as of most
+        return 0
     return sum(span.num_tokens for span in sample.spans if span.version < least)

@@ -273,8 +273,13 @@ class Shell:
 
     # --- what goes out ----------------------------------------------------------------------------------------
 
-    def end_turn(self) -> None:
-        """Make the turn's records durable, then let its effects happen, one pack for each peer."""
+    def end_turn(self) -> bool:
+        """Make the turn's records durable, then let its effects happen, one pack for each peer.
+
+        Returns:
+            Whether there was anything to do; if not, ``next_timer_s`` is no earlier than before.
+        """
+        has_effects = bool(self._effects or self._packs)
         if self._effects:
             effects, self._effects = self._effects, []
             records, self._records = self._records, []
@@ -291,6 +296,7 @@ class Shell:
                         self._host.ask_supervisor(command)
         if self._packs:
             self._transmit()
+        return has_effects
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -305,12 +305,13 @@ class Process:
             return
         if self.turn_s:
             self._busy_until_s = self._clock.now_s + self.turn_s
-        shell, answers = self.shell, self._answers
+        shell, answers, may_be_earlier = self.shell, self._answers, self._timer_s == math.inf
         try:
             while True:
                 while answers:
                     shell.on_local(answers.popleft())
-                shell.end_turn()
+                if shell.end_turn():
+                    may_be_earlier = True
                 if not answers:
                     break
         except _KilledError:
@@ -320,8 +321,7 @@ class Process:
             self.start_s = self._clock.now_s - self.began_s
         for turned in self._turn_listeners:
             turned(self)
-        due_s = shell.next_timer_s()
-        if due_s < self._timer_s:
+        if may_be_earlier and (due_s := shell.next_timer_s()) < self._timer_s:
             self._timer_s = due_s
             self._clock.at(due_s, fire, self, due_s)
 

@@ -139,7 +139,7 @@ class RunAccounts:
             self._report(lane)
             lane.begin(process, self._clock.now_s)
         shows = lane.machine.shows
-        if shows != lane.shows:
+        if shows is not lane.shows and shows != lane.shows:
             lane.shows = shows
             lane.clock.switch(shows[0], self._clock.now_s, shows[1], shows[2])
 

@@ -203,8 +203,7 @@ class PromptSource:
                 self._on_timer(event.key)
             case _:
                 assert_never(event)
-        if self.census.is_open:
-            self._judge()
+        self._judge()
         if not self.census.is_open and self._leaving.wants_census():
             self._take_census()
         if self._may_issue:

@@ -68,13 +68,6 @@ if TYPE_CHECKING:
 class SimulatedEngine:
     """One engine with a number of slots; requests beyond them queue in order."""
 
-    __slots__ = (
-        "_clock", "_emit", "_fetch_byte_s", "_fetch_s", "_fetched", "_is_asleep", "_lock", "_max_tokens",
-        "_model", "_next", "_num_generated", "_num_slots", "_order", "_outside", "_paused", "_progress_tokens",
-        "_queued", "_read", "_requests", "_running", "_seed", "_tell_work", "_timers", "_version", "_wake_id",
-        "_wake_s", "corrupt_fetches", "corrupt_swaps", "is_frozen", "num_hangs",
-    )  # fmt: skip
-
     def __init__(self, options: EnginesOptions, *, max_response_tokens: int, timers: Timers, seed: int = 0) -> None:
         self.corrupt_fetches = 0
         """So many of the next fetches bring other bytes than the manifest says (a fault to inject)."""

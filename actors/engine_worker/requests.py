@@ -121,6 +121,11 @@ def closed(event: GenerationEnded, engine: str) -> GenerationClosed:
 class RequestTable:
     """All requests of one engine by key."""
 
+    __slots__ = (
+        "_ended", "_engine", "_failed", "_keys", "_num_training", "_requests", "_running", "_settled", "_steps",
+        "_waiting", "num_running", "num_waiting",
+    )  # fmt: skip
+
     def __init__(self, engine: str, steps: Steps) -> None:
         self._engine, self._steps = engine, steps
         self._requests: dict[SampleKey, Request] = {}

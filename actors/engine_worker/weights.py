@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 class Weights:
     """Of one engine."""
 
+    __slots__ = (
+        "_loaded", "_settings", "_staged", "_wanted", "applying", "canary_difference", "commit", "fetching",
+        "served", "version",
+    )  # fmt: skip
+
     def __init__(self, settings: EngineWorkerSettings) -> None:
         self._settings = settings
         self.version = -1

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 class _Lane:
     """The time of one actor: the clock of its present incarnation, and what all of them came to."""
 
+    __slots__ = ("clock", "machine", "process", "shares", "shows", "tiler")
+
     def __init__(self, process: Process, now_s: float, begins_s: float) -> None:
         self.tiler = LaneTiler()
         self.tiler.end_s = begins_s

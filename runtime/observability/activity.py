@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 class ActivityClock:
     """The states of one incarnation of an actor. Not for several threads at once."""
 
-    __slots__ = ("_activity", "_area_s", "_closed", "_last_s", "_occupancy", "_outside", "_outside_area_s", "_start_s")
-
     __slots__ = (
         "_activity", "_area_s", "_closed", "_last_s", "_occupancy", "_outside", "_outside_area_s", "_start_s"
     )  # fmt: skip

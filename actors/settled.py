@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class KnownSettled:
     """Everything below two floors, and some above them."""
 
+    __slots__ = ("_above", "_evaluation_floor", "_floor", "sequence")
+
     def __init__(self, state: SettledState | None = None) -> None:
         self.sequence = 0
         self._floor = self._evaluation_floor = 0
@@ -37,16 +39,25 @@ class KnownSettled:
         """Take over a newer state; False when this one is not newer."""
         if state.sequence <= self.sequence:
             return False
-        self.sequence, self._floor, self._above = state.sequence, state.floor, _exceptions.of(state.above)
-        self._evaluation_floor = state.evaluation_floor
+        self._take(state)
         return True
+
+    def _take(self, state: SettledState) -> None:
+        self.sequence, self._floor, self._evaluation_floor = state.sequence, state.floor, state.evaluation_floor
+        last = _last_exceptions
+        if state.above is not last.above:
+            last.above, last.as_set = state.above, frozenset(state.above)
+        self._above = last.as_set
 
     def newly(self, state: SettledState, groups: Collection[int], others: Collection[int] = ()) -> Collection[int]:
         """Take over a newer state; which of these groups, none of which was settled before, are settled now. Those that
         stand in both collections are named once."""
+        if state.sequence <= self.sequence:
+            return ()
         floor, evaluation_floor, above = self._floor, self._evaluation_floor, self._above
-        if not self.update(state) or not (groups or others):
-            return []
+        self._take(state)
+        if not groups and not others:
+            return ()
         num_below = self._floor - floor + self._evaluation_floor - evaluation_floor
         if num_below + len(self._above) >= len(groups) + len(others):  # a first state may pass millions
             return self._settled_among(groups, others)
@@ -59,6 +70,7 @@ class KnownSettled:
         return {  # as __contains__ has it
             group_id: None
             for held in collections
+            if held and (min(held) < floor or not above.isdisjoint(held))  # most keep nothing of it
             for group_id in held
             if group_id in above or (group_id < floor if group_id >= 0 else ~group_id < evaluation_floor)
         }
@@ -67,14 +79,11 @@ class KnownSettled:
 class _LastExceptions:
     """What lies above the floors as a set, made once for each state that is heard many times in one process."""
 
+    __slots__ = ("above", "as_set")
+
     def __init__(self) -> None:
-        self._above: tuple[int, ...] = ()
-        self._set: frozenset[int] = frozenset()
-
-    def of(self, above: tuple[int, ...]) -> frozenset[int]:
-        if above is not self._above:
-            self._above, self._set = above, frozenset(above)
-        return self._set
+        self.above: tuple[int, ...] = ()
+        self.as_set: frozenset[int] = frozenset()
 
 
-_exceptions = _LastExceptions()
+_last_exceptions = _LastExceptions()

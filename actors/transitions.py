@@ -19,6 +19,8 @@ class Steps:
     """The different steps that a machine has taken since it was last validated: no part of its state, and never more
     than there are."""
 
+    __slots__ = ("_taken", "cause", "table")
+
     def __init__(self, table: Transitions) -> None:
         self.table = table
         self.cause: type = NoneType

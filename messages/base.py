@@ -52,10 +52,6 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, gc=False, omit_
 
     delivery: ClassVar[Delivery] = Delivery.CONTROL
 
-    def topic(self) -> str:
-        """What a later control event of the same sender must share with this one to replace it."""
-        return type(self).__name__
-
 
 class Command(msgspec.Struct, frozen=True, tag=True, gc=False):
     """An imperative that an actor returns and that its shell or a backend carries out."""

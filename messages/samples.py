@@ -353,7 +353,10 @@ class Sample(Value, frozen=True, kw_only=True, omit_defaults=True):
     def versions(self) -> set[int]:
         """Those that made its tokens."""
         if len(self.parts) == 1:
-            return {span.version for span in self.parts[0].spans if span.num_tokens}
+            spans = self.parts[0].spans
+            if len(spans) == 1 and spans[0].num_tokens:  # as most are
+                return {spans[0].version}
+            return {span.version for span in spans if span.num_tokens}
         return {span.version for part in self.parts for span in part.spans if span.num_tokens}
 
     @property

@@ -105,6 +105,11 @@ _WITHOUT_WEIGHTS: Final = Activity.WAITING_FOR_WEIGHTS, 0.0, 0.0
 class EngineWorker:
     """The EngineWorker's state machine."""
 
+    __slots__ = (
+        "_has_yielded", "_is_leaving", "_num_outside", "_offered", "_out", "_steps", "_turned", "num_slots",
+        "num_spoilt_tokens", "phase", "requests", "settings", "weights",
+    )  # fmt: skip
+
     def __init__(self, settings: EngineWorkerSettings) -> None:
         self.settings = settings
         self.phase = Phase.CLOSED if settings.takes_turns else Phase.STARTING
@@ -229,7 +234,7 @@ class EngineWorker:
         if self._is_leaving or (self.settings.is_lent and not self._is_our_turn):
             self._leave()
         else:
-            if (commit := self.weights.due) is not None:
+            if self.weights.commit is not None and (commit := self.weights.due) is not None:
                 self._begin_swap(commit)
             if self.phase is _SERVING and self.requests.num_waiting:
                 self._submit()

@@ -121,13 +121,19 @@ def closed(event: GenerationEnded, engine: str) -> GenerationClosed:
 class RequestTable:
     """All requests of one engine by key."""
 
+    __slots__ = (
+        "_ended", "_engine", "_failed", "_keys", "_num_training", "_requests", "_running", "_settled", "_steps",
+        "_waiting", "num_running", "num_waiting",
+    )  # fmt: skip
+
     def __init__(self, engine: str, steps: Steps) -> None:
         self._engine, self._steps = engine, steps
         self._requests: dict[SampleKey, Request] = {}
         self._waiting: OrderedDict[SampleKey, None] = OrderedDict()
         self._running: set[SampleKey] = set()
         self.num_running = 0
-        """Of them; asked several times for each event."""
+        """Of them; asked several times for each event, as is the number of those that wait."""
+        self.num_waiting = 0
         self._num_training = 0
         """Of these."""
         self._ended: dict[SampleKey, int] = {}
@@ -154,6 +160,7 @@ class RequestTable:
         num_tokens = 0 if prefix is None else prefix.num_tokens
         self._requests[key] = Request(issued, prefix, num_tokens, [] if prefix is None else [prefix])
         self._waiting[key] = None
+        self.num_waiting += 1
         self._steps.take(None, _WAITING)
         self._keys.setdefault(key.group_id, {})[key] = None
 
@@ -163,6 +170,7 @@ class RequestTable:
         taken: list[Request] = []
         for key in list(islice(servable, num_places)):
             del self._waiting[key]
+            self.num_waiting -= 1
             self._run(key)
             request = self._requests[key]
             self._turn(request, _RUNNING)
@@ -175,6 +183,7 @@ class RequestTable:
         self._turn(request, RequestState.WAITING)
         request.prefix = part
         self._waiting[request.key] = None
+        self.num_waiting += 1
         self._waiting.move_to_end(request.key, last=is_evaluation(request.key.group_id))
 
     def end(self, request: Request, state: RequestState = RequestState.ENDED) -> None:
@@ -210,9 +219,11 @@ class RequestTable:
         return request
 
     def _take_out(self, key: SampleKey) -> Request | None:
-        self._waiting.pop(key, None)
         if key in self._running:
             self._stand(key)
+        elif key in self._waiting:
+            del self._waiting[key]
+            self.num_waiting -= 1
         return self._requests.pop(key, None)
 
     def _turn(self, request: Request, state: RequestState) -> None:
@@ -253,10 +264,6 @@ class RequestTable:
         """Whether something runs, and nothing of it is trained."""
         return bool(self._running) and not self._num_training
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
     def running(self) -> list[Request]:
         """In the order in which they came."""
         return [request for request in self._requests.values() if request.is_running]
@@ -284,6 +291,7 @@ class RequestTable:
         assert self._running == {key for key, request in self._requests.items() if request.is_running}
         assert self.num_running == len(self._running)
         assert self._waiting.keys() == self._requests.keys() - self._running
+        assert self.num_waiting == len(self._waiting)
         assert self._num_training == sum(1 for key in self._running if not is_evaluation(key.group_id))
         assert not (self._requests.keys() & self._failed.keys())
         assert self._failed.keys() <= self._ended.keys()

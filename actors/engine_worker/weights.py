@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 class Weights:
     """Of one engine."""
 
+    __slots__ = (
+        "_loaded", "_settings", "_staged", "_wanted", "applying", "canary_difference", "commit", "fetching",
+        "served", "version",
+    )  # fmt: skip
+
     def __init__(self, settings: EngineWorkerSettings) -> None:
         self._settings = settings
         self.version = -1
@@ -34,7 +39,8 @@ class Weights:
         """Being swapped to."""
         self.fetching: WeightManifest | None = None
         self._staged: WeightManifest | None = None
-        self._commit: WeightsCommitted | None = None
+        self.commit: WeightsCommitted | None = None
+        """What may be swapped to, if it is still what is staged; see :attr:`due`."""
         self._wanted: WeightManifest | None = None
         """Staged by the publisher while another fetch was running."""
         self.canary_difference = 0.0
@@ -94,14 +100,14 @@ class Weights:
         if self.served is not None and event.publish <= self.served.publish:
             return [self.applied()]
         if self._staged is not None and self._staged.publish == event.publish:
-            self._commit = event
+            self.commit = event
         # Otherwise it was meant for the incarnation before this one: this one has not said that it fetched them.
         return []
 
     @property
     def due(self) -> WeightsCommitted | None:
         """The commit of what is staged."""
-        commit, staged = self._commit, self._staged
+        commit, staged = self.commit, self._staged
         return commit if commit is not None and staged is not None and staged.publish == commit.publish else None
 
     @property
@@ -111,7 +117,7 @@ class Weights:
 
     def drop(self) -> Send:
         """They are not swapped to."""
-        self._commit = self._staged = None
+        self.commit = self._staged = None
         return self.applied()
 
     def drained(self, commit: WeightsCommitted) -> Send:
@@ -126,10 +132,10 @@ class Weights:
 
     def begin(self) -> ApplyWeights:
         """The swap that is due."""
-        assert self._commit is not None
+        assert self.commit is not None
         assert self._staged is not None
-        apply = ApplyWeights(self._staged, self._commit.update_mode)
-        self.applying, self._commit, self._staged = self._staged, None, None
+        apply = ApplyWeights(self._staged, self.commit.update_mode)
+        self.applying, self.commit, self._staged = self._staged, None, None
         return apply
 
     def swapped(self, event: WeightsSwapped) -> str:
@@ -148,7 +154,7 @@ class Weights:
     def forget(self) -> None:
         """Its memory is given up, and nobody counts on it: what it is to load next is said anew."""
         self.forget_served()
-        self._commit = None
+        self.commit = None
 
     def forget_served(self) -> None:
         """What it serves is wrong."""

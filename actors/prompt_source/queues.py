@@ -134,6 +134,7 @@ class Queues:
         self._queues = {
             kind: {purpose: SampleQueue(is_affine=is_affine, is_held=is_held) for purpose in Purpose} for kind in KINDS
         }
+        self._pairs = {kind: tuple(queues.values()) for kind, queues in self._queues.items()}
 
     def of(self, purpose: Purpose, *, is_recorded: bool) -> SampleQueue:
         """One of the queues."""
@@ -145,7 +146,7 @@ class Queues:
 
     def num_waiting(self, *, is_recorded: bool) -> int:
         """Samples in the queues for engines of this kind."""
-        train, evaluate = self._queues[is_recorded].values()
+        train, evaluate = self._pairs[is_recorded]
         return train.num_waiting + evaluate.num_waiting
 
     def forget(self, group_ids: Iterable[int]) -> None:

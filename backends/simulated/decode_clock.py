@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 class DecodeClock:
     """The shared count of tokens of one engine."""
 
+    __slots__ = (
+        "_context_s", "_counted_s", "_held_s", "_load_s", "_prefill_token_s", "_speed", "_token_s",
+        "context_tokens", "count", "num_running",
+    )  # fmt: skip
+
     def __init__(self, model: LatencyOptions, *, speed: float, now_s: float) -> None:
         self.count = 0.0
         """Tokens that a request would have made that ran from the start."""

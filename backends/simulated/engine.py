@@ -252,10 +252,9 @@ class SimulatedEngine:
             self._clock.leave(self._clock.count - request.admitted)
             self._tell_work(self._paused or bool(self._running))
 
-    def _send_back(self) -> None:
+    def _send_back(self, limit: int) -> None:
         """Make room where the running requests have grown into the limit."""
-        limit = self._model.kv_tokens
-        while limit is not None and len(self._running) > 1 and self._clock.context_tokens >= limit - SLACK:
+        while len(self._running) > 1 and self._clock.context_tokens >= limit - SLACK:
             request = next(reversed(self._running))
             request.make(request.tokens_at(self._clock.count))
             self._stop(request)
@@ -357,7 +356,8 @@ class SimulatedEngine:
                 request = heapq.heappop(self._next)[2]
                 if not request.ended:
                     self._reach(request)
-            self._send_back()
+            if self._model.kv_tokens is not None:
+                self._send_back(self._model.kv_tokens)
             self._fill_slots()
             self._arm()
 

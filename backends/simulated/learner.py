@@ -16,7 +16,6 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.draws import normal
-from penstock.backends.learners.batch.step_load import SequenceLength, step_load
 from penstock.backends.simulated.shared_cores import tell_work
 from penstock.messages.arrays import TOKEN_BYTES, pack_floats, pack_tokens, tokens_view
 from penstock.messages.base import Metric
@@ -44,6 +43,7 @@ from penstock.messages.weights import Canary, WeightManifest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.backends.learners.batch.step_load import SequenceLength
     from penstock.backends.learners.options import SimulatedLearnerOptions
     from penstock.backends.protocol import Emit, Fail, Timers
     from penstock.messages.commands import LearnerCommand
@@ -136,6 +136,8 @@ class SimulatedLearner:
         model = self._model
         if not model.packs:
             return (model.step_s + model.token_s * num_tokens) * noise
+        from penstock.backends.learners.batch.step_load import step_load  # brings numpy, which few simulations need
+
         load = step_load(_lengths(command), num_ranks=model.num_ranks, max_tokens=self._max_tokens)
         token_s = model.token_s * load.imbalance
         return (model.step_s + model.micro_batch_s * load.num_rounds + token_s * num_tokens) * noise
@@ -208,6 +210,8 @@ class SimulatedLearner:
 
 def _lengths(command: Train) -> list[SequenceLength]:
     """Of the parts of all samples; what an episode read between its turns is context of its own part."""
+    from penstock.backends.learners.batch.step_load import SequenceLength
+
     found: list[SequenceLength] = []
     for index, group in enumerate(command.groups):
         own = group.prompt.num_tokens
@@ -249,5 +253,8 @@ def _trained(command: Train) -> BatchTrained:
 
 
 def _num_below(sample: Sample, version: int, *, mask_old_tokens: bool) -> int:
-    least = max((version, *sample.versions)) if mask_old_tokens else version
+    oldest, newest = sample.version_bounds or (version, version)
+    least = max(version, newest) if mask_old_tokens else version
+    if oldest >= least:  # as of most
+        return 0
     return sum(span.num_tokens for span in sample.spans if span.version < least)

@@ -6,7 +6,7 @@ Invariants:
   replaced, and with back-off while it is not settled.
 * A data event is handed to the actor once per key: the first wins, whatever its attempt. What belongs to a settled
   group is dropped.
-* Of the control events of one sender and topic only a later one is handed on. The newest of each topic is kept per
+* Of the control events of one sender and class only a later one is handed on. The newest of each class is kept per
   receiver, and repeated when the receiver was replaced and, with back-off, on the timer.
 * Nothing is kept for a group below the settled floor.
 * Where bytes are sent, a data event is encoded once, when it is first said, and kept so: its many objects go while they
@@ -71,6 +71,11 @@ class _Kept(msgspec.Struct, gc=False):
 class Delivery:
     """The delivery state of one actor incarnation."""
 
+    __slots__ = (
+        "_accepted", "_control", "_data", "_heard", "_keeps_encoded", "_resend_after_s", "next_due_s",
+        "num_duplicate_tokens", "num_duplicates", "num_late", "settled",
+    )  # fmt: skip
+
     def __init__(self, *, resend_after_s: float, keeps_encoded: bool = False) -> None:
         """
         Args:
@@ -81,12 +86,12 @@ class Delivery:
         self._keeps_encoded = keeps_encoded
         self._data: dict[int, dict[tuple[str, str, int], _Kept]] = {}
         """By group id, then by receiver, class and index in the group."""
-        self._control: dict[tuple[str, str], _Kept] = {}
-        """By receiver and topic."""
+        self._control: dict[tuple[str, type[Event]], _Kept] = {}
+        """By receiver and class."""
         self._accepted: dict[int, dict[int, int]] = {}
         """Attempt of the first result, by group id and index (−1 for the group itself)."""
-        self._heard: dict[tuple[str, str], tuple[int, int]] = {}
-        """Newest (epoch, message id) by sender and topic."""
+        self._heard: dict[tuple[str, type[Event]], tuple[int, int]] = {}
+        """Newest (epoch, message id) by sender and class."""
         self.settled = KnownSettled()
         self.next_due_s = math.inf
         """Nothing is overdue before this."""
@@ -117,7 +122,7 @@ class Delivery:
             kept = _Kept(outgoing, due_s, self._resend_after_s)
             self._data.setdefault(group_id, {})[outgoing.to, type(event).__name__, index] = kept
         else:
-            self._control[outgoing.to, event.topic()] = _Kept(outgoing, due_s, self._resend_after_s)
+            self._control[outgoing.to, type(event)] = _Kept(outgoing, due_s, self._resend_after_s)
             if type(event) is SamplesSettled or type(event) is DemandGranted or type(event) is EvaluationDue:
                 self.settle(event.settled)
         if due_s < self.next_due_s:
@@ -166,7 +171,7 @@ class Delivery:
         if delivery is DATA:
             return self._accepts_data(event)
         if delivery is CONTROL:
-            key, said = (sender, event.topic()), (epoch, message_id)
+            key, said = (sender, type(event)), (epoch, message_id)
             if self._heard.get(key, _NEVER) >= said:
                 return False
             self._heard[key] = said
@@ -192,7 +197,7 @@ class Delivery:
 
     def knows(self, sender: str, epoch: int, outgoing: Outgoing) -> None:
         """This control event of a peer was heard: neither it nor an earlier one is handed on again."""
-        self._heard[sender, outgoing.event.topic()] = (epoch, outgoing.message_id)
+        self._heard[sender, type(outgoing.event)] = (epoch, outgoing.message_id)
 
     # --- settlement and census --------------------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class Membership:
     """Members and fences. Every change returns the events that it means, in order."""
 
+    __slots__ = ("_fences", "_leaving", "_members", "epoch_of")
+
     def __init__(self) -> None:
         self._members: dict[str, int] = {}
         self._fences: dict[str, int] = {}

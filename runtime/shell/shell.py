@@ -106,6 +106,13 @@ def classes_of(union: Any) -> frozenset[type[Event]]:  # noqa: ANN401 - a type f
 class Shell:
     """One incarnation of one actor, with its delivery, membership and timers."""
 
+    __slots__ = (
+        "_effects", "_hears", "_host", "_ids", "_links", "_next_beat_s", "_next_watch_s", "_observer", "_packs",
+        "_reachable", "_received", "_records", "_timer_heap", "_timer_ids", "_timers", "_unreached",
+        "_validates", "_watchdog", "delivery", "is_leaving", "machine", "membership", "num_fenced", "num_gaps",
+        "settings",
+    )  # fmt: skip
+
     def __init__(
         self,
         machine: Machine[Any],
@@ -135,7 +142,7 @@ class Shell:
         self._reachable: dict[str, int] = {}
         self._unreached: dict[str, list[Outgoing]] = {}
         """Lossy events to a peer whose first frame came before the word on where it is. What is kept until settled, and
-        the newest of each topic, it hears again anyway."""
+        the newest of each class, it hears again anyway."""
         self._timers: dict[str, int] = {}
         self._timer_heap: list[tuple[float, int, str]] = []
         self._timer_ids = itertools.count(1)
@@ -266,8 +273,13 @@ class Shell:
 
     # --- what goes out ----------------------------------------------------------------------------------------
 
-    def end_turn(self) -> None:
-        """Make the turn's records durable, then let its effects happen, one pack for each peer."""
+    def end_turn(self) -> bool:
+        """Make the turn's records durable, then let its effects happen, one pack for each peer.
+
+        Returns:
+            Whether there was anything to do; if not, ``next_timer_s`` is no earlier than before.
+        """
+        has_effects = bool(self._effects or self._packs)
         if self._effects:
             effects, self._effects = self._effects, []
             records, self._records = self._records, []
@@ -284,6 +296,7 @@ class Shell:
                         self._host.ask_supervisor(command)
         if self._packs:
             self._transmit()
+        return has_effects
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -414,12 +427,12 @@ def _is_for_backend(command: AnyCommand) -> TypeGuard[BackendCommand]:
 
 def _newest(outgoing: list[Outgoing]) -> list[Outgoing]:
     """Without the control events that a later one in the same pack replaces."""
-    last: dict[str, Outgoing] = {}
+    last: dict[type[Event], Outgoing] = {}
     num_control = 0
     for item in outgoing:
         if item.event.delivery is CONTROL:
             num_control += 1
-            last[item.event.topic()] = item
-    if num_control == len(last):  # each of its own topic
+            last[type(item.event)] = item
+    if num_control == len(last):  # each of its own class
         return outgoing
-    return [item for item in outgoing if item.event.delivery is not CONTROL or last[item.event.topic()] is item]
+    return [item for item in outgoing if item.event.delivery is not CONTROL or last[type(item.event)] is item]

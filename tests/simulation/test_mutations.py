@@ -438,10 +438,13 @@ def takes_an_older_yield() -> AbstractContextManager[Any]:
 def yields_once() -> AbstractContextManager[Any]:
     """An engine that has given its device back does not say so in later turns."""
 
-    def note(self: EngineWorker, value: bool) -> None:
-        vars(self)["has_ever_yielded"] = value or vars(self).get("has_ever_yielded", False)
+    once: set[EngineWorker] = set()
 
-    has_yielded = property(lambda self: vars(self).get("has_ever_yielded", False), note)
+    def note(self: EngineWorker, value: bool) -> None:
+        if value:
+            once.add(self)
+
+    has_yielded = property(lambda self: self in once, note)
     return patch.object(EngineWorker, "_has_yielded", has_yielded, create=True)
 
 

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 
+from penstock.actors.engine_worker.machine import EngineWorker
+from penstock.actors.engine_worker.requests import RequestTable
+from penstock.actors.engine_worker.weights import Weights
+from penstock.actors.settled import KnownSettled
 from penstock.actors.transitions import Steps
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.base import Command, Entry, Event
@@ -77,6 +81,8 @@ def snapshot(value: object) -> object:
             return frozenset(cast("set[object]", value))
         case type():
             return value
+        case KnownSettled() | EngineWorker() | RequestTable() | Weights():
+            return (type(value).__name__, {name: snapshot(getattr(value, name)) for name in type(value).__slots__})
         case _ if hasattr(value, "__dict__"):
             return (type(value).__name__, {name: snapshot(item) for name, item in vars(value).items()})
         case _:

@@ -155,7 +155,7 @@ MUTANTS = (
     Mutant(
         "a control event is sent beside the later one that replaces it",
         "runtime/shell/shell.py",
-        "return [item for item in outgoing if item.event.delivery is not CONTROL or last[item.event.topic()] is item]",
+        "return [item for item in outgoing if item.event.delivery is not CONTROL or last[type(item.event)] is item]",
         "return outgoing",
         SHELL,
     ),

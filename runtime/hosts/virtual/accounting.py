@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 class _Lane:
     """The time of one actor: the clock of its present incarnation, and what all of them came to."""
 
+    __slots__ = ("clock", "machine", "process", "shares", "shows", "tiler")
+
     def __init__(self, process: Process, now_s: float, begins_s: float) -> None:
         self.tiler = LaneTiler()
         self.tiler.end_s = begins_s
@@ -139,7 +141,7 @@ class RunAccounts:
             self._report(lane)
             lane.begin(process, self._clock.now_s)
         shows = lane.machine.shows
-        if shows != lane.shows:
+        if shows is not lane.shows and shows != lane.shows:
             lane.shows = shows
             lane.clock.switch(shows[0], self._clock.now_s, shows[1], shows[2])
 

@@ -39,9 +39,12 @@ class EventDigest:
 
     def add(self, at_s: float, name: str, epoch: int, header: Header | None, event: Event) -> None:
         """One event that reached an actor; the header is None for what came from its own process."""
-        sender, message_id = ("", 0) if header is None else (header.sender, header.message_id)
-        self._rows.append((at_s, name, epoch, type(event).__name__, sender, message_id))
-        if len(self._rows) >= EVENTS_PER_FLUSH:
+        rows, what = self._rows, type(event).__name__
+        if header is None:
+            rows.append((at_s, name, epoch, what, "", 0))
+        else:
+            rows.append((at_s, name, epoch, what, header.sender, header.message_id))
+        if len(rows) >= EVENTS_PER_FLUSH:
             self._flush()
 
     def record(self, entries: Sequence[LedgerEntry]) -> None:

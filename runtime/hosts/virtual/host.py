@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from penstock.actors.machine import Snapshotting
 from penstock.backends.ledger.memory import MemoryLedger, MemoryStore
 from penstock.messages.commands import ReplaceActor
 from penstock.messages.membership import EngineEmptied, EnginesWanted
@@ -145,7 +144,7 @@ class VirtualHost:
         self._digest = digest
         self._watchers: list[Watcher] = []
         self._event_watchers: list[Watcher] = []
-        self.turn_listeners: list[Callable[[Process], None]] = [self.supervisor.turned]
+        self.turn_listeners: list[Callable[[Process], None]] = []
         """See :class:`penstock.runtime.hosts.virtual.process.Surroundings`."""
         self._message_ids = itertools.count(1)
         self._scaling = None
@@ -219,8 +218,7 @@ class VirtualHost:
     def commit(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
         """See :class:`penstock.runtime.hosts.virtual.process.Surroundings`."""
         if process.store is not None:
-            machine = process.shell.machine
-            process.store.commit(entries, machine.snapshot if isinstance(machine, Snapshotting) else None)
+            process.store.commit(entries, process.snapshot)
         if self._digest is not None:
             self._digest.record(entries)
         for watcher in self._watchers:
@@ -246,7 +244,7 @@ class VirtualHost:
             keeps_encoded=self.settings.link.through_codec,
             validate=self.settings.validate,
         )
-        observer = _Observer(self, self._digest, self._event_watchers)
+        observer = _Observer(self, name, epoch, self._digest, self._event_watchers)
         observer.process = process = Process(name, epoch, self, self._casting, settings, observer)
         process.turn_s = self.settings.turn_s
         return process
@@ -315,24 +313,27 @@ def _line(process: Process) -> str:
 class _Observer:
     """Hands what one shell does to the log and to the watchers."""
 
-    __slots__ = ("_clock", "_digest", "_host", "_watchers", "process")
+    __slots__ = ("_clock", "_digest", "_epoch", "_host", "_name", "_watchers", "process")
 
-    def __init__(self, host: VirtualHost, digest: EventDigest | None, watchers: list[Watcher]) -> None:
+    def __init__(
+        self, host: VirtualHost, name: str, epoch: int, digest: EventDigest | None, watchers: list[Watcher]
+    ) -> None:
         self.process: Process | None = None
         self._host = host
+        self._name, self._epoch = name, epoch
         self._clock = host.clock
         self._digest = digest
         self._watchers = watchers
 
     def handled(self, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
         """See :class:`penstock.runtime.shell.shell.Observer`."""
-        process = self.process
-        assert process is not None
         self._host.num_events += 1
         if self._digest is not None:
-            self._digest.add(self._clock.now_s, process.name, process.epoch, header, event)
-        for watcher in self._watchers:
-            watcher.handled(process, event, header, commands)
+            self._digest.add(self._clock.now_s, self._name, self._epoch, header, event)
+        if self._watchers:
+            assert self.process is not None
+            for watcher in self._watchers:
+                watcher.handled(self.process, event, header, commands)
 
     def failed(self, event: Event, header: Header | None, error: Exception) -> None:
         """The error ends the run, and tells by itself."""

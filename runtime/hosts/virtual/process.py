@@ -17,9 +17,11 @@ from enum import Enum, auto
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from penstock.actors.machine import Snapshotting
 from penstock.backends.ledger.protocol import StaleEpochError
 from penstock.messages.commands import Record
 from penstock.messages.names import SUPERVISOR
+from penstock.messages.training import Activity
 from penstock.messages.wire import Envelope, InboxDecoder
 from penstock.runtime.shell.shell import Observer, Shell, ShellSettings
 
@@ -109,6 +111,13 @@ class _KilledError(Exception):
 class Process:
     """A process, as far as its actor can tell. It is its shell's host and its backend's clock."""
 
+    __slots__ = (
+        "_answers", "_backlog", "_busy_until_s", "_clock", "_host", "_inbox", "_is_draining", "_links",
+        "_timer_s", "_turn_listeners", "_waiting", "backend", "began_s", "died_s", "effects_to_live", "epoch",
+        "informed_s", "name", "num_stops", "num_unreadable", "peers", "released_s", "shell", "slowness",
+        "snapshot", "start_s", "status", "store", "survives_sigkill", "turn_s",
+    )  # fmt: skip
+
     def __init__(
         self, name: str, epoch: int, host: Surroundings, casting: Casting, settings: ShellSettings, observer: Observer
     ) -> None:
@@ -148,6 +157,9 @@ class Process:
         self.store = host.open_store(self)
         player = casting(name, epoch, self, self.store)
         self.backend = player.backend
+        machine, keeps_books = player.machine, self.store is not None
+        self.snapshot = machine.snapshot if keeps_books and isinstance(machine, Snapshotting) else None
+        """See :class:`.Snapshotting`."""
         self.shell = Shell(player.machine, self, settings=settings, hears=player.hears, observer=observer)
         self._inbox = player.inbox
 
@@ -293,21 +305,23 @@ class Process:
             return
         if self.turn_s:
             self._busy_until_s = self._clock.now_s + self.turn_s
-        shell, answers = self.shell, self._answers
+        shell, answers, may_be_earlier = self.shell, self._answers, self._timer_s == math.inf
         try:
             while True:
                 while answers:
                     shell.on_local(answers.popleft())
-                shell.end_turn()
+                if shell.end_turn():
+                    may_be_earlier = True
                 if not answers:
                     break
         except _KilledError:
             self.kill()
             return
+        if self.start_s is None and not _starts(shell.machine):
+            self.start_s = self._clock.now_s - self.began_s
         for turned in self._turn_listeners:
             turned(self)
-        due_s = shell.next_timer_s()
-        if due_s < self._timer_s:
+        if may_be_earlier and (due_s := shell.next_timer_s()) < self._timer_s:
             self._timer_s = due_s
             self._clock.at(due_s, fire, self, due_s)
 
@@ -325,6 +339,12 @@ class Process:
         if self.shell.next_timer_s() <= self._clock.now_s:
             self.shell.fire_timers()
         self.finish_turn()
+
+
+def _starts(machine: Machine[Any]) -> bool:
+    """Whether it loads what it has to; an actor whose time is not accounted loads nothing."""
+    activity, *_ = getattr(machine, "shows", (None,))
+    return activity is Activity.STARTING
 
 
 @cache

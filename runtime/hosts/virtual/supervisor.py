@@ -23,7 +23,6 @@ import msgspec
 
 from penstock.messages.ledger import EPOCHS_PER_DRIVE
 from penstock.messages.names import is_engine
-from penstock.messages.training import Activity
 from penstock.runtime.hosts.virtual.process import Process, Status
 from penstock.runtime.shell.engine_membership import EngineMembership
 from penstock.runtime.shell.restarts import Restarts, patience_s
@@ -179,11 +178,6 @@ class Supervisor:
             process.released_s = self._clock.now_s + self._random_ends.random() * self.model.end_s
         at_s = self._clock.now_s + self._random.random() * self.model.notice_s
         self._clock.at(at_s, _notice, self, (process, "ended"))
-
-    def turned(self, process: Process) -> None:
-        """A process has done what its turn brought: by then it may have started."""
-        if process.start_s is None and not _starts(process):
-            process.start_s = self._clock.now_s - process.began_s
 
     def stopped(self, process: Process) -> None:
         """A process has fallen silent; if it still is after the heartbeat limit, it is given up."""
@@ -370,12 +364,6 @@ class Supervisor:
     def num_restarts(self) -> int:
         """Of all actors since the start of the run."""
         return sum(self._restarts.totals.values())
-
-
-def _starts(process: Process) -> bool:
-    """Whether it loads what it has to; an actor whose time is not accounted loads nothing."""
-    activity, *_ = getattr(process.shell.machine, "shows", (None,))
-    return activity is Activity.STARTING
 
 
 def _start(supervisor: Supervisor, what: tuple[str, int, int]) -> None:

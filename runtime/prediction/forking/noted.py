@@ -50,8 +50,8 @@ class Noted:
         """By sender and receiver: what nobody repeats."""
         self._heard: dict[tuple[str, int, str], set[bytes]] = defaultdict(set)
         """By sender, its epoch and receiver: the same, as it was handled."""
-        self._newest: dict[tuple[str, str, int, str], bytes] = {}
-        """By receiver, sender, its epoch and topic: the last control event that was handled."""
+        self._newest: dict[tuple[str, str, int, type[Event]], bytes] = {}
+        """By receiver, sender, its epoch and class: the last control event that was handled."""
 
     def handled(self, name: str, row: Handled, event: Event, commands: list[AnyCommand], at_s: float) -> None:
         """An actor has handled a recorded event again, and asked for these."""
@@ -60,7 +60,7 @@ class Noted:
         if row.sender and event.delivery is Delivery.LOSSY:
             self._heard[row.sender, row.sender_epoch, name].add(row.body)
         elif row.sender and event.delivery is Delivery.CONTROL:
-            self._newest[name, row.sender, row.sender_epoch, event.topic()] = row.body
+            self._newest[name, row.sender, row.sender_epoch, type(event)] = row.body
         if isinstance(event, GenerationAdvanced):
             self.reported_s[name][event.key, event.attempt] = at_s
         elif isinstance(event, LearnerSlept | LearnerWoken):
@@ -94,7 +94,7 @@ class Noted:
     def was_heard(self, sender: str, epoch: int, outgoing: Outgoing) -> bool:
         """Whether a control event that its sender keeps is what its receiver has handled last of it."""
         event = outgoing.event
-        return self._newest.get((outgoing.to, sender, epoch, event.topic())) == msgpack.encode(event)
+        return self._newest.get((outgoing.to, sender, epoch, type(event))) == msgpack.encode(event)
 
     def under_way(self, sender: str, epoch: int, to: str, since_s: float) -> Iterator[Event]:
         """What nobody repeats and was said on this line after the last that was handled there, to a receiver that is

@@ -136,21 +136,22 @@ def fit_cores(recordings: Sequence[Recording]) -> CoresFit:
     told = [each.slowed for each in lanes if each.slowed is not None]
     is_told = len(told) == len(lanes)
     costs = [(each.cold - 1) / (1 - 1 / each.waits) for each in told if each.waits > WAITS]
-    cold_cost, turns = sum(costs) / max(1, len(costs)), 1.0
+    turns, most = 1.0, 1.0
     if is_told and all(each.has_one_thread for each in lanes):
-        turns = max(1.0, min([own, *(each.waits for each in told)]))
-    alone = turns + cold_cost * (turns - 1)
-    # A core for the share f takes turns / f + cold_cost · (turns / f − 1): so much more than alone.
-    own /= turns
-    fit = CoresFit(num_cores, own, 0.0, of_learner, cold_cost / alone, alone, 0.0, 0.0, is_told)
+        most, own = max(1.0, own), min(1.0, own)
+    fit = CoresFit(num_cores, own, 0.0, of_learner, 0.0, 1.0, 0.0, 0.0, is_told)
     for _ in range(ROUNDS):
         shares = [fit.share(each.engines, each.learner) for each in lanes]
-        had_s = (
-            sum(each.busy_s(each.engines) * turns / each.slowed.waits for each in lanes if each.slowed is not None)
-            if is_told
-            else sum(each.busy_s(each.engines * share) for each, share in zip(lanes, shares, strict=True))
-        )
-        fit = fit._replace(engine=own + others_s / had_s, others=others_s / had_s)
+        had_s = alone_s = sum(each.busy_s(each.engines * share) for each, share in zip(lanes, shares, strict=True))
+        if is_told:
+            had_s = sum(each.busy_s(each.engines) / each.slowed.waits for each in lanes if each.slowed is not None)
+            turns = min(max(1.0, alone_s / had_s), most)
+        others = others_s / had_s / turns
+        fit = fit._replace(engine=own + others, others=others)
+    cold_cost = sum(costs) / max(1, len(costs))
+    alone = turns + cold_cost * (turns - 1)
+    # A core for the share f takes turns / f + cold_cost · (turns / f − 1): so much more than alone.
+    fit = fit._replace(cold_cost=cold_cost / alone, alone=alone)
     shares = [fit.share(each.engines, each.learner) for each in lanes]
     both = [(each, each.engines + each.learner, share) for each, share in zip(lanes, shares, strict=True)]
     for_turns_s = (1 - 1 / turns) * sum(each.wanted_s[0] for each in lanes)

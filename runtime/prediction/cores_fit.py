@@ -12,8 +12,9 @@ that hardly compute wait too. Where it tells nothing (no schedstat) it is their 
 
 An engine's passes wait for more than a core: the threads of its process take turns at the interpreter. What its others
 take, the one that computes waits for however many cores there are, and finds its caches colder. So an engine with one
-thread for its passes is slower *alone* than its passes are, by :attr:`CoresFit.alone`, and that stays in its times.
-Threads wake on whichever core is idle, so what they want of the cores is counted as if they ran side by side.
+thread for its passes wants one core, besides what the other actors do for it, and is slower *alone* than its passes
+are, by :attr:`CoresFit.alone`, which stays in its times. How much that is, its waits say, less those that the model
+explains by who worked beside it: at most as much as its process took beyond that thread.
 
 The other actors take as much CPU time as the responses need, so it is counted with the engines that make them, in the
 time that those would have worked with cores enough.

@@ -469,11 +469,11 @@ def test_what_cold_caches_and_waits_made_dearer_is_taken_out_where_cores_are_not
 TURNS = 1.25
 TAKING_TURNS = (
     *SHARED,
-    f"engines.simulated.cores={TURNS}",
+    "engines.simulated.cores=1.0",
     "engines.simulated.token_s=0.03",
     "learner.simulated.step_s=1.5",
 )
-"""The threads of an engine take so much CPU time a second of that which decodes, which waits for the others."""
+"""The threads of an engine have one core in turns, and take so much CPU time a second of that which decodes."""
 
 
 def test_what_threads_of_an_engine_wait_for_each_other_stays_in_its_times(tmp_path: Path) -> None:
@@ -483,13 +483,13 @@ def test_what_threads_of_an_engine_wait_for_each_other_stays_in_its_times(tmp_pa
     first, last = recording.cores_used
     engines = Role.ENGINE_WORKER.value
     wanted_s = last.cpu_s[engines] + last.wait_s[engines]
-    last = last._replace(cpu_s={**last.cpu_s, engines: wanted_s / (TURNS * waits)})
+    last = last._replace(cpu_s={**last.cpu_s, engines: wanted_s / waits})
     bands = [band._replace(seconds=band.seconds / TURNS) for band in passes]
     recording = recording._replace(cores_used=[first, last], bands=bands, disturbed=())
     found = calibrate([recording])
     told = {key: value for fit in found.fits for key, value in fit.values.items()}
     assert told["cores.alone"] == pytest.approx(TURNS, rel=0.02)
-    assert found.engines.cores == pytest.approx(TURNS, rel=0.02)
+    assert found.engines.cores == pytest.approx(1.0, rel=0.02)
     assert full_pass_s(found) == pytest.approx(0.03 + 11 * 0.0008 + 1000 * 0.00001, rel=0.08)
     error, busy = error_elsewhere(found, "sync", TAKING_TURNS)
     assert abs(error) < 0.05

@@ -31,8 +31,8 @@ _NORMAL: Final = statistics.NormalDist()
 
 
 def quantiles_of(lengths: Sequence[int]) -> tuple[float, ...]:
-    """Evenly spaced, the first of share 0 and the last of share 1; few would make the longest too long, as they lie on a
-    straight line from the last but one."""
+    """Evenly spaced, the first of share 0 and the last of share 1. With few the longest would be too long, as they
+    lie on a straight line from the last but one."""
     shares = np.linspace(0.0, 1.0, NUM_QUANTILES)
     return tuple(round(float(value), 1) for value in np.quantile(np.array(lengths, dtype=np.float64), shares))
 

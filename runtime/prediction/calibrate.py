@@ -133,6 +133,7 @@ class _Fits:
             "cores.learner": fit.learner,
             "cores.machine": float(fit.num_cores),
             "cores.cold_cost": fit.cold_cost,
+            "cores.alone": fit.alone,
             "cores.slowed_share": fit.slowed,
         }
         self._add("cores wanted", found, len(self._recordings), Error(typical=None, bias=None, count=0), "")

@@ -10,6 +10,12 @@ want is then their CPU time over the time in which they worked, times what they 
 their threads waited for a core, and the model by how much they were slower; that is more than they want, as threads
 that hardly compute wait too. Where it tells nothing (no schedstat) it is their CPU time alone, which is less.
 
+An engine's passes wait for more than a core: the threads of its process take turns at the interpreter. What its others
+take, the one that computes waits for however many cores there are, and finds its caches colder. So an engine with one
+thread for its passes wants one core, besides what the other actors do for it, and is slower *alone* than its passes
+are, by :attr:`CoresFit.alone`, which stays in its times. How much that is, its waits say, less those that the model
+explains by who worked beside it: at most as much as its process took beyond that thread.
+
 The other actors take as much CPU time as the responses need, so it is counted with the engines that make them, in the
 time that those would have worked with cores enough.
 
@@ -26,7 +32,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.backends.engines.options import num_engines
+from penstock.backends.engines.options import engine_groups, num_engines
 from penstock.backends.engines.spec import capabilities_of
 from penstock.backends.learners.spec import LEARNERS
 from penstock.backends.protocol import Capability
@@ -63,6 +69,8 @@ class CoresFit(NamedTuple):
     learner: float
     cold_cost: float
     """Of an engine: the share by which its CPU time grows where it hardly has a core."""
+    alone: float
+    """Time of an engine that has all its cores ÷ CPU time of its undisturbed passes, 1 or more."""
     slowed: float
     """Share of the working time of engines and learner that goes by waiting for a core, by this model."""
     waited: float
@@ -92,6 +100,8 @@ class _Lanes(NamedTuple):
     """CPU time of all others."""
     slowed: Slowed | None
     """Engines, as they have measured it."""
+    has_one_thread: bool
+    """Each engine computes its passes."""
 
     def busy_s(self, who: Floats) -> float:
         """Time in which they worked: of the engines together, or of the learner."""
@@ -127,18 +137,27 @@ def fit_cores(recordings: Sequence[Recording]) -> CoresFit:
     told = [each.slowed for each in lanes if each.slowed is not None]
     is_told = len(told) == len(lanes)
     costs = [(each.cold - 1) / (1 - 1 / each.waits) for each in told if each.waits > WAITS]
-    fit = CoresFit(num_cores, own, 0.0, of_learner, sum(costs) / max(1, len(costs)), 0.0, 0.0, is_told)
+    turns, most = 1.0, 1.0
+    if is_told and all(each.has_one_thread for each in lanes):
+        most, own = max(1.0, own), min(1.0, own)
+    fit = CoresFit(num_cores, own, 0.0, of_learner, 0.0, 1.0, 0.0, 0.0, is_told)
     for _ in range(ROUNDS):
         shares = [fit.share(each.engines, each.learner) for each in lanes]
-        had_s = (
-            sum(each.busy_s(each.engines) / each.slowed.waits for each in lanes if each.slowed is not None)
-            if is_told
-            else sum(each.busy_s(each.engines * share) for each, share in zip(lanes, shares, strict=True))
-        )
-        fit = fit._replace(engine=own + others_s / had_s, others=others_s / had_s)
+        had_s = alone_s = sum(each.busy_s(each.engines * share) for each, share in zip(lanes, shares, strict=True))
+        if is_told:
+            had_s = sum(each.busy_s(each.engines) / each.slowed.waits for each in lanes if each.slowed is not None)
+            turns = min(max(1.0, alone_s / had_s), most)
+        others = others_s / had_s / turns
+        fit = fit._replace(engine=own + others, others=others)
+    cold_cost = sum(costs) / max(1, len(costs))
+    alone = turns + cold_cost * (turns - 1)
+    # A core for the share f takes turns / f + cold_cost · (turns / f − 1): so much more than alone.
+    fit = fit._replace(cold_cost=cold_cost / alone, alone=alone)
     shares = [fit.share(each.engines, each.learner) for each in lanes]
     both = [(each, each.engines + each.learner, share) for each, share in zip(lanes, shares, strict=True)]
-    waited_s, wanted_s = sum(each.waited_s for each in lanes), sum(sum(each.wanted_s) for each in lanes)
+    for_turns_s = (1 - 1 / turns) * sum(each.wanted_s[0] for each in lanes)
+    waited_s = sum(each.waited_s for each in lanes) - for_turns_s
+    wanted_s = sum(sum(each.wanted_s) for each in lanes) - for_turns_s
     return fit._replace(
         slowed=1 - sum(each.busy_s(who * share) for each, who, share in both) / (engines_s + learner_s),
         waited=waited_s / max(wanted_s, 1e-9),
@@ -151,7 +170,7 @@ def at_own_speed(recording: Recording, fit: CoresFit) -> Recording:
     lanes, share = _lanes(recording), fit.share(engines, learner)
     of_engines, of_learner = share / (1 + fit.cold_cost * (1 - share)), share
     if lanes.slowed is not None:
-        of_engines = _scaled(of_engines, lanes, lanes.engines, 1 / (lanes.slowed.waits * lanes.slowed.cold))
+        of_engines = _scaled(of_engines, lanes, lanes.engines, fit.alone / (lanes.slowed.waits * lanes.slowed.cold))
     if recording.learner_waits is not None:
         of_learner = _scaled(of_learner, lanes, lanes.learner, 1 / recording.learner_waits)
     engine_s, learner_s = _Worked(times_s, of_engines), _Worked(times_s, of_learner)
@@ -236,4 +255,5 @@ def _lanes(recording: Recording) -> _Lanes:
         if waits is not None:  # told by the threads that compute, so those that hardly do are not counted
             waited[place] = had[place] * (waits - 1)
     wanted = had[0] + waited[0], had[1] + waited[1]
-    return _Lanes(np.diff(edges), engines, learner, wanted, sum(waited), sum(used.values()), of_engines)
+    has_one_thread = all(each.num_threads == 1 for each in engine_groups(recording.scenario.engines))
+    return _Lanes(np.diff(edges), engines, learner, wanted, sum(waited), sum(used.values()), of_engines, has_one_thread)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-NUM_QUANTILES: Final = 101
+NUM_QUANTILES: Final = 401
 DRIFT: Final = 0.1
 """Of the mean length between the halves of a run, from which on it is modelled."""
 LEAST: Final = 0.05
@@ -31,7 +31,8 @@ _NORMAL: Final = statistics.NormalDist()
 
 
 def quantiles_of(lengths: Sequence[int]) -> tuple[float, ...]:
-    """Evenly spaced, the first of share 0 and the last of share 1."""
+    """Evenly spaced, the first of share 0 and the last of share 1. With few the longest would be too long, as they
+    lie on a straight line from the last but one."""
     shares = np.linspace(0.0, 1.0, NUM_QUANTILES)
     return tuple(round(float(value), 1) for value in np.quantile(np.array(lengths, dtype=np.float64), shares))
 

@@ -416,7 +416,8 @@ class TimedClock(DecodeClock):
         share = speed * (1 + self.cold_cost) / (1 + speed * self.cold_cost)
         cold = 1.0 if share > 0.99 else share / speed
         for place in range(num_passes):
-            cpu, wall = (2 * cold - 1, 2 * cold / share - 1) if place % 4 < 2 and cold > 1 else (1.0, 1.0)
+            plain = 1.0, 1.0 if cold > 1 else 1 / share
+            cpu, wall = (2 * cold - 1, 2 * cold / share - 1) if place % 4 < 2 and cold > 1 else plain
             self.passes.add(num_running, round(held) + place * num_running, cpu * step_s, wall * step_s)
 
 
@@ -432,6 +433,7 @@ def timed(policy: str, known: tuple[str, ...], folder: Path, *, cold_cost: float
 
 CROWDED = (
     *SHARED,
+    "engines.num_threads=2",
     "engines.simulated.cores=1.8",
     "engines.simulated.cold_cost=1.5",
     "learner.simulated.cores=2.0",
@@ -462,6 +464,45 @@ def test_what_cold_caches_and_waits_made_dearer_is_taken_out_where_cores_are_not
     by_cpu_time = [band._replace(wall_s=0.0) for band in added_up([*recording.bands, *recording.disturbed])]
     before = calibrate([recording._replace(bands=by_cpu_time, disturbed=(), learner_waits=None)])
     assert error_elsewhere(before, "sync", CROWDED)[0] > 2 * max(0.04, abs(error)), "cold caches decide here"
+
+
+TURNS = 1.25
+TAKING_TURNS = (
+    *SHARED,
+    "engines.simulated.cores=1.25",
+    "engines.simulated.token_s=0.03",
+    "learner.simulated.step_s=1.5",
+)
+"""The threads of an engine have one core in turns, and take so much CPU time a second of that which decodes. Other
+actors have a quarter of a core besides."""
+
+
+def test_what_threads_of_an_engine_wait_for_each_other_stays_in_its_times(tmp_path: Path) -> None:
+    recording = on_two_cores(timed("fully_async", TAKING_TURNS, tmp_path))
+    passes = added_up([*recording.bands, *recording.disturbed])
+    waits = sum(band.wall_s for band in passes) / sum(band.seconds for band in passes)
+    first, last = recording.cores_used
+    engines = Role.ENGINE_WORKER.value
+    wanted_s = last.cpu_s[engines] + last.wait_s[engines]
+    had_s = wanted_s / waits
+    two = replace(recording.scenario, engines=replace(recording.scenario.engines, num_threads=2))
+    side_by_side = last._replace(cpu_s={**last.cpu_s, engines: had_s})
+    before = calibrate([recording._replace(scenario=two, cores_used=[first, side_by_side])])
+    alone_s = had_s / 1.25
+    last = last._replace(cpu_s={**last.cpu_s, engines: alone_s, Role.FILTER.value: 0.25 * alone_s})
+    bands = [band._replace(seconds=band.seconds / TURNS) for band in passes]
+    recording = recording._replace(cores_used=[first, last], bands=bands, disturbed=())
+    found = calibrate([recording])
+    told = {key: value for fit in found.fits for key, value in fit.values.items()}
+    assert told["cores.alone"] == pytest.approx(TURNS, rel=0.02)
+    assert (found.engines.cores, before.engines.cores) == pytest.approx((1.25, 1.25), rel=0.02)
+    assert full_pass_s(found) == pytest.approx(0.03 + 11 * 0.0008 + 1000 * 0.00001, rel=0.08)
+    assert full_pass_s(found) == pytest.approx(full_pass_s(before), rel=0.02), "as if no thread had to wait for another"
+    error, busy = error_elsewhere(found, "sync", TAKING_TURNS)
+    assert error == pytest.approx(error_elsewhere(before, "sync", TAKING_TURNS)[0], abs=0.02)
+    assert busy < 0.05
+    parallel = calibrate([recording._replace(scenario=two)])
+    assert full_pass_s(parallel) < 0.9 * full_pass_s(found), "what both waited is taken to be for cores"
 
 
 def on_a_busy_machine(recording: Recording, seed: int) -> Recording:

@@ -78,7 +78,7 @@ class WeightFiles:
         self._num_parameters = sum(tensor.numel() for tensor in weights.values())
         split = split_state_dict_into_shards_factory(
             dict(weights),
-            get_storage_size=lambda tensor: tensor.nbytes,
+            get_storage_size=_size_bytes,
             filename_pattern=FILE_PATTERN,
             max_shard_size=max_file_bytes,
         )
@@ -145,6 +145,10 @@ class WeightFiles:
         self._open[file] = handle
         _write_at(handle, memoryview(layout.header), 0)
         self._places |= {placed.name: _Place(file, placed) for placed in layout.placed}
+
+
+def _size_bytes(tensor: Tensor) -> int:
+    return tensor.nbytes
 
 
 def _write_at(handle: int, data: memoryview[int], start: int) -> None:

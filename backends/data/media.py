@@ -111,7 +111,7 @@ def taken_from(content: object, found: list[object]) -> object:
         return content
     parts: list[object] = []
     for part in cast("list[object]", content):
-        form: Message = cast("Message", part) if isinstance(part, dict) else {}
+        form = _form(part)
         held = None
         if form.get("type") in ("image", "image_url"):
             held = next((form[name] for name in _HELD if form.get(name) is not None), None)
@@ -125,6 +125,10 @@ def data_address(data: bytes) -> str:
     """``data:…;base64,…`` of a file's bytes."""
     kind = next((name for magic, name in _MAGIC if data.startswith(magic)), "application/octet-stream")
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _form(part: object) -> Message:
+    return cast("Message", part) if isinstance(part, dict) else {}
 
 
 def with_places(messages: Sequence[Message], media: Sequence[Media]) -> list[Message]:

@@ -24,8 +24,9 @@ from penstock.runtime.scenario.run_options import TrackerOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.backends.engines.spec import EngineBlock
+    from penstock.backends.engines.spec import EngineBlock, EngineSpec
     from penstock.backends.registry import Registry
+    from penstock.backends.weights.spec import TransportSpec
     from penstock.messages.base import Options
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
@@ -49,16 +50,28 @@ class Choice(NamedTuple):
         return (*self.others, *(name for name in self.registry.builtin if self.is_good(self.registry.spec(name))))
 
 
+def _teaches(spec: EngineSpec) -> bool:
+    return spec.teacher is not None
+
+
+def _scores(spec: EngineSpec) -> bool:
+    return spec.reward_model is not None
+
+
+def _can_be_chosen(spec: TransportSpec) -> bool:
+    return spec.is_chosen
+
+
 FUNCTION: Final = "file.py:function"
 """What the reference says where a function of the user's own may stand."""
 CHOICES: Final = (
     Choice(EngineGroupOptions, "backend", ENGINES),
-    Choice(TeacherOptions, "backend", ENGINES, is_good=lambda spec: spec.teacher is not None),
-    Choice(RewardModelOptions, "backend", ENGINES, is_good=lambda spec: spec.reward_model is not None),
+    Choice(TeacherOptions, "backend", ENGINES, is_good=_teaches),
+    Choice(RewardModelOptions, "backend", ENGINES, is_good=_scores),
     Choice(LearnerOptions, "backend", LEARNERS),
     Choice(ObjectiveOptions, "name", OBJECTIVES, (FUNCTION,)),
     Choice(TrackerOptions, "name", TRACKERS, (FUNCTION,)),
-    Choice(WeightsOptions, "transport", TRANSPORTS, (AUTO,), is_good=lambda spec: spec.is_chosen),
+    Choice(WeightsOptions, "transport", TRANSPORTS, (AUTO,), is_good=_can_be_chosen),
 )
 
 

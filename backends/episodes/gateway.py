@@ -18,17 +18,13 @@ import errno
 import secrets
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from penstock.backends.data.options import DataOptions, metadata_names
 from penstock.backends.data.tokenizer import TextTokenizer
-from penstock.backends.engines.options import SamplingOptions
 from penstock.backends.episodes.loop_thread import LoopThread
-from penstock.backends.episodes.options import EpisodeOptions
-from penstock.backends.episodes.playing import ImageRules
 from penstock.backends.episodes.registry import (
     GatewayAddress,
     log_file,
@@ -41,18 +37,21 @@ from penstock.backends.episodes.server import GatewayServer
 from penstock.backends.episodes.sessions import Rules, Session
 from penstock.backends.episodes.table import SessionTable
 from penstock.backends.processes.http_server import listen
-from penstock.messages.base import Metric, Value
+from penstock.messages.base import Metric
 from penstock.messages.errors import UserFault
 from penstock.messages.names import engine_index
 from penstock.messages.samples import InfraError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from penstock.backends.data.chat import ChatTemplate
     from penstock.backends.data.options import SourceOptions
     from penstock.backends.episodes.api import SessionLine
     from penstock.backends.episodes.images import EpisodeImages
+    from penstock.backends.episodes.opening import EpisodeContext
+    from penstock.backends.episodes.playing import ImageRules
     from penstock.backends.episodes.protocol import Episode
     from penstock.backends.protocol import Fail
     from penstock.messages.samples import Media
@@ -61,30 +60,11 @@ SHUTDOWN_S: Final = 1.0
 """For answers that are being written when the server closes."""
 
 
-class GatewaySettings(Value, frozen=True, kw_only=True):
-    """Of one engine's gateway."""
-
-    engine: str
-    epoch: int
-    run_folder: str
-    model_folder: str
-    model: str
-    """Its name in responses; requests may call it as they like."""
-    max_context: int
-    options: EpisodeOptions
-    sampling: SamplingOptions
-    data: DataOptions
-    can: frozenset[str] = frozenset()
-    """Capabilities of the engine."""
-    images: ImageRules | None = None
-    """None: the run shows none."""
-
-
 class GatewayEpisodes:
     """See the module; an :class:`~penstock.backends.episodes.protocol.EpisodeDriver`."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        self._settings = settings
+    def __init__(self, context: EpisodeContext) -> None:
+        self._context = context
         self._thread = LoopThread("gateway", self._run)
         self.address: Future[GatewayAddress] = Future()
         """Once it listens; failed when it cannot."""
@@ -141,32 +121,30 @@ class GatewayEpisodes:
             self._fail(error)
 
     async def _serve(self) -> None:
-        settings = self._settings
-        folder = Path(settings.run_folder)
-        tokenizer = TextTokenizer(Path(settings.model_folder))
+        context, folder, model_folder = self._context, self._context.run_folder, self._context.model_folder
         self._rules = Rules(
-            settings.options,
-            settings.sampling,
-            settings.max_context,
-            settings.model,
-            tokenizer,
-            _open_template(Path(settings.model_folder), settings.data),
-            settings.can,
-            None if settings.images is None else _open_images(Path(settings.model_folder), settings.images),
+            context.options,
+            context.sampling,
+            context.max_context,
+            model_folder.name,
+            TextTokenizer(model_folder),
+            _open_template(model_folder, context.data),
+            frozenset(context.can),
+            None if context.images is None else _open_images(model_folder, context.images),
         )
         # The index tells the front door whose a session is, what follows which incarnation's.
-        self._table = SessionTable(f"{engine_index(settings.engine)}-{secrets.token_hex(4)}-")
-        blocks: tuple[DataOptions | SourceOptions, ...] = (settings.data, *settings.data.sources)
+        self._table = SessionTable(f"{engine_index(context.engine)}-{secrets.token_hex(4)}-")
+        blocks: tuple[DataOptions | SourceOptions, ...] = (context.data, *context.data.sources)
         keys = metadata_names(blocks) - {block.label_key for block in blocks}
         self._server = GatewayServer(
             self._table,
             self._rules,
-            engine=settings.engine,
+            engine=context.engine,
             token=run_token(folder),
             metadata_keys=sorted(keys),
             write_line=self._write_line,
         )
-        host = settings.options.host
+        host = context.options.host
         try:
             listener = await listen(self._server.app(host), host, 0, shutdown_s=SHUTDOWN_S)
         except OSError as error:
@@ -182,8 +160,8 @@ class GatewayEpisodes:
             await listener.close()
 
     def _address_at(self, port: int) -> GatewayAddress:
-        url = reachable_url(self._settings.options.host, port)
-        return GatewayAddress(self._settings.engine, self._settings.epoch, url)
+        url = reachable_url(self._context.options.host, port)
+        return GatewayAddress(self._context.engine, self._context.epoch, url)
 
     def _open(self, episode: Episode) -> None:
         assert self._table is not None
@@ -209,7 +187,7 @@ class GatewayEpisodes:
             self._server.note_end(session, InfraError(detail=session.over_because))
 
     def _write_line(self, line: SessionLine) -> None:
-        with log_file(Path(self._settings.run_folder), self._settings.engine).open("ab") as file:
+        with log_file(self._context.run_folder, self._context.engine).open("ab") as file:
             file.write(msgspec.json.encode(line) + b"\n")
 
 

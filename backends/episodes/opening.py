@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+    from pathlib import Path
 
     from penstock.backends.data.options import DataOptions
     from penstock.backends.engines.options import SamplingOptions
@@ -16,55 +17,39 @@ if TYPE_CHECKING:
     from penstock.messages.commands import EngineCommand
 
 
-def open_episodes(
-    inner: Backend[EngineCommand],
-    options: EpisodeOptions,
-    *,
-    engine: str,
-    epoch: int,
-    run_folder: str,
-    model_folder: str,
-    max_context: int,
-    sampling: SamplingOptions,
-    data: DataOptions,
-    evaluated: Sequence[str | None] = (),
-    can: Collection[str] = (),
-    images: ImageRules | None = None,
-) -> Backend[EngineCommand]:
-    """The engine itself where each sample is one generation, otherwise the engine behind its episodes. ``evaluated``:
-    what plays each dataset of the evaluation. ``can``: what the engine can do. ``images``: what may be shown to the
-    model, None where nothing may."""
-    if options.kind == "single":
+@dataclass(frozen=True, kw_only=True)
+class EpisodeContext:
+    """Everything that the episodes in front of one engine are opened with."""
+
+    engine: str
+    """Name of the actor that holds the engine."""
+    epoch: int
+    """Incarnation of the actor."""
+    run_folder: Path
+    model_folder: Path
+    """With the tokenizer; gateways call the model by its name."""
+    max_context: int
+    options: EpisodeOptions
+    sampling: SamplingOptions
+    data: DataOptions
+    evaluated: Sequence[str | None] = ()
+    """What plays each dataset of the evaluation; None: what plays the run's own rows."""
+    can: Collection[str] = ()
+    """Capabilities of the engine."""
+    images: ImageRules | None = None
+    """What may be shown to the model; None: the run shows none."""
+
+
+def open_episodes(inner: Backend[EngineCommand], context: EpisodeContext) -> Backend[EngineCommand]:
+    """The engine itself where each sample is one generation, otherwise the engine behind its episodes."""
+    if context.options.kind == "single":
         return inner
     from penstock.backends.episodes.backend import EpisodeBackend
 
-    if options.kind == "function":
+    if context.options.kind == "function":
         from penstock.backends.episodes.functions.opening import open_functions
 
-        driver = open_functions(
-            options,
-            Path(model_folder),
-            max_context=max_context,
-            max_response_tokens=sampling.max_response_tokens,
-            uses_chat=data.chat_template,
-            evaluated=evaluated,
-            can=can,
-            images=images,
-        )
-        return EpisodeBackend(inner, driver, sampling=sampling)
-    from penstock.backends.episodes.gateway import GatewayEpisodes, GatewaySettings
+        return EpisodeBackend(inner, open_functions(context), sampling=context.sampling)
+    from penstock.backends.episodes.gateway import GatewayEpisodes
 
-    settings = GatewaySettings(
-        engine=engine,
-        epoch=epoch,
-        run_folder=run_folder,
-        model_folder=model_folder,
-        model=Path(model_folder).name,
-        max_context=max_context,
-        options=options,
-        sampling=sampling,
-        data=data,
-        can=frozenset(can),
-        images=images,
-    )
-    return EpisodeBackend(inner, GatewayEpisodes(settings), sampling=sampling)
+    return EpisodeBackend(inner, GatewayEpisodes(context), sampling=context.sampling)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from penstock.messages.commands import KeepAnswers
-    from penstock.messages.samples import ModelOutcome, Part, Sample
+    from penstock.messages.samples import ModelOutcome, Sample
 
 FOLDER: Final = "evaluations"
 """Name of the folder in the folder of a run."""
@@ -168,13 +168,9 @@ def _blank(command: KeepAnswers, index: int) -> AnswerRow:
     )
 
 
-def _ids(part: Part) -> list[int]:
-    return tokens_view(part.tokens).tolist()
-
-
 def response_text(sample: Sample, text_of: Callable[[list[int]], str]) -> str:
     """All of a response, with what others wrote in between."""
-    return "".join(text_of(_ids(part)) for part in sample.parts)
+    return "".join(text_of(tokens_view(part.tokens).tolist()) for part in sample.parts)
 
 
 def outcome_words(outcome: ModelOutcome) -> tuple[str, str]:

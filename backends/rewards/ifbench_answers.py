@@ -47,10 +47,6 @@ def _plain(text: str) -> str:
     return "".join(c for c in apart if not unicodedata.combining(c)).casefold().strip(" \t.,;*_")
 
 
-def _reversed_letters(response: str, given: Given) -> bool:
-    return "elgae dlab" in response.casefold()
-
-
 def _reversed_words(response: str, given: Given) -> bool:
     found = [word.casefold() for word in spoken_words(response)]
     return len(sentences(response)) == 1 and ("eagle", "bald") in pairwise(found)
@@ -137,7 +133,7 @@ def _syllables(response: str, given: Given) -> bool:
 
 
 CHECKERS: Final[Mapping[str, Callable[[str, Given], bool]]] = {
-    "custom:character_reverse": _reversed_letters,
+    "custom:character_reverse": lambda r, g: "elgae dlab" in r.casefold(),
     "custom:word_reverse": _reversed_words,
     "custom:european_capitals_sort": _capitals,
     "custom:reverse_newline": _countries,

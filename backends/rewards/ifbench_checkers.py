@@ -71,12 +71,8 @@ def _first_letters(text: str) -> list[str]:
     return [bare[0] for word in text.split() if (bare := _bare(word))]
 
 
-def _of_type(sentence: str) -> str:
-    return sentence.rstrip("\"'”’)]*_ ")[-1:]
-
-
 def _types(response: str) -> Counter[str]:
-    return Counter(_of_type(sentence) for sentence in sentences(response))
+    return Counter(sentence.rstrip("\"'”’)]*_ ")[-1:] for sentence in sentences(response))
 
 
 def _stop_words(response: str, given: Given) -> bool:
@@ -105,10 +101,6 @@ def _overlap(response: str, given: Given) -> bool:
     return bool(own) and abs(share - given.number("percentage")) <= 2
 
 
-def _alphabet(response: str, given: Given) -> bool:
-    return _is_alphabet(_first_letters(response))
-
-
 def _is_alphabet(letters: Sequence[str]) -> bool:
     if not letters or not all(letter in string.ascii_lowercase for letter in letters):
         return False
@@ -118,10 +110,6 @@ def _is_alphabet(letters: Sequence[str]) -> bool:
 def _clusters(response: str, given: Given) -> bool:
     found = [_bare(word) for word in response.split() if _bare(word)]
     return bool(found) and all(re.search(r"[b-df-hj-np-tv-z]{2}", word) for word in found)
-
-
-def _vowels(response: str, given: Given) -> bool:
-    return len(paragraphs(response)) == 1 and len(VOWELS & set(response.casefold())) <= 3
 
 
 def _rising_alliteration(response: str, given: Given) -> bool:
@@ -221,10 +209,6 @@ def _keyword_in_sentence(response: str, given: Given) -> bool:
     return 1 <= n <= len(found) and given.text("word").strip().casefold() in found[n - 1].casefold()
 
 
-def _pronouns(response: str, given: Given) -> bool:
-    return sum(1 for word in words(response) if word.casefold() in PRONOUNS) >= given.number("N")
-
-
 def _last_first(response: str, given: Given) -> bool:
     found = [s for sentence in sentences(response) if (s := [w.casefold() for w in spoken_words(sentence)])]
     return bool(found) and all(before[-1] == after[0] for before, after in pairwise(found))
@@ -314,10 +298,6 @@ def _csv_quoted(response: str, given: Given) -> bool:
     return all_quoted and _is_table(_csv_rows(response, "\t"), "StudentID Subject Grade Semester Score", 3)
 
 
-def _multiples(response: str, given: Given) -> bool:
-    return [int(found) for found in re.findall(r"\d{1,9}", response)] == [14, 21, 28, 35, 42, 49]
-
-
 def _dates(response: str, given: Given) -> bool:
     parts = [part.strip() for part in response.strip().rstrip(".").split(",")]
     return all(_DATE.fullmatch(part) for part in parts)
@@ -327,14 +307,6 @@ def _keywords_multiple(response: str, given: Given) -> bool:
     found = Counter(word.casefold() for word in words(response))
     wanted = zip(range(1, 6), (1, 2, 3, 5, 7), strict=True)
     return all(found[given.text(f"keyword{place}").strip().casefold()] == count for place, count in wanted)
-
-
-def _names(response: str, given: Given) -> bool:
-    return len(set(PERSON_NAMES) & set(words(response))) >= given.number("N")
-
-
-def _conjunctions(response: str, given: Given) -> bool:
-    return len(CONJUNCTIONS & {word.casefold() for word in words(response)}) >= given.number("small_n")
 
 
 def _all_words(response: str, test: Callable[[str], object]) -> bool:
@@ -355,11 +327,11 @@ def _alphabet_story(response: str, given: Given) -> bool:
 CHECKERS: Final[Mapping[str, Check]] = {
     "count:word_count_range": lambda r, g: g.number("min_words") <= len(words(r)) <= g.number("max_words"),
     "count:unique_word_count": lambda r, g: len({w.casefold() for w in words(r)}) >= g.number("N"),
-    "count:conjunctions": _conjunctions,
-    "count:person_names": _names,
+    "count:conjunctions": lambda r, g: len(CONJUNCTIONS & {w.casefold() for w in words(r)}) >= g.number("small_n"),
+    "count:person_names": lambda r, g: len({*PERSON_NAMES} & {*words(r)}) >= g.number("N"),
     "count:numbers": lambda r, g: len(_NUMBER.findall(r)) == g.number("N"),
     "count:punctuation": _punctuation,
-    "count:pronouns": _pronouns,
+    "count:pronouns": lambda r, g: sum(w.casefold() in PRONOUNS for w in words(r)) >= g.number("N"),
     "count:words_japanese": _japanese,
     "count:keywords_multiple": _keywords_multiple,
     "ratio:stop_words": _stop_words,
@@ -367,8 +339,8 @@ CHECKERS: Final[Mapping[str, Check]] = {
     "ratio:sentence_balance": _balance,
     "ratio:overlap": _overlap,
     "ratio:sentence_words": _three_sentences,
-    "words:alphabet": _alphabet,
-    "words:vowel": _vowels,
+    "words:alphabet": lambda r, g: _is_alphabet(_first_letters(r)),
+    "words:vowel": lambda r, g: len(paragraphs(r)) == 1 and len(VOWELS & set(r.casefold())) <= 3,
     "words:consonants": _clusters,
     "words:palindrome": _palindromes,
     "words:prime_lengths": lambda r, g: _all_words(r, lambda word: len(word) in PRIMES),
@@ -392,7 +364,7 @@ CHECKERS: Final[Mapping[str, Check]] = {
     "format:no_bullets_bullets": _some_bullets,
     "format:title_case": _title_case,
     "format:no_whitespace": lambda r, g: bool(r) and not any(character.isspace() for character in r),
-    "custom:multiples": _multiples,
+    "custom:multiples": lambda r, g: [int(n) for n in re.findall(r"\d{1,9}", r)] == [14, 21, 28, 35, 42, 49],
     "custom:csv_city": lambda r, g: _is_table(_csv_rows(r, ","), "ID Country City Year Count", 7),
     "custom:csv_special_character": _csv_special,
     "custom:csv_quotes": _csv_quoted,

@@ -35,10 +35,6 @@ def _count_word(response: str, word: str) -> int:
     return len(re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", response, re.IGNORECASE))
 
 
-def _has(response: str, word: str) -> bool:
-    return word.casefold() in response.casefold()
-
-
 def _letter(response: str, given: Given) -> bool:
     letter = given.text("letter").casefold()
     return given.compared(response.casefold().count(letter), "let_frequency", "let_relation")
@@ -128,7 +124,7 @@ def _all_case(response: str, *, upper: bool) -> bool:
 
 
 CHECKERS: Final[Mapping[str, Callable[[str, Given], bool]]] = {
-    "keywords:existence": lambda r, g: all(_has(r, word) for word in g.texts("keywords")),
+    "keywords:existence": lambda r, g: all(word.casefold() in r.casefold() for word in g.texts("keywords")),
     "keywords:frequency": lambda r, g: g.compared(_count_word(r, g.text("keyword").strip()), "frequency", "relation"),
     "keywords:forbidden_words": lambda r, g: not any(_count_word(r, word) for word in g.texts("forbidden_words")),
     "keywords:letter_frequency": _letter,

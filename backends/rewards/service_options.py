@@ -11,7 +11,6 @@ from penstock.messages.option_keys import FileKey
 
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
-HeaderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{1,64}$")]
 
 
 class ServiceOptions(Options, frozen=True, kw_only=True):

@@ -13,10 +13,9 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from penstock.backends.data.row_chooser import RowChooser
 from penstock.backends.draws import mixed, normal, uniform
+from penstock.backends.rewards.options import SimulatedRewardOptions
 from penstock.messages.arrays import pack_tokens
 from penstock.messages.commands import ChooseRows, JudgeSamples, KeepSamples, Score, ShowGroup
 from penstock.messages.local import (
@@ -45,18 +44,9 @@ _REWARD, _FAILS, _HANGS, _VERDICT, _TOKENS, _RECORDED, _DROPS, _CHOOSES, _RETRIE
 """Streams of random numbers of one run."""
 
 
-class JudgingModel(msgspec.Struct, frozen=True, kw_only=True):
-    """How simulated rewards and verdicts come about."""
+class JudgingModel(SimulatedRewardOptions, frozen=True, kw_only=True):
+    """How simulated rewards and verdicts come about: as a scenario says, and with what only trials ask for."""
 
-    latency_s: float = 0.01
-    latency_sigma: float = 0.0
-    """Of the logarithm of a reward's latency, whose median is ``latency_s``."""
-    success_rate: float = 0.5
-    """Share of samples with reward 1; the others get 0."""
-    constant_rate: float = 0.0
-    """Share of groups whose samples all get the same reward."""
-    num_workers: int | None = None
-    """Rewards that are worked out side by side; None: all."""
     failure_rate: float = 0.0
     """Share of samples whose reward function raises."""
     hang_rate: float = 0.0

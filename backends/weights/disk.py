@@ -14,14 +14,14 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import torch
 
 from penstock.backends.weights.digest import PlacedDigest
 from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
-from penstock.backends.weights.keeping import released, superseded
+from penstock.backends.weights.keeping import Export, released, superseded
 from penstock.backends.weights.positioned import put, read_back
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
 from penstock.backends.weights.spec import DISK
@@ -42,23 +42,13 @@ _EXPORT: Final = re.compile(
 )
 
 
-class _Export(NamedTuple):
-    epoch: int
-    version: int
-    publish: int
-    path: Path
-    is_partial: bool = False
-    """Its exporter was killed, or writes it now."""
-    is_base: bool = False
-
-
 class DiskExporter:
     """The learner's end. What earlier incarnations left stays as :mod:`~penstock.backends.weights.keeping` says."""
 
     def __init__(self, folder: Path, learner_epoch: int) -> None:
         self._folder = folder.absolute()
         self._epoch = learner_epoch
-        self._own: list[_Export] = []
+        self._own: list[Export] = []
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._remove([export for export in self._inherited(with_partial=True) if export.is_partial])
@@ -68,16 +58,16 @@ class DiskExporter:
     def export(self, tensors: AnyWeights, *, version: int, publish: int, canary: Canary | None) -> WeightManifest:
         """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
         place = self._folder / f"weights-{self._epoch}-{version}-{publish}"
-        manifest = self._export(tensors, _Export(self._epoch, version, publish, place))
+        manifest = self._export(tensors, Export(self._epoch, version, publish, place))
         self._remove(superseded(self._inherited(), version))
         return msgspec.structs.replace(manifest, canary=canary)
 
     def export_base(self, tensors: AnyWeights, *, version: int, publish: int) -> WeightManifest:
         """See :class:`~penstock.backends.weights.protocol.BaseExporter`."""
         place = self._folder / f"weights-{self._epoch}-{version}-{publish}-base"
-        return self._export(tensors, _Export(self._epoch, version, publish, place, is_base=True))
+        return self._export(tensors, Export(self._epoch, version, publish, place, is_base=True))
 
-    def _export(self, tensors: AnyWeights, new: _Export) -> WeightManifest:
+    def _export(self, tensors: AnyWeights, new: Export) -> WeightManifest:
         layout, place, version = planned(tensors), new.path, new.version
         partial = place.with_name(f"{place.name}.partial")
         try:
@@ -119,16 +109,13 @@ class DiskExporter:
             raise
         return digest
 
-    def _inherited(self, *, with_partial: bool = False) -> list[_Export]:
+    def _inherited(self, *, with_partial: bool = False) -> list[Export]:
         # Looked up each time: a predecessor that was only asleep may have added to it.
-        found: list[_Export] = []
-        for path in self._folder.iterdir() if self._folder.is_dir() else ():
-            if match := _EXPORT.fullmatch(path.name):
-                epoch, version, publish = (int(match[field]) for field in ("epoch", "version", "publish"))
-                found.append(_Export(epoch, version, publish, path, bool(match["partial"]), bool(match["base"])))
+        paths = list(self._folder.iterdir()) if self._folder.is_dir() else []
+        found = [Export.named(match, path) for path in paths if (match := _EXPORT.fullmatch(path.name))]
         return [export for export in found if export.epoch < self._epoch and (with_partial or not export.is_partial)]
 
-    def _remove(self, exports: list[_Export]) -> None:
+    def _remove(self, exports: list[Export]) -> None:
         for export in exports:
             shutil.rmtree(export.path, ignore_errors=True)
         self._own = [export for export in self._own if export not in exports]

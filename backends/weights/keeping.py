@@ -11,43 +11,42 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Sequence
+    from pathlib import Path
 
 
-class Export(Protocol):
-    """What the name of an export tells."""
+class Export(NamedTuple):
+    """One export, ordered by age."""
 
-    @property
-    def epoch(self) -> int:
-        """Of the learner incarnation that made it."""
-        ...
+    epoch: int
+    """Of the learner incarnation that made it."""
+    version: int
+    publish: int
+    path: Path
+    is_partial: bool = False
+    """Its exporter was killed, or writes it now."""
+    is_base: bool = False
+    """Other exports of its incarnation are adapters that belong to it."""
 
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def publish(self) -> int: ...
-
-    @property
-    def is_base(self) -> bool:
-        """Other exports of its incarnation are adapters that belong to it."""
-        ...
-
-
-ExportT = TypeVar("ExportT", bound=Export)
+    @classmethod
+    def named(cls, name: re.Match[str], path: Path) -> Export:
+        """What the name of this file tells, by the groups of its pattern."""
+        epoch, version, publish = (int(name[field]) for field in ("epoch", "version", "publish"))
+        return cls(epoch, version, publish, path, bool(name["partial"]), bool(name["base"]))
 
 
-def superseded(inherited: Sequence[ExportT], exported_version: int) -> list[ExportT]:
+def superseded(inherited: Sequence[Export], exported_version: int) -> list[Export]:
     """Of the exports of earlier incarnations: those that an own export of this version replaces."""
     return _with_bases(
         inherited, [export for export in inherited if not export.is_base and export.version <= exported_version]
     )
 
 
-def released(own: Sequence[ExportT], inherited: Sequence[ExportT], below_version: int) -> list[ExportT]:
+def released(own: Sequence[Export], inherited: Sequence[Export], below_version: int) -> list[Export]:
     """What a release lets go; ``own`` in the order of the exports."""
     candidates = [export for export in (*inherited, *own) if not export.is_base]
     mine = [export for export in own if not export.is_base]
@@ -61,7 +60,7 @@ def released(own: Sequence[ExportT], inherited: Sequence[ExportT], below_version
     return _with_bases(inherited, going)
 
 
-def _with_bases(inherited: Sequence[ExportT], going: list[ExportT]) -> list[ExportT]:
+def _with_bases(inherited: Sequence[Export], going: list[Export]) -> list[Export]:
     """These, and the bases of earlier incarnations of which nothing else is left then."""
     needed = {export.epoch for export in inherited if not export.is_base and export not in going}
     return going + [export for export in inherited if export.is_base and export.epoch not in needed]

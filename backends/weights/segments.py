@@ -18,7 +18,9 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
+
+from penstock.backends.weights.keeping import Export
 
 SHARED_FOLDER: Final = Path("/dev/shm")
 PARTIAL: Final = ".partial"
@@ -31,18 +33,6 @@ _SEGMENT: Final = re.compile(
 )
 
 
-class Segment(NamedTuple):
-    """One export, ordered by age."""
-
-    epoch: int
-    version: int
-    publish: int
-    path: Path
-    is_partial: bool = False
-    """Its exporter was killed, or writes it now."""
-    is_base: bool = False
-
-
 def sweep(run_id: str, folder: Path = SHARED_FOLDER) -> int:
     """Remove every segment of a run, whoever made it; returns how many there were. For after a SIGKILL."""
     segments = segments_of(run_id, folder)
@@ -51,17 +41,14 @@ def sweep(run_id: str, folder: Path = SHARED_FOLDER) -> int:
     return len(segments)
 
 
-def segments_of(run_id: str, folder: Path = SHARED_FOLDER) -> list[Segment]:
+def segments_of(run_id: str, folder: Path = SHARED_FOLDER) -> list[Export]:
     """The segments of this run and of no other, partial ones among them; none where there is no such folder."""
-    found: list[Segment] = []
+    found: list[Export] = []
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):
             match = _SEGMENT.fullmatch(entry.name)
             if match and match["run_id"] == run_id and _is_own(entry):
-                epoch, version, publish = (int(match[field]) for field in ("epoch", "version", "publish"))
-                found.append(
-                    Segment(epoch, version, publish, Path(entry.path), bool(match["partial"]), bool(match["base"]))
-                )
+                found.append(Export.named(match, Path(entry.path)))
     return found
 
 

@@ -29,7 +29,7 @@ import msgspec
 
 from penstock.backends.weights.digest import PlacedDigest
 from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
-from penstock.backends.weights.keeping import released, superseded
+from penstock.backends.weights.keeping import Export, released, superseded
 from penstock.backends.weights.lease import read_lease
 from penstock.backends.weights.pages import WORTH_BYTES
 from penstock.backends.weights.positioned import read_back
@@ -38,7 +38,6 @@ from penstock.backends.weights.segment_file import SegmentFile, new_segment, reo
 from penstock.backends.weights.segments import (
     PARTIAL,
     SHARED_FOLDER,
-    Segment,
     check_run_id,
     is_segment_name,
     segment_name,
@@ -106,7 +105,7 @@ class SharedMemoryExporter:
         self._run_id = run_id
         self._epoch = learner_epoch
         self._folder = folder
-        self._own: list[Segment] = []
+        self._own: list[Export] = []
         self._spare: Path | None = None
         """Let go, and kept for its pages: making them takes longer than anything else."""
         self._remove([segment for segment in self._inherited(with_partial=True) if segment.is_partial])
@@ -117,16 +116,16 @@ class SharedMemoryExporter:
 
     def begin(self, tensors: AnyWeights, *, version: int, publish: int, canary: Canary | None) -> PendingExport:
         """See :class:`~penstock.backends.weights.protocol.BackgroundExporter`."""
-        segment = Segment(self._epoch, version, publish, self._folder)
+        segment = Export(self._epoch, version, publish, self._folder)
         return self._begin(tensors, segment, canary, lambda: self._remove(superseded(self._inherited(), version)))
 
     def export_base(self, tensors: AnyWeights, *, version: int, publish: int) -> WeightManifest:
         """See :class:`~penstock.backends.weights.protocol.BaseExporter`."""
-        segment = Segment(self._epoch, version, publish, self._folder, is_base=True)
+        segment = Export(self._epoch, version, publish, self._folder, is_base=True)
         return self._begin(tensors, segment, None, lambda: None).manifest()
 
     def _begin(
-        self, tensors: AnyWeights, segment: Segment, canary: Canary | None, done: Callable[[], None]
+        self, tensors: AnyWeights, segment: Export, canary: Canary | None, done: Callable[[], None]
     ) -> PendingExport:
         layout, (epoch, version, publish, *_) = planned(tensors), segment
         path = self._folder / segment_name(self._run_id, epoch, version, publish, is_base=segment.is_base)
@@ -205,7 +204,7 @@ class SharedMemoryExporter:
             if path.stat().st_size >= WORTH_BYTES:
                 self._spare = path.rename(spare)
 
-    def _inherited(self, *, with_partial: bool = False) -> list[Segment]:
+    def _inherited(self, *, with_partial: bool = False) -> list[Export]:
         # Looked up each time: a predecessor that was only asleep may have added to it.
         return [
             segment
@@ -213,7 +212,7 @@ class SharedMemoryExporter:
             if segment.epoch < self._epoch and (with_partial or not segment.is_partial)
         ]
 
-    def _remove(self, segments: list[Segment]) -> None:
+    def _remove(self, segments: list[Export]) -> None:
         """From any thread."""
         for segment in segments:
             segment.path.unlink(missing_ok=True)

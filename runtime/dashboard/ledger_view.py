@@ -8,13 +8,14 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE, TABLES, VIEWS
 from penstock.messages.errors import UserFault
 from penstock.runtime.dashboard.routes import Query, Route, View
 from penstock.runtime.dashboard.sql_box import LIMIT_S, START_S, SqlQuery, ask
-from penstock.runtime.observability.accounting import read_accounts
+from penstock.runtime.observability.accounting import Waste, read_accounts
 from penstock.runtime.observability.ledger_counts import ledger_counts
 from penstock.runtime.observability.samples import reason_counts
 from penstock.runtime.observability.trackers import ACTIVITY_FILE
@@ -40,16 +41,6 @@ class BalanceRow(msgspec.Struct, frozen=True):
     num_tokens: int
 
 
-class WasteRow(msgspec.Struct, frozen=True):
-    """Tokens that are of no use, by cause."""
-
-    state: str
-    cause: str
-    num_tokens: int
-    device_s: float
-    is_estimate: bool
-
-
 class ReasonRow(msgspec.Struct, frozen=True):
     """Samples that failed for one kind of reason."""
 
@@ -73,7 +64,7 @@ class LedgerPage(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[TokenRow]
     """They add up to those that were generated."""
     num_generated: int
-    waste: list[WasteRow]
+    waste: list[Waste]
     """Dearest first."""
     reasons: list[ReasonRow]
     took_s: float
@@ -121,10 +112,7 @@ def answer_ledger(run_folder: Path, _query: Query) -> LedgerPage:
             TokenRow("in the system", tokens.in_system),
         ],
         num_generated=tokens.generated,
-        waste=[
-            WasteRow(one.state, terminal_text(one.cause), one.num_tokens, one.device_s, one.is_estimate)
-            for one in accounts.waste
-        ],
+        waste=[replace(one, cause=terminal_text(one.cause)) for one in accounts.waste],
         reasons=[
             ReasonRow(one.cause, terminal_text(one.kind), one.num_samples, terminal_text(one.example, max_chars=500))
             for one in reason_counts(run_folder)[:MAX_REASONS]

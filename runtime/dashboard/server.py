@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from penstock.runtime.dashboard.routes import Route, View
 
 HOST: Final = "127.0.0.1"
-PORT: Final = 8475
 ASSETS: Final = Path(__file__).parent / "assets"
 REPORT_STYLE: Final = Path(__file__).parents[1] / "observability" / "report.css"
 BOUNDS: Final = Bounds(idle_s=30.0, body_s=10.0, max_body_bytes=64 * 1024, max_connections=128)

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
+from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
@@ -179,10 +180,10 @@ class StageRecorder:
             Record: self._recorded,
             Generate: engine.begins,
             Train: self._training_begins,
-            SaveCheckpoint: self._checkpoint_begins,
-            PublishWeights: self._publish_begins,
-            FetchWeights: self._fetch_begins,
-            ApplyWeights: self._swap_begins,
+            SaveCheckpoint: partial(self._begins, "checkpoint"),
+            PublishWeights: partial(self._begins, "publish"),
+            FetchWeights: partial(self._begins, "fetch_weights"),
+            ApplyWeights: partial(self._begins, "apply_weights"),
         }
 
     def after(self, kind: type[Event]) -> Stages:
@@ -389,16 +390,10 @@ class StageRecorder:
         )
         self._record_root(link[0], "step", began_ns, now_ns, attributes, tuple(links))
 
-    def _checkpoint_begins(self, command: SaveCheckpoint) -> None:
-        self._working.begin(("checkpoint", command.version), self._now_ns())
-
     def _checkpoint_written(self, event: CheckpointWritten) -> None:
         self._worked("checkpoint", event.version, self._ids.step(event.version))
 
     # --- weights ----------------------------------------------------------------------------------------------
-
-    def _publish_begins(self, command: PublishWeights) -> None:
-        self._working.begin(("publish", command.version), self._now_ns())
 
     def _weights_copied(self, event: WeightsCopied) -> None:
         self._exported(event.version, event.size_bytes)
@@ -427,21 +422,20 @@ class StageRecorder:
         self._named.begin(event.manifest.publish, None)
         self._arrived.begin(event.manifest.publish, self._now_ns())
 
-    def _fetch_begins(self, command: FetchWeights) -> None:
-        self._working.begin(("fetch_weights", command.manifest.version), self._now_ns())
-
     def _weights_fetched(self, event: WeightsStagedLocally) -> None:
         attributes = (("error", event.error),) if event.error else ()
         self._worked("fetch_weights", event.version, self._ids.version(event.version), attributes)
-
-    def _swap_begins(self, command: ApplyWeights) -> None:
-        self._working.begin(("apply_weights", command.manifest.version), self._now_ns())
 
     def _weights_swapped(self, event: WeightsSwapped) -> None:
         self._worked("apply_weights", event.version, self._ids.version(event.version))
         for publish in [one for one in self._named if one <= event.publish]:
             del self._named[publish]
             self._arrived.pop(publish, None)
+
+    def _begins(self, name: str, command: SaveCheckpoint | PublishWeights | FetchWeights | ApplyWeights) -> None:
+        """Work for a version, which :meth:`_worked` ends."""
+        version = command.manifest.version if isinstance(command, FetchWeights | ApplyWeights) else command.version
+        self._working.begin((name, version), self._now_ns())
 
     def _worked(self, name: str, version: int, trace_id: bytes, attributes: Attributes = ()) -> None:
         began_ns = self._working.pop((name, version), None)

@@ -203,16 +203,7 @@ class ActivityLog:
 
     def _write(self, name: str, epoch: int, spans: list[ActivitySpan]) -> list[ActivitySpan]:
         for span in spans:
-            row = ActivityRow(
-                actor=name,
-                epoch=epoch,
-                activity=span.activity,
-                start_s=span.start_s,
-                end_s=span.end_s,
-                occupancy=span.occupancy,
-                outside=span.outside,
-            )
-            self._lines.append(row)
+            self._lines.append(ActivityRow(actor=name, epoch=epoch, **msgspec.structs.asdict(span)))
         return spans
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from penstock.backends.data.options import PUSHED
 from penstock.backends.engines.options import group_of, options_of
@@ -129,14 +129,6 @@ def _modelled(name: str, plan: RunPlan, epoch: int, timers: Timers | None) -> Ba
 
     assert timers is not None, "simulated backends need a clock"
     scenario = plan.scenario
-    reward = scenario.reward.simulated
-    judging = JudgingModel(
-        latency_s=reward.latency_s,
-        latency_sigma=reward.latency_sigma,
-        success_rate=reward.success_rate,
-        constant_rate=reward.constant_rate,
-        num_workers=reward.num_workers,
-    )
     return open_simulated(
         role_of(name),
         engines=scenario.engines,
@@ -146,7 +138,7 @@ def _modelled(name: str, plan: RunPlan, epoch: int, timers: Timers | None) -> Ba
         epoch=epoch,
         timers=timers,
         choosing=choosing_settings(plan),
-        judging=judging,
+        judging=JudgingModel(**asdict(scenario.reward.simulated)),
     )
 
 
@@ -245,23 +237,25 @@ def _engine(
 
 
 def _with_episodes(name: str, plan: RunPlan, epoch: int, engine: Backend[Any]) -> Backend[Any]:
-    from penstock.backends.episodes import open_episodes
+    from penstock.backends.episodes import EpisodeContext, open_episodes
 
     scenario = plan.scenario
     group, _ = group_of(scenario.engines, engine_index(name))
     return open_episodes(
         engine,
-        scenario.episode,
-        engine=name,
-        epoch=epoch,
-        run_folder=plan.run_folder,
-        model_folder=plan.model_folder,
-        max_context=scenario.model.max_context,
-        sampling=scenario.sampling,
-        data=scenario.data,
-        evaluated=[each.generate for each in sets_of(scenario)],
-        can=capabilities_of(group),
-        images=image_rules(scenario, plan.run_folder),
+        EpisodeContext(
+            engine=name,
+            epoch=epoch,
+            run_folder=Path(plan.run_folder),
+            model_folder=Path(plan.model_folder),
+            max_context=scenario.model.max_context,
+            options=scenario.episode,
+            sampling=scenario.sampling,
+            data=scenario.data,
+            evaluated=[each.generate for each in sets_of(scenario)],
+            can=capabilities_of(group),
+            images=image_rules(scenario, plan.run_folder),
+        ),
     )
 
 

@@ -13,7 +13,6 @@ from penstock.runtime.scenario.teacher_rules import DEVICE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.backends.rewards.options import RewardOptions
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
@@ -23,7 +22,8 @@ BLOCK: Final = "reward_model"
 
 def reward_model_rules(s: Scenario) -> Iterator[Broken]:
     """The rules that this scenario breaks."""
-    is_asked = any(_asks(block) for block in (s.reward, *(each.reward for each in sets_of(s))))
+    blocks = (s.reward, *(each.reward for each in sets_of(s)))
+    is_asked = any(each.function == REWARD_MODEL for block in blocks for each in asked_functions(block).every())
     model = s.reward_model
     if model is None:
         if is_asked and not are_modelled(s.engines) and s.run.only != "learner":
@@ -47,7 +47,3 @@ def reward_model_rules(s: Scenario) -> Iterator[Broken]:
     spec = ENGINES.spec(model.backend).reward_model
     assert spec is not None, "its name was looked at before"
     yield from spec.rules((BLOCK,), model)
-
-
-def _asks(reward: RewardOptions) -> bool:
-    return any(each.function == REWARD_MODEL for each in asked_functions(reward).every())

@@ -74,7 +74,7 @@ def _fill(own: Path, values: dict[str, Any]) -> str:
         keep_trailing_newline=True,
         autoescape=False,  # nothing here is HTML
     )
-    environment.filters |= {"sh": _shell_word, "yaml": _yaml_value}
+    environment.filters |= {"sh": lambda value: shlex.quote(str(value)), "yaml": _yaml_value}
     try:
         return environment.get_template(own.name).render(**values)
     except jinja2.TemplateNotFound as error:
@@ -83,10 +83,6 @@ def _fill(own: Path, values: dict[str, Any]) -> str:
         raise UserFault(f"{error.filename or own}:{error.lineno}: not a Jinja template: {error.message}") from None
     except (jinja2.TemplateError, OSError, UnicodeDecodeError) as error:
         raise UserFault(f"{own}: the template cannot be filled in: {error}") from None
-
-
-def _shell_word(value: object) -> str:
-    return shlex.quote(str(value))
 
 
 def _yaml_value(value: object) -> str:

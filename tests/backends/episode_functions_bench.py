@@ -7,10 +7,13 @@ import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.backends.data.options import DataOptions
 from penstock.backends.data.tokenizer import TextTokenizer
+from penstock.backends.engines.options import SamplingOptions
 from penstock.backends.engines.torch.spec import TORCH
 from penstock.backends.episodes.backend import EpisodeBackend
 from penstock.backends.episodes.functions.opening import open_functions
+from penstock.backends.episodes.opening import EpisodeContext
 from penstock.backends.vision.places import expanded
 from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
 from penstock.messages.commands import AbortGeneration, Generate, InterruptGenerations
@@ -132,15 +135,13 @@ class FunctionBench:
     ) -> None:
         self.tokenizer = TextTokenizer(model)
         self.engine = ReplyingEngine(self.tokenizer, end)
+        sampling, data = SamplingOptions(max_response_tokens=max_new), DataOptions(chat_template=uses_chat)
         self.driver = open_functions(
-            options,
-            model,
-            max_context=max_context,
-            max_response_tokens=max_new,
-            uses_chat=uses_chat,
-            can=can,
-            images=images,
-        )
+            EpisodeContext(
+                engine="engine/0", epoch=0, run_folder=model, model_folder=model, max_context=max_context,
+                options=options, sampling=sampling, data=data, can=can, images=images,
+            )
+        )  # fmt: skip
         self.backend = EpisodeBackend(self.engine, self.driver)
         self.said: SimpleQueue[LocalEvent | BaseException] = SimpleQueue()
         self.backend.start(self.said.put, self.said.put)

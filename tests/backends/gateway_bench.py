@@ -19,7 +19,8 @@ from penstock.backends.engines.torch.factory import open_torch_engine
 from penstock.backends.engines.torch.spec import TORCH
 from penstock.backends.episodes.api import SessionEnded, SessionTaken
 from penstock.backends.episodes.backend import EpisodeBackend
-from penstock.backends.episodes.gateway import GatewayEpisodes, GatewaySettings
+from penstock.backends.episodes.gateway import GatewayEpisodes
+from penstock.backends.episodes.opening import EpisodeContext
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.episodes.registry import run_token
 from penstock.backends.vision.places import expanded
@@ -129,8 +130,8 @@ class GatewayBench:
         sampling = sampling or SamplingOptions(max_response_tokens=64)
         self.engine = Listening((open_engine or _embedded)(model, folder, sampling))
         self.gateway = GatewayEpisodes(
-            GatewaySettings(
-                engine=engine_name, epoch=0, run_folder=str(folder), model_folder=str(model), model="tiny",
+            EpisodeContext(
+                engine=engine_name, epoch=0, run_folder=folder, model_folder=model,
                 max_context=512, options=options, sampling=sampling, data=data, can=can,
                 images=images,
             )

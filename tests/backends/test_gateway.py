@@ -19,7 +19,8 @@ from gateway_bench import ASKED, TOOLS, WAIT_S, BenchFactory, GatewayBench, hold
 from penstock.backends.data.options import DataOptions
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.engines.options import SamplingOptions
-from penstock.backends.episodes.gateway import GatewayEpisodes, GatewaySettings
+from penstock.backends.episodes.gateway import GatewayEpisodes
+from penstock.backends.episodes.opening import EpisodeContext
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.episodes.registry import log_file, read_addresses
 from penstock.messages.arrays import floats_view, tokens_view
@@ -520,7 +521,7 @@ def test_an_agent_waits_for_a_session_and_gets_none_when_there_is_none(bench: Ga
 
 def test_models_and_status_are_served(bench: GatewayBench) -> None:
     _, client = bench.begin()
-    assert [card.id for card in client.models.list()] == ["tiny"]
+    assert [card.id for card in client.models.list()] == [bench.model.name]
     status = bench.take_status()
     assert (status["engine"], status["num_open"], status["num_taken"]) == ("engine/0", 0, 1)
 
@@ -534,8 +535,8 @@ def test_the_address_is_in_the_runs_folder_while_the_gateway_is_there(gateway_mo
 
 
 def test_an_address_that_is_not_this_machines_is_refused(gateway_model: Path, tmp_path: Path) -> None:
-    settings = GatewaySettings(
-        engine="engine/0", epoch=0, run_folder=str(tmp_path), model_folder=str(gateway_model), model="tiny",
+    settings = EpisodeContext(
+        engine="engine/0", epoch=0, run_folder=tmp_path, model_folder=gateway_model,
         max_context=64, options=EpisodeOptions(kind="gateway", host="192.0.2.1"), sampling=SamplingOptions(),
         data=DataOptions(path="x.jsonl"),
     )  # fmt: skip

@@ -202,7 +202,7 @@ def test_loads_are_added_up_over_data_parallel_ranks() -> None:
     }
     body = msgspec.json.encode({"timestamp": "now", "loads": [rank, rank]})
     loads, _ = ask(lambda c: c.loads(), {"/v1/loads": (200, body)})
-    assert (loads.num_running, loads.num_waiting, loads.num_paused, loads.num_retracted) == (6, 4, 2, 8)
+    assert (loads.num_running, loads.num_waiting, loads.num_retracted) == (6, 4, 8)
     assert loads.token_usage == 0.25
 
 

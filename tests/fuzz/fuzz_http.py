@@ -33,10 +33,11 @@ with instrumented(
     from penstock.backends.engines.surroundings import Surroundings
     from penstock.backends.episodes import server as gateway_server
     from penstock.backends.episodes.backend import EpisodeBackend
-    from penstock.backends.episodes.gateway import GatewayEpisodes, GatewaySettings
+    from penstock.backends.episodes.gateway import GatewayEpisodes
     from penstock.backends.episodes.judge_endpoint.judge_sampling import Question
     from penstock.backends.episodes.judge_endpoint.server import ROUTE, JudgeServer
     from penstock.backends.episodes.judge_endpoint.settings import JudgingSettings
+    from penstock.backends.episodes.opening import EpisodeContext
     from penstock.backends.episodes.options import EpisodeOptions
     from penstock.backends.episodes.registry import run_token
     from penstock.backends.processes.http_server import listen
@@ -159,8 +160,8 @@ class Servers:
         sampling = SamplingOptions(max_response_tokens=64)
         data = DataOptions(path="rows.jsonl", metadata_keys=("level",), chat_template=True)
         gateway = GatewayEpisodes(
-            GatewaySettings(
-                engine="engine/0", epoch=0, run_folder=str(self.folder), model_folder=str(self.folder), model="tiny",
+            EpisodeContext(
+                engine="engine/0", epoch=0, run_folder=self.folder, model_folder=self.folder,
                 max_context=CONTEXT, options=EpisodeOptions(kind="gateway"), sampling=sampling, data=data,
             )
         )  # fmt: skip

@@ -9,11 +9,10 @@ from penstock.backends.episodes.functions.wire import EVALUATION, FunctionSpecs,
 from penstock.backends.episodes.playing import PlayRules
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
+    from penstock.backends.episodes.opening import EpisodeContext
     from penstock.backends.episodes.options import EpisodeOptions
-    from penstock.backends.episodes.playing import ImageRules
 
 
 def specs_of(options: EpisodeOptions, evaluated: Sequence[str | None] = ()) -> FunctionSpecs:
@@ -32,24 +31,15 @@ def specs_of(options: EpisodeOptions, evaluated: Sequence[str | None] = ()) -> F
     )
 
 
-def open_functions(
-    options: EpisodeOptions,
-    model_folder: Path,
-    *,
-    max_context: int,
-    max_response_tokens: int,
-    uses_chat: bool,
-    evaluated: Sequence[str | None] = (),
-    can: Collection[str] = (),
-    images: ImageRules | None = None,
-) -> FunctionEpisodes:
+def open_functions(context: EpisodeContext) -> FunctionEpisodes:
     """The driver; its process starts with it."""
     rules = PlayRules(
-        options=options,
-        max_context=max_context,
-        max_response_tokens=max_response_tokens,
-        uses_chat=uses_chat,
-        can=tuple(sorted(can)),
-        images=images,
+        options=context.options,
+        max_context=context.max_context,
+        max_response_tokens=context.sampling.max_response_tokens,
+        uses_chat=context.data.chat_template,
+        can=tuple(sorted(context.can)),
+        images=context.images,
     )
-    return FunctionEpisodes(Setup(specs_of(options, evaluated), str(model_folder), rules), options, model_folder)
+    setup = Setup(specs_of(context.options, context.evaluated), str(context.model_folder), rules)
+    return FunctionEpisodes(setup, context.options, context.model_folder)

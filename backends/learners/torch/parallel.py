@@ -103,7 +103,7 @@ def shard(root: nn.Module, workers: WorkerGroup, options: LearnerOptions, *, com
         options: the ``learner:`` block.
         compute_dtype: what it computes in.
     """
-    mesh = _mesh(workers, options)
+    mesh = _meshes_of(workers, options)["shard"]
     reduced = torch.promote_types(compute_dtype, torch.float32)
     precision = MixedPrecisionPolicy(
         param_dtype=None if compute_dtype == reduced else compute_dtype, reduce_dtype=reduced, cast_forward_inputs=False
@@ -295,10 +295,6 @@ def _every_nth(workers: WorkerGroup, step: int) -> WorkerGroup:
                 found, tensors=cast("ProcessGroup", tensors), control=cast("ProcessGroup", control)
             )
     return found
-
-
-def _mesh(workers: WorkerGroup, options: LearnerOptions) -> DeviceMesh:
-    return _meshes_of(workers, options)["shard"]
 
 
 def _meshes_of(workers: WorkerGroup, options: LearnerOptions) -> DeviceMesh:

@@ -8,8 +8,6 @@ from penstock.backends.learners.worker_group.rank_view import TOLD_LINES, RankVi
 from penstock.backends.learners.worker_group.words import FailureKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.backends.learners.worker_group.node_line import NodeLine
     from penstock.backends.learners.worker_group.node_words import NodeFailed, RankShown
     from penstock.backends.processes.remote_ranks import RankEnded
@@ -70,9 +68,6 @@ class Node:
         return LostNode(f"{self} was lost: {self.cut}") if self.cut else None
 
     def __str__(self) -> str:
-        ranks = f"rank {self.ranks[0].rank}" if len(self.ranks) == 1 else f"ranks {_span(self.ranks)}"
+        first, last = self.ranks[0].rank, self.ranks[-1].rank
+        ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
         return f"node {self.number} ({f'{self.host}, ' if self.host else ''}{ranks})"
-
-
-def _span(ranks: Sequence[RankView]) -> str:
-    return f"{ranks[0].rank} to {ranks[-1].rank}"

@@ -34,7 +34,6 @@ MS_REC: Final = 16384
 MS_PRIVATE: Final = 1 << 18
 MNT_DETACH: Final = 2
 
-PR_SET_DUMPABLE: Final = 4
 PR_SET_NO_NEW_PRIVS: Final = 38
 _AT_FDCWD: Final = -100
 _AT_RECURSIVE: Final = 0x8000

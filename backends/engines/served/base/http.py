@@ -42,6 +42,7 @@ from penstock.messages.errors import UNREADABLE
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Mapping
 
+CONNECT_TIMEOUT_S: Final = 5.0
 MAX_EVENT_BYTES: Final = 256 * 1024 * 1024
 """A stream that goes on for longer without the end of an event is none."""
 MAX_QUOTED: Final = 600
@@ -104,13 +105,9 @@ class _ErrorBody(msgspec.Struct):
 class ServerHttp:
     """One session with one server, or with a router before several."""
 
-    def __init__(
-        self, base_url: str, *, admin_api_key: str = "", api_key: str = "", connect_timeout_s: float = 5.0
-    ) -> None:
+    def __init__(self, base_url: str, *, admin_api_key: str = "") -> None:
         self.base_url = base_url.rstrip("/")
-        key = admin_api_key or api_key
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._connect_timeout_s = connect_timeout_s
+        self._headers = {"Authorization": f"Bearer {admin_api_key}"} if admin_api_key else {}
         self._opened: aiohttp.ClientSession | None = None
         self.is_closed = False
 
@@ -174,7 +171,7 @@ class ServerHttp:
                 headers=self._headers,
                 connector=aiohttp.TCPConnector(limit=0, force_close=True),
                 # Deadlines are the callers'; aiohttp would end a stream after five minutes.
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
                 read_bufsize=256 * 1024,
             )
         return self._opened

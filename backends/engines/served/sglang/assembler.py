@@ -88,7 +88,7 @@ class SglangAssembler(Assembler):
     def _new_part(self, reply: Reply, meta: MetaInfo, have: int) -> tuple[list[int], list[TokenLogprob]]:
         """Ids and log-probs beyond those that came before."""
         ids, entries = reply.output_ids, meta.output_token_logprobs
-        if self._incremental and not _is_short(meta):
+        if self._incremental and meta.prompt_tokens is not None:  # None: aborted while it was queued or retracted
             return ids, entries
         if self._incremental:
             count = meta.completion_tokens or 0
@@ -176,8 +176,3 @@ class SglangAssembler(Assembler):
 
 def _larger(known: int | None, said: int | None) -> int | None:
     return said if known is None else known if said is None else max(known, said)
-
-
-def _is_short(meta: MetaInfo) -> bool:
-    """Of a request that was aborted while it was queued or retracted."""
-    return meta.prompt_tokens is None

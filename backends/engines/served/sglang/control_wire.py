@@ -31,7 +31,6 @@ class Internal(msgspec.Struct):
     attention_backend: str | None = None
     enable_deterministic_inference: bool = False
     enable_priority_scheduling: bool = False
-    enable_memory_saver: bool = False
     incremental_streaming_output: bool = False
     skip_tokenizer_init: bool = False
     speculative_algorithm: str | None = None
@@ -66,7 +65,6 @@ class ModelReply(msgspec.Struct):
 class Queues(msgspec.Struct):
     """Of one load."""
 
-    paused: int = 0
     retracted: int = 0
 
 

@@ -31,7 +31,6 @@ class ServerInfo(Value, frozen=True, kw_only=True):
     deterministic: bool
     """Whether ``sampling_seed`` is heeded."""
     priority_scheduling: bool
-    memory_saver: bool
     skips_tokenizer: bool
     drafts_from_model: bool
     """Whether it drafts with layers of the model's own checkpoint."""
@@ -64,7 +63,6 @@ class ServerInfo(Value, frozen=True, kw_only=True):
             incremental_streaming=state.incremental_streaming_output,
             deterministic=state.enable_deterministic_inference,
             priority_scheduling=state.enable_priority_scheduling,
-            memory_saver=state.enable_memory_saver,
             skips_tokenizer=state.skip_tokenizer_init,
             drafts_from_model=state.speculative_algorithm is not None
             and state.speculative_draft_model_path == info.model_path,
@@ -100,7 +98,6 @@ class Loads(Value, frozen=True, kw_only=True):
 
     num_running: int
     num_waiting: int
-    num_paused: int
     num_retracted: int
     used_tokens: int
     max_total_tokens: int
@@ -112,7 +109,6 @@ class Loads(Value, frozen=True, kw_only=True):
         return cls(
             num_running=sum(load.num_running_reqs for load in loads),
             num_waiting=sum(load.num_waiting_reqs for load in loads),
-            num_paused=sum(load.queues.paused for load in loads if load.queues),
             num_retracted=sum(load.queues.retracted for load in loads if load.queues),
             used_tokens=sum(load.num_used_tokens for load in loads),
             max_total_tokens=sum(load.max_total_num_tokens for load in loads),

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron_options import MegatronOptions
 
 FORMAT: Final = "fp8"
-RECIPE: Final = "fp8_recipe"
 MULTIPLES: Final[Mapping[str, int]] = {"blockwise": 128, "mxfp8": 32}
 USUAL_MULTIPLE: Final = 16
 """Of rows and columns that the tensor cores take."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
-pytestmark = [pytest.mark.long_run, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long_run, pytest.mark.timeout(540)]
 
 SCENARIO = "examples/reproducible.yaml"
 NUM_STEPS = 4

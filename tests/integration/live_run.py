@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 RUN_TIMEOUT_S = 240.0
+"""From its start to its end. A test's own timeout is longer than those of its runs together, so that the run's output
+tells what was wrong: tests/unit/test_house_timeouts.py."""
+STOP_TIMEOUT_S = 60.0
+"""For the stop of a run whose test has failed."""
 USUAL = (f"runtime.host={HOST}", "observability.report=false")
 """For all runs; a test that looks at the report asks for it."""
 ENDING_CHARS = 3000
@@ -71,7 +75,11 @@ class LiveRun:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-            self.process.wait(20)
+            try:
+                self.process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:  # what the test has to say is in its own error
+                self.process.kill()
+                self.process.wait(STOP_TIMEOUT_S)
         self._output.close()
 
     @property

@@ -22,7 +22,7 @@ from penstock.runtime.launch.status import run_status
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(480)]
 NODE = (sys.executable, "-m", "penstock.runtime.hosts.ray.node")
 SMALL = (*ONE_SMALL_ENGINE, "run.num_steps=2")
 

@@ -32,7 +32,7 @@ from penstock.runtime.observability.step_difference import compare_steps
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.long_run, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long_run, pytest.mark.timeout(540)]
 
 KEYS = (
     "run.num_steps=6",

@@ -30,7 +30,7 @@ from penstock.runtime.observability.trackers import read_activity, read_steps
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(540)
 
 CHAOS = Path(__file__).parents[1] / "chaos"
 FOLLOWS_S = 20

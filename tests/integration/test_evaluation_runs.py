@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.ledger.audit import AuditReport
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(540)
 
 DATASETS = """
   datasets:

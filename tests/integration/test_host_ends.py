@@ -20,7 +20,7 @@ from penstock.runtime.observability.summary import read_summary
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 ENDLESS = RunPlan(num_groups=1_000_000, tick_s=0.02)
 FIRST_MEMBER = {"ray": "gcs_server", "local": "hosts.local.zygote"}[HOST]

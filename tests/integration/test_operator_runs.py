@@ -32,7 +32,7 @@ from penstock.runtime.observability.trackers import read_steps
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.timeout(500), pytest.mark.nightly_on_ray]
+pytestmark = [pytest.mark.timeout(540), pytest.mark.nightly_on_ray]
 
 CHAOS = Path(__file__).parents[1] / "chaos"
 NUM_STEPS = 30

@@ -20,7 +20,7 @@ from penstock.messages.ledger import RowsRecorded, StepRecorded
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 
 MINE = textwrap.dedent(
     """

@@ -45,7 +45,7 @@ OVERRIDES = (
     "learner.objective.allow_unbounded=true",
 )
 
-pytestmark = [pytest.mark.long_run, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.long_run, pytest.mark.timeout(300)]
 
 
 def client_of_the_documentation(folder: Path) -> Path:

@@ -93,7 +93,7 @@ def run_with(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_two_jobs_have_clusters_of_their_own_and_leave_nothing(tmp_path: Path) -> None:
     temp = Path(
         subprocess.run(("mktemp", "-d", "/tmp/pt-XXXX"), capture_output=True, text=True, check=True).stdout.strip()

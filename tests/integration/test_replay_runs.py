@@ -21,7 +21,7 @@ from penstock.runtime.run.replay import Choice, replay_run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(540)
 
 MODELLED = Path(__file__).parents[1] / "chaos" / "modelled.yaml"
 VICTIMS = ("buffer", "filter", "learner")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from penstock.messages.ledger import LedgerEntry
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(780)]
 
 SCENARIO = """
 run: {name: simulated, num_steps: 16}

@@ -19,7 +19,7 @@ from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.runtime.observability.trackers import read_activity, read_steps
 
-pytestmark = [pytest.mark.long_run, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.long_run, pytest.mark.timeout(300)]
 NUM_STEPS = 7
 LIKED = "rollout/reward/liked"
 SCENARIO = {

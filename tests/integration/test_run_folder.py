@@ -18,7 +18,7 @@ from penstock.runtime.launch.status import run_status
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(540)
 MODELLED = (str(Path(__file__).parents[1] / "chaos" / "modelled.yaml"), *NO_EVALUATION)
 """Nothing here asks what is trained, nor by whom."""
 REAL = ("quickstart", *ONE_SMALL_ENGINE)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.summary import RunSummary
     from penstock.runtime.observability.trackers import StepRow
 
-pytestmark = [pytest.mark.megatron, pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.megatron, pytest.mark.ray, pytest.mark.timeout(660)]
 
 REWARD = "rollout/raw_reward"
 WINDOW = 8

@@ -209,9 +209,7 @@ class FrontDoor:
         headers = {key: value for key, value in request.headers.items() if key.lower() not in _HOP_HEADERS}
         try:
             reply = await self._engines.request(request.method, url, data=await request.read(), headers=headers)
-        except (
-            aiohttp.ClientError
-        ) as error:  # refused, reset or closed by one that is killed just now, or half an answer
+        except aiohttp.ClientError as error:  # one that is killed just now refuses, resets or answers half
             raise RequestError(
                 502, "engine_unreachable", f"{who} does not answer ({error}); it may be replaced just now"
             ) from None

@@ -487,11 +487,12 @@ def test_what_threads_of_an_engine_wait_for_each_other_stays_in_its_times(tmp_pa
     had_s = wanted_s / waits
     two = replace(recording.scenario, engines=replace(recording.scenario.engines, num_threads=2))
     side_by_side = last._replace(cpu_s={**last.cpu_s, engines: had_s})
+    recording = recording._replace(bands=passes, disturbed=())
     before = calibrate([recording._replace(scenario=two, cores_used=[first, side_by_side])])
     alone_s = had_s / 1.25
     last = last._replace(cpu_s={**last.cpu_s, engines: alone_s, Role.FILTER.value: 0.25 * alone_s})
     bands = [band._replace(seconds=band.seconds / TURNS) for band in passes]
-    recording = recording._replace(cores_used=[first, last], bands=bands, disturbed=())
+    recording = recording._replace(cores_used=[first, last], bands=bands)
     found = calibrate([recording])
     told = {key: value for fit in found.fits for key, value in fit.values.items()}
     assert told["cores.alone"] == pytest.approx(TURNS, rel=0.02)

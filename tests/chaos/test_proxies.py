@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.messages.base import Event
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 NUM_FRAMES = 200
 
 

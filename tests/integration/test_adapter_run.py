@@ -45,14 +45,15 @@ def test_engines_compute_what_the_learner_computes(tmp_path: Path) -> None:
     assert report.is_clean
 
 
-@pytest.mark.parametrize("victim", ["engine/0", "learner"])
-def test_who_is_replaced_goes_on_with_base_and_adapters(victim: str, tmp_path: Path) -> None:
-    with LiveRun("quickstart.yaml", tmp_path, (*SHORT, "run.num_steps=10")) as run:
-        run.await_steps(3)
-        os.kill(run.pid_of(victim), signal.SIGKILL)
+def test_who_is_replaced_goes_on_with_base_and_adapters(tmp_path: Path) -> None:
+    with LiveRun("quickstart.yaml", tmp_path, (*SHORT, "run.num_steps=12")) as run:
+        for step, victim in ((3, "engine/0"), (7, "learner")):
+            run.await_steps(step)
+            os.kill(run.pid_of(victim), signal.SIGKILL)
         summary = run.finish()
         differences = fresh(run)
         report = audit_ledger(run.folder / LEDGER_FILE)
-    assert summary.version == 10
+    assert summary.version == 12
+    assert {restart.name for restart in summary.restarts} == {"engine/0", "learner"}
     assert max(differences) < 1e-5
     assert report.is_clean

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.sglang, pytest.mark.both_hosts, pytest.mark.timeout(580)]
 
-ENDS_S = 15.0
+ENDS_S = 30.0
 """Within which the server of a leaver ends; one that waited for a successor would take a minute."""
 NUM_STEPS = 4
 """That whoever is left trains alone."""

@@ -33,21 +33,22 @@ def too_short(text: str, run_s: float, usual_s: float) -> list[str]:
     """The functions whose runs may take longer than the test, so many seconds each; a run that is given a limit of its
     own is not looked at."""
     tree = ast.parse(text)
-    whole = next((found for node in tree.body if (found := _limit_of(node, "pytestmark")) is not None), usual_s)
+    whole = next((limit_s for node in tree.body if (limit_s := _limit_of(node)) is not None), usual_s)
     found: list[str] = []
     for function in [node for node in tree.body if isinstance(node, ast.FunctionDef)]:
         own = [LIMIT.search(ast.unparse(each)) for each in function.decorator_list]
-        limit_s = next((float(each[1]) for each in own if each is not None), whole)
+        own_s = next((float(each[1]) for each in own if each is not None), whole)
         calls = [ast.unparse(node) for node in ast.walk(function) if isinstance(node, ast.Call)]
         num_runs = sum(RUN.match(call) is not None and "timeout_s=" not in call for call in calls)
-        if num_runs and limit_s <= num_runs * run_s:
-            found.append(f"{function.name}: {num_runs} runs of {run_s:.0f} s in {limit_s:.0f} s")
+        if num_runs and own_s <= num_runs * run_s:
+            found.append(f"{function.name}: {num_runs} runs of {run_s:.0f} s in {own_s:.0f} s")
     return found
 
 
-def _limit_of(node: ast.stmt, name: str) -> float | None:
+def _limit_of(node: ast.stmt) -> float | None:
+    """Of the whole file, where this statement marks it."""
     text = ast.unparse(node)
-    found = LIMIT.search(text) if isinstance(node, ast.Assign) and text.startswith(f"{name} = ") else None
+    found = LIMIT.search(text) if text.startswith("pytestmark = ") else None
     return None if found is None else float(found[1])
 
 

@@ -14,6 +14,10 @@ from typing import ClassVar, Final
 
 import msgspec
 
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that it cannot read; only the first is its own class. Whoever decodes what others have
+written, or what a kill may have torn, expects all of them."""
+
 
 class Value(msgspec.Struct, frozen=True, gc=False):
     """A part of a message that is never sent alone."""

@@ -11,13 +11,6 @@ Invariants:
 from __future__ import annotations
 
 import errno
-from typing import Final
-
-import msgspec
-
-UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that it cannot read; only the first is its own class. Whoever decodes what others have
-written, or what a kill may have torn, expects all of them."""
 
 
 class UserFault(ValueError):  # noqa: N818 - it says whose the error is

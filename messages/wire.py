@@ -13,8 +13,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 import msgspec
 
 from penstock.messages.arrays import ArrayLengthError
-from penstock.messages.base import Delivery, Event, Value
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE, Delivery, Event, Value
 
 FORMAT: Final = 1
 EventT = TypeVar("EventT", bound=Event)

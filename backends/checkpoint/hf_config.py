@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 import msgspec
 from msgspec import Meta
 
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Generator

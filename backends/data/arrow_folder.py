@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.row import RawRow, wanted_columns
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

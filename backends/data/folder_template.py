@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from penstock.backends.checkpoint.hf_config import TOKENIZER_CONFIG_FILE
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.tokenizer import FILE_NAME
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

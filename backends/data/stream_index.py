@@ -31,8 +31,7 @@ from penstock.backends.data.row import BadColumnError
 from penstock.backends.data.sources import Counted, check_selection, parse_source, sliced
 from penstock.backends.durable import publish
 from penstock.messages.arrays import TOKEN_BYTES, pack_tokens
-from penstock.messages.base import Value
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE, Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

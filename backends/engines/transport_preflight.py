@@ -23,7 +23,8 @@ from penstock.backends.engines.spec import some_can
 from penstock.backends.protocol import Capability
 from penstock.backends.weights.segments import SHARED_FOLDER
 from penstock.backends.weights.spec import AUTO, DISK, NONE, SHARED_MEMORY, TRANSPORTS, TransportSite
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,7 +23,7 @@ from penstock.backends.ledger.audited_group import AuditedGroup, Finding, digest
 from penstock.backends.ledger.audited_snapshot import AuditedSnapshot
 from penstock.backends.ledger.sqlite import SqliteReader
 from penstock.backends.ledger.tables import LEASED, TABLES_SINCE, TRAINED
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 from penstock.messages.samples import Group, evaluation_group_id, group_name
 from penstock.messages.training import Balance, CauseCount
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from penstock.messages.base import UNREADABLE
 from penstock.messages.books import SNAPSHOT_FORM, BooksSnapshot
-from penstock.messages.errors import UNREADABLE
 
 if TYPE_CHECKING:
     import sqlite3

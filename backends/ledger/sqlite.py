@@ -33,8 +33,8 @@ from penstock.backends.ledger.tables import (
     schema_statements,
     upgrade_statements,
 )
+from penstock.messages.base import UNREADABLE
 from penstock.messages.books import KeptBooks
-from penstock.messages.errors import UNREADABLE
 from penstock.messages.ledger import GroupRecorded, LedgerEntry, StepRecorded
 from penstock.messages.samples import Group
 

@@ -29,7 +29,7 @@ from penstock.backends.processes.temp_folders import make_folder, remove_folder
 from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.processes.user_environment import user_environment
 from penstock.backends.processes.user_output import passed_outputs
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence

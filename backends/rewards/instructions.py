@@ -20,7 +20,7 @@ import msgspec
 from penstock.backends.rewards import ifbench_answers, ifbench_checkers, ifeval_checkers
 from penstock.backends.rewards.functions import NoRewardError
 from penstock.backends.rewards.instruction_text import Given, as_list
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

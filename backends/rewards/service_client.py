@@ -31,7 +31,7 @@ import msgspec
 from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards.breaker import Breaker, BreakerOpenError
 from penstock.backends.rewards.functions import NoRewardError
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 from penstock.messages.texts import without_credentials
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ from penstock.backends.weights.service_messages import (
     address_in,
     service_at,
 )
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 from penstock.messages.weights import WeightDetour
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ import zmq
 from penstock.backends.processes.curve import ZapHandler, bind_at, make_keys
 from penstock.backends.weights.protocol import WeightFetchError, WeightTransportError
 from penstock.backends.weights.service_messages import Refused, ServiceAddress
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 
 if TYPE_CHECKING:
     from penstock.backends.processes.curve import KeyPair

@@ -33,7 +33,7 @@ from penstock.backends.weights.service_messages import (
     publish_of,
 )
 from penstock.backends.weights.tensor_file import parse_layout, tensor_views
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 
 if TYPE_CHECKING:
     from penstock.backends.weights.service_messages import PublishId, ServiceAddress

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from penstock.backends.weights.protocol import WeightFetchError
-from penstock.messages.base import Value
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE, Value
 
 if TYPE_CHECKING:
     from penstock.messages.weights import WeightManifest

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -30,7 +30,7 @@ import msgspec
 import psutil
 import zmq
 
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 from penstock.messages.wire import Header
 from penstock.runtime.chaos.faults import ChaosKind
 from penstock.runtime.hosts.processes.links import Links

@@ -17,8 +17,9 @@ from penstock.backends.extras import missing_extra
 from penstock.backends.ledger.evaluation_answers import FOLDER, outcome_words, response_text
 from penstock.backends.ledger.kept_samples import KeptSample, clipped, read_kept_of
 from penstock.backends.ledger.sqlite import open_read_only
+from penstock.messages.base import UNREADABLE
 from penstock.messages.engine_counts import in_words
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.errors import UserFault
 from penstock.messages.samples import Group, Sample, SampleKey, is_evaluation
 from penstock.runtime.dashboard.routes import Query
 from penstock.runtime.dashboard.sample_tokens import (

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 
 from penstock.backends.ledger.kept_samples import read_kept, read_kept_of
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 from penstock.messages.samples import evaluation_group_id, group_name
 from penstock.runtime.dashboard.routes import Query
 from penstock.runtime.dashboard.sample_index import BY_KEY, ORDERS, IndexState, advance, open_index

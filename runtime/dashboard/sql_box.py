@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 
 from penstock.backends.ledger.sqlite import open_read_only
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 from penstock.runtime.dashboard.routes import Query
 from penstock.runtime.safe_text import terminal_lines
 

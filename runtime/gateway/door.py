@@ -32,7 +32,7 @@ from penstock.backends.episodes.pushes import PATH
 from penstock.backends.episodes.registry import read_addresses, read_push_address
 from penstock.backends.episodes.server import MAX_WAIT_S
 from penstock.backends.processes.http_server import BOUNDS, RequestError, application, decoded
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 from penstock.messages.names import engine_name
 
 if TYPE_CHECKING:

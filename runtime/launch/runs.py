@@ -26,7 +26,8 @@ import msgspec
 from penstock.backends.learners.checkpoints.names import CHECKPOINT, CHECKPOINTS
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.backends.processes.process_facts import await_exit, facts_of, is_running, pinned
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 from penstock.runtime.observability.segments import newer_segments, opened
 from penstock.runtime.observability.trackers import METRICS_FILE, StepRow, is_evaluation_line
 

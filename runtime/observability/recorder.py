@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from penstock import __version__
 from penstock.backends.ledger.kept_samples import read_kept
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 from penstock.messages.names import Role
 from penstock.runtime.observability.accounting import read_accounts
 from penstock.runtime.observability.actors_file import ActorsFile

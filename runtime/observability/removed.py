@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path

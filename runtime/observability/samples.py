@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock.backends.ledger.kept_samples import KeptSample, clipped, read_kept
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 from penstock.messages.reasons import ReasonCount
 from penstock.messages.samples import TerminalState, group_name
 from penstock.messages.texts import counted

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.learners.checkpoints.names import CHECKPOINTS, checkpoint_in
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 from penstock.messages.reasons import ReasonCount
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import Balance

@@ -26,7 +26,8 @@ from penstock.backends.processes.function_child import line_to_parent, load_fail
 from penstock.backends.processes.user_code import told
 from penstock.backends.trackers.protocol import TrackedRun, TrackedSample
 from penstock.backends.trackers.spec import TRACKERS, folder_name
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 from penstock.runtime.observability.evaluation_log import EvaluationLog
 from penstock.runtime.observability.evaluations import EvaluationRow
 from penstock.runtime.observability.following import LineFollower

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 import msgspec
 
 from penstock import __version__
+from penstock.messages.base import UNREADABLE
 from penstock.messages.books import KeptBooks
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.errors import UserFault
 from penstock.messages.flow import GenerationProgressed
 from penstock.messages.local import EpisodeMoved, GenerationAdvanced
 from penstock.messages.names import BUFFER

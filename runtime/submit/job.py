@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.ledger.tables import LEDGER_FILE
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 from penstock.runtime.launch.again import changes_since, write_asked
 from penstock.runtime.launch.launch import has_entries
 from penstock.runtime.launch.runs import RECORD_NAME, make_run_folder, read_record

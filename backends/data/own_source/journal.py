@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.durable import sync
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 
 from penstock.backends.episodes.interfaces import JsonObject
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 from penstock.messages.texts import without_credentials
 
 if TYPE_CHECKING:

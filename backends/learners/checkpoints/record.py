@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from penstock.backends.weights.digest import digest_of
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping

@@ -21,8 +21,7 @@ import msgspec
 
 from penstock.backends.durable import publish
 from penstock.backends.learners.torch.rounds import MicroBatchSize
-from penstock.messages.base import Value
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE, Value
 
 if TYPE_CHECKING:
     from pathlib import Path

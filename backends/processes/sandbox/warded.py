@@ -25,7 +25,7 @@ import msgspec
 
 import penstock.backends
 from penstock.backends.processes.sandbox.warden import NONE, WardenJob, WardenReport, boot
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 
 GRACE_S: Final = 15.0
 """Beyond the program's own time: for the sandbox to be built on a busy machine, and to be taken down."""

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

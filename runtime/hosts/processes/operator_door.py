@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import zmq
 
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 from penstock.messages.operator import EnginesAsked, GrantsPaused, PolicyChanged, SaveAsked
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.processes.curve import KeyPair
-from penstock.messages.base import Value
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE, Value
 from penstock.runtime.hosts.processes.control import Address
 
 if TYPE_CHECKING:

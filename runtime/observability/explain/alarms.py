@@ -19,7 +19,8 @@ from penstock.backends.learners.spec import is_modelled
 from penstock.backends.ledger.kept_samples import SAMPLES_FILE, read_kept
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 from penstock.messages.samples import TerminalState
 from penstock.runtime.observability.explain.causes import Evidence
 from penstock.runtime.observability.figures import REWARD, REWARD_STD

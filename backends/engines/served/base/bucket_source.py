@@ -51,7 +51,7 @@ from penstock.backends.weights.service_messages import (
     publish_of,
 )
 from penstock.backends.weights.tensor_file import DTYPE_NAMES, parse_header
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

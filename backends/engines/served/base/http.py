@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 import msgspec
 
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Mapping

@@ -24,7 +24,7 @@ from penstock.backends.engines.served.base.health import Check
 from penstock.backends.engines.served.base.http import BadReply, Refused, ServerBusy, quoted
 from penstock.backends.engines.served.sglang import control_wire as wire
 from penstock.backends.engines.served.sglang.server_facts import Loads, ModelInfo, ServerInfo, WeightChecksums
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -21,7 +21,8 @@ import msgspec
 import pynvml
 
 from penstock.backends.user_cache import user_cache
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 
 SGLANG_VERSION: Final = "0.5.23"
 ENVIRONMENTS_VARIABLE: Final = "PENSTOCK_ENVS"

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from penstock.backends.engines.served.base.http import BadReply, Refused, ServerBusy, ServerError, quoted
-from penstock.messages.errors import UNREADABLE
+from penstock.messages.base import UNREADABLE
 
 
 class FinishReason(msgspec.Struct, gc=False):

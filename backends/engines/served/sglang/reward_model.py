@@ -27,7 +27,8 @@ from penstock.backends.engines.served.base.reward_model import RewardModelBacken
 from penstock.backends.engines.served.sglang.environment import find_environment
 from penstock.backends.engines.served.sglang.server_options import command_line, defaults, merged
 from penstock.backends.engines.served.sglang.settings import SglangSettings
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -37,7 +37,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.engines.served.base.http import BadReply, ConnectFailed, CutOff, ServerBusy, TimedOut
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -28,7 +28,8 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 
 from penstock.backends.learners.checkpoints.record import CheckpointError
-from penstock.messages.errors import UNREADABLE, UserFault
+from penstock.messages.base import UNREADABLE
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from torch import Tensor

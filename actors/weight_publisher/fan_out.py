@@ -8,7 +8,8 @@ Invariants:
 * A source serves the publish, has fetched it, or was told to fetch it in this turn or an earlier one. An engine that is
   given up, leaves, was no help with two of a few publishes, or gave wrong bytes, is none.
 * Nobody waits for who waits for it: those who are told in one turn are told of the same sources, and others only of
-  those who were told before them. Who has to fetch a second time takes all from the learner.
+  those who were told before them. Who fetches a second time, or goes back to an older publish, takes all from the
+  learner: others may wait for it since it was first told.
 """
 
 from __future__ import annotations

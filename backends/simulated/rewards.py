@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from penstock.backends.data.row_chooser import RowChooser
@@ -127,7 +126,7 @@ class SimulatedPrompts(_Answering):
 
     def _prompt(self, request: PromptRequest) -> Prompt:
         first = mixed(self._seed, _TOKENS, request.row) % 1000
-        tokens = _tokens(first, self._prompt_tokens)
+        tokens = pack_tokens((first + t) % 1000 for t in range(self._prompt_tokens))
         may_be_recorded = self._are_mixed and request.dataset is None
         return Prompt(
             row=request.row,
@@ -218,12 +217,6 @@ class SimulatedJudge(_Answering):
         keep = uniform(self._seed, _VERDICT, group_id) >= self._model.rejection_rate
         answer = GroupJudged(group_id=group_id, keep=keep, cause="" if keep else "simulated verdict")
         self._answer_after(self._model.latency_s, answer)
-
-
-@lru_cache(maxsize=1024)
-def _tokens(first: int, num_tokens: int) -> bytes:
-    """int32 ids ``[num_tokens]`` of a prompt; those that begin alike share them."""
-    return pack_tokens((first + t) % 1000 for t in range(num_tokens))
 
 
 def _least_earned(rows: Sequence[tuple[int, RowRecord]]) -> list[float | None]:

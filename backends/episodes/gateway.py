@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from penstock.backends.data.chat import ChatTemplate
     from penstock.backends.data.options import SourceOptions
     from penstock.backends.episodes.api import SessionLine
+    from penstock.backends.episodes.context import EpisodeContext
     from penstock.backends.episodes.images import EpisodeImages
-    from penstock.backends.episodes.opening import EpisodeContext
     from penstock.backends.episodes.playing import ImageRules
     from penstock.backends.episodes.protocol import Episode
     from penstock.backends.protocol import Fail

@@ -12,8 +12,8 @@ from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.engines.options import SamplingOptions
 from penstock.backends.engines.torch.spec import TORCH
 from penstock.backends.episodes.backend import EpisodeBackend
+from penstock.backends.episodes.context import EpisodeContext
 from penstock.backends.episodes.functions.opening import open_functions
-from penstock.backends.episodes.opening import EpisodeContext
 from penstock.backends.vision.places import expanded
 from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
 from penstock.messages.commands import AbortGeneration, Generate, InterruptGenerations

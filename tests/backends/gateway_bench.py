@@ -19,8 +19,8 @@ from penstock.backends.engines.torch.factory import open_torch_engine
 from penstock.backends.engines.torch.spec import TORCH
 from penstock.backends.episodes.api import SessionEnded, SessionTaken
 from penstock.backends.episodes.backend import EpisodeBackend
+from penstock.backends.episodes.context import EpisodeContext
 from penstock.backends.episodes.gateway import GatewayEpisodes
-from penstock.backends.episodes.opening import EpisodeContext
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.episodes.registry import run_token
 from penstock.backends.vision.places import expanded

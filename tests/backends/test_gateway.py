@@ -19,8 +19,8 @@ from gateway_bench import ASKED, TOOLS, WAIT_S, BenchFactory, GatewayBench, hold
 from penstock.backends.data.options import DataOptions
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.engines.options import SamplingOptions
+from penstock.backends.episodes.context import EpisodeContext
 from penstock.backends.episodes.gateway import GatewayEpisodes
-from penstock.backends.episodes.opening import EpisodeContext
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.episodes.registry import log_file, read_addresses
 from penstock.messages.arrays import floats_view, tokens_view

@@ -33,11 +33,11 @@ with instrumented(
     from penstock.backends.engines.surroundings import Surroundings
     from penstock.backends.episodes import server as gateway_server
     from penstock.backends.episodes.backend import EpisodeBackend
+    from penstock.backends.episodes.context import EpisodeContext
     from penstock.backends.episodes.gateway import GatewayEpisodes
     from penstock.backends.episodes.judge_endpoint.judge_sampling import Question
     from penstock.backends.episodes.judge_endpoint.server import ROUTE, JudgeServer
     from penstock.backends.episodes.judge_endpoint.settings import JudgingSettings
-    from penstock.backends.episodes.opening import EpisodeContext
     from penstock.backends.episodes.options import EpisodeOptions
     from penstock.backends.episodes.registry import run_token
     from penstock.backends.processes.http_server import listen

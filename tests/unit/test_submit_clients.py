@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -334,4 +335,4 @@ def test_a_program_submits_as_the_command_does() -> None:
     assert other is not None
     assert other.record.job_id == "2"
     with pytest.raises(UserFault, match="there is no 'pbs'; there are slurm"):
-        api.submit("quickstart", "pbs")
+        api.submit("quickstart", cast("Any", "pbs"))

@@ -11,7 +11,7 @@ from penstock.backends.episodes.playing import PlayRules
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.backends.episodes.opening import EpisodeContext
+    from penstock.backends.episodes.context import EpisodeContext
     from penstock.backends.episodes.options import EpisodeOptions
 
 

@@ -39,24 +39,18 @@ class KnownSettled:
         """Take over a newer state; False when this one is not newer."""
         if state.sequence <= self.sequence:
             return False
-        self._take(state)
-        return True
-
-    def _take(self, state: SettledState) -> None:
         self.sequence, self._floor, self._evaluation_floor = state.sequence, state.floor, state.evaluation_floor
         last = _last_exceptions
         if state.above is not last.above:
             last.above, last.as_set = state.above, frozenset(state.above)
         self._above = last.as_set
+        return True
 
     def newly(self, state: SettledState, groups: Collection[int], others: Collection[int] = ()) -> Collection[int]:
         """Take over a newer state; which of these groups, none of which was settled before, are settled now. Those that
         stand in both collections are named once."""
-        if state.sequence <= self.sequence:
-            return ()
         floor, evaluation_floor, above = self._floor, self._evaluation_floor, self._above
-        self._take(state)
-        if not groups and not others:
+        if not self.update(state) or not (groups or others):
             return ()
         num_below = self._floor - floor + self._evaluation_floor - evaluation_floor
         if num_below + len(self._above) >= len(groups) + len(others):  # a first state may pass millions

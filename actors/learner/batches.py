@@ -42,11 +42,8 @@ def oldest_age(batch: BatchReady) -> int:
     least = consumed_at - batch.max_staleness if batch.mask_stale else -1
     ages: list[int] = []
     for sample in (sample for group in batch.groups for sample in group.samples):
-        if (bounds := sample.version_bounds) is None:
-            continue
-        oldest = bounds[1] if batch.mask_old_tokens else bounds[0]
-        if oldest < least and not batch.mask_old_tokens:
-            oldest = min((version for version in sample.versions if version >= least), default=oldest)
-        if oldest >= least:
-            ages.append(consumed_at - oldest)
+        versions = sample.versions
+        if batch.mask_old_tokens:
+            versions = versions and {max(versions)}
+        ages += [consumed_at - version for version in versions if version >= least]
     return max(ages, default=0)

@@ -276,7 +276,8 @@ def test_a_surplus_engine_that_the_user_has_to_mend_something_for_is_given_up_at
     assert outcome.kind is OutcomeKind.STOPPED
     assert run.witness.losses == [("engine/1", "engines.sglang: no")]
     assert (SUPERVISOR, "the run goes on without engine/1: engines.sglang: no") in run.witness.notices
-    assert [state for name, _, state in run.witness.states if name == "engine/1"] == ["starting", "up", "lost", "left"]
+    states = [state for name, _, state in run.witness.states if name == "engine/1" and state != "up"]
+    assert states == ["starting", "lost", "left"], "once, whether it was heard of before or not"
 
 
 @pytest.mark.both_hosts

@@ -87,4 +87,4 @@ def test_trackers_of_a_run_cost_their_own_lines_only(tmp_path: Path) -> None:
     # All that are kept: the newest few may be those that the engines were ahead by when the run ended.
     last = [fates for kind, _, fates in notes if kind == "samples"][-1]
     assert sum(fate.startswith("trained at step") for fate in last) == 3 * 4 * 4
-    assert notes[-1] == ["finish", 3, ["report.html", "summary.json"]]
+    assert notes[-1] == ["finish", 3, ["report.html", "lanes.png", "summary.json"]]

@@ -107,7 +107,7 @@ def entries_of(root: object) -> Counter[str]:
         elif isinstance(value, MethodType):
             walked.append((where, value.__self__))
         elif type(value).__module__.startswith(WALKED) and not isinstance(value, type):
-            inner = vars(value)
+            inner = {name: getattr(value, name) for name in getattr(value, "__slots__", None) or vars(value)}
         walked += [(f"{where}.{name}", each) for name, each in inner.items() if name not in BESIDE]
     return found
 

@@ -587,7 +587,7 @@ FOUND_BY = {
     "deadline_is_off_by_one": 142,
     "comes_back_without_telling_anyone": 29,
     "wakes_with_what_it_had": 954,
-    "lets_a_checkpoint_too_many_go": 112,
+    "lets_a_checkpoint_too_many_go": 433,
     "takes_an_older_yield": 307,
     "yields_once": 5,
     "waits_for_what_stands_still": 19,

@@ -750,3 +750,13 @@ def test_the_next_goes_first_when_the_canary_is_to_leave() -> None:
     assert commits(bench.fetched(0, 0)) == [0]
     assert commits(bench.fetched(1, 0)) == []
     assert commits(bench.hear(EngineLeaving(name="engine/0", epoch=0))) == [1]
+
+
+def test_an_engine_that_has_taken_wrong_what_others_serve_is_replaced_however_far_it_is_with_the_next() -> None:
+    for has_fetched in (False, True):
+        bench = PublisherBench().with_engines(0, 1).with_export(1).serving(1, 0, 1).with_export(2)
+        (canary,) = commits(bench.fetched(0, 2))
+        other = 1 - canary
+        if has_fetched:
+            assert commits(bench.fetched(other, 2)) == [], "the first has not passed yet"
+        assert replaced(bench.applied(other, 1, digest="another")) == [(f"engine/{other}", 0)]

@@ -21,6 +21,7 @@ import test_actor_weight_publisher
 from engine_bench import issued
 from state_walks import EngineWalk, LearnerWalk, PublisherWalk
 from test_actor_buffer_failures import test_a_run_whose_first_samples_all_fail_for_one_reason_ends_with_it
+from test_actor_learner import test_one_checkpoint_is_written_at_a_time_and_no_version_that_is_due_is_passed_over
 from test_actor_weight_publisher import PublisherBench
 
 from penstock.actors.engine_worker.phases import EMPTYING, Phase
@@ -184,6 +185,7 @@ def test_every_step_of_the_tables_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     for test in plain_tests(*TESTS):
         test()
     test_a_run_whose_first_samples_all_fail_for_one_reason_ends_with_it()
+    test_one_checkpoint_is_written_at_a_time_and_no_version_that_is_due_is_passed_over()
     for phase in (Phase.SERVING, Phase.DRAINING, Phase.INTERRUPTING, Phase.SPOILT):
         test_an_engine_that_runs_dry_swaps_or_sleeps_whatever_has_ended_its_last_request(phase)
     test_an_engine_interrupts_what_is_evaluated_when_nothing_else_runs_any_more()

@@ -96,7 +96,7 @@ def test_mlflow_reads_what_the_run_wrote(mlflow_run: Path, tmp_path: Path) -> No
         assert {metric.step: metric.value for metric in client.get_metric_history(run, key)} == values
     assert found.data.params["run.name"] == "quick"
     assert found.data.params["observability.otlp_endpoint"] == "https://***@collector"
-    assert {each.path for each in client.list_artifacts(run)} == {"report.html", "summary.json", "samples"}
+    assert {each.path for each in client.list_artifacts(run)} == {"lanes.png", "report.html", "summary.json", "samples"}
     assert {each.path for each in client.list_artifacts(run, "samples")} == {
         f"samples/{at}.json" for at in (2, 3, 4, 5)
     }
@@ -154,7 +154,7 @@ def test_weights_and_biases_reads_what_the_run_wrote(wandb_run: Path) -> None:
     assert is_scenario("".join(config.values()))
     reports = [artifact for artifact in found["artifact"] if artifact.type == "report"]
     assert [sorted(entry.path for entry in each.manifest.contents) for each in reports] == [
-        ["report.html", "summary.json"]
+        ["lanes.png", "report.html", "summary.json"]
     ]
 
 

@@ -34,7 +34,7 @@ from penstock.messages.rows import ReplayOptions, RowSource
 from penstock.messages.training import OnStale, UpdateMode
 from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
-from trials.faults import Fault, FaultKind
+from trials.faults import NEVER, Fault, FaultKind
 from trials.late_gpus import GpuTrial
 from trials.requests import Request
 from trials.trial import EvaluationTrial, RowChoice, Trial
@@ -151,8 +151,9 @@ def _stand_still(trial: Trial, rng: random.Random) -> Trial:
     freezes = tuple(
         Fault(
             at_s=rng.uniform(0.0, span_s),
-            kind=FaultKind.FREEZE,
+            kind=FaultKind.SLOW,
             target=rng.choice(names),
+            amount=NEVER,
             duration_s=rng.choice((1.0, 5.0, 20.0)),
         )
         for _ in range(rng.choice((0, 1, 2, 4)))

@@ -38,9 +38,7 @@ class FaultKind(StrEnum):
     CONTINUE = "continue"
     """SIGCONT."""
     SLOW = "slow"
-    """Its backend takes ``amount`` times as long."""
-    FREEZE = "freeze"
-    """Its backend never answers what it was asked for meanwhile; nothing, to a Learner that has not begun."""
+    """Its backend takes ``amount`` times as long; :data:`NEVER`: it never answers what it was asked for meanwhile."""
     CUT = "cut"
     """What is sent over the link is lost."""
     RESTORE = "restore"
@@ -89,9 +87,7 @@ def _begin(host: VirtualHost, fault: Fault) -> None:
     match fault.kind:
         case FaultKind.MACHINE:
             host.lose_machine()
-        case (
-            FaultKind.KILL | FaultKind.STOP | FaultKind.CONTINUE | FaultKind.SLOW | FaultKind.FREEZE | FaultKind.NOTICE
-        ):
+        case FaultKind.KILL | FaultKind.STOP | FaultKind.CONTINUE | FaultKind.SLOW | FaultKind.NOTICE:
             process = host.supervisor.processes.get(fault.target)
             if process is not None and process.status is not Status.DEAD:
                 _hit_process(host, fault, process)
@@ -116,16 +112,14 @@ def _hit_process(host: VirtualHost, fault: Fault, process: Process) -> None:
             assert fault.duration_s is not None, "a notice is of some length"
             host.supervisor.noticed(process, fault.duration_s)
         case FaultKind.SLOW:
-            _slow_down(host, fault, process, fault.amount)
-        case FaultKind.FREEZE:
-            if fault.target != LEARNER or process.start_s is not None:  # it may take half an hour to start
-                _slow_down(host, fault, process, NEVER)
+            if fault.amount < NEVER or fault.target != LEARNER or process.start_s is not None:
+                _slow_down(host, fault, process)  # a Learner may take half an hour to start, and is waited for so long
         case _:
             raise AssertionError(fault)
 
 
-def _slow_down(host: VirtualHost, fault: Fault, process: Process, amount: float) -> None:
-    process.slowness = amount
+def _slow_down(host: VirtualHost, fault: Fault, process: Process) -> None:
+    process.slowness = fault.amount
 
     def recover() -> None:
         process.slowness = 1.0
@@ -166,13 +160,7 @@ def _change_link(link: LinkFaults, fault: Fault, *, begins: bool) -> None:
         case FaultKind.DELAY:
             link.extra_delay_s += amount
         case (
-            FaultKind.KILL
-            | FaultKind.STOP
-            | FaultKind.CONTINUE
-            | FaultKind.SLOW
-            | FaultKind.FREEZE
-            | FaultKind.NOTICE
-            | FaultKind.MACHINE
+            FaultKind.KILL | FaultKind.STOP | FaultKind.CONTINUE | FaultKind.SLOW | FaultKind.NOTICE | FaultKind.MACHINE
         ):
             raise AssertionError(fault)
         case _:

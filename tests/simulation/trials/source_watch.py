@@ -35,6 +35,8 @@ class _Known(msgspec.Struct):
     """Engines and keepers that are there, with their epochs."""
     responses: dict[SampleKey, tuple[int, int]] = {}
     """Of samples that it has issued and that have not left their engine: attempt, and tokens that it knows of."""
+    failed: set[tuple[SampleKey, int]] = set()
+    """Attempts of which it has heard that they failed; what comes of one afterwards, out of order, may go."""
 
 
 class SourceWatch(IdleWatcher):
@@ -60,9 +62,12 @@ class SourceWatch(IdleWatcher):
                     _assert_asked(known, name, commands)
             case GenerationProgressed():
                 attempt, num_tokens = known.responses.get(event.key, (-1, 0))
-                if (attempt, num_tokens) == (event.attempt, event.from_token):
+                has_failed = (event.key, attempt) in known.failed
+                if not has_failed and (attempt, num_tokens) == (event.attempt, event.from_token):
                     known.responses[event.key] = attempt, num_tokens + event.chunk.num_tokens
-            case GenerationClosed() if not isinstance(event.outcome, InfraError | Cancelled):
+            case GenerationClosed(outcome=InfraError() | Cancelled()):
+                known.failed.add((event.key, event.attempt))
+            case GenerationClosed():
                 known.responses.pop(event.key, None)
             case _:
                 pass

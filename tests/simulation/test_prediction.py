@@ -677,7 +677,9 @@ def test_the_way_of_messages_is_fitted_and_counts(models: Models, tmp_path: Path
     assert models.hop_s == pytest.approx(0.0006, rel=0.1), "of a quick network"
     real = forecast_of_truth("fully_async", slow).step_s.mean
     assert forecast_of_truth("fully_async").step_s.mean < 0.9 * real, "it decides here"
-    predicted = forecast(found.applied(truth("fully_async", known=SHAPE)), range(6)).step_s.mean  # seeds differ by a tenth
+    predicted = forecast(
+        found.applied(truth("fully_async", known=SHAPE)), range(6)
+    ).step_s.mean  # seeds differ by a tenth
     assert predicted == pytest.approx(real, rel=0.05)
 
 

@@ -43,9 +43,8 @@ class ProcessFacts(NamedTuple):
 def facts_of(pid: int) -> ProcessFacts | None:
     """What the kernel knows about a process; None when there is none."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(
-            errors="replace"
-        )  # the kernel cuts a name in the midst of a character
+        # The kernel cuts a name in the midst of a character.
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()  # the name before it may contain anything

@@ -251,9 +251,8 @@ async def _passed_on(request: web.Request, reply: aiohttp.ClientResponse) -> web
     try:
         async for piece in reply.content.iter_any():
             await response.write(piece)
-    except (
-        aiohttp.ClientError
-    ):  # the engine died or fell silent in the middle: so does the stream, and the client sees it
+    except aiohttp.ClientError:
+        # The engine died or fell silent in the middle: so does the stream, and the client sees it.
         request.protocol.force_close()
     return response
 

@@ -169,9 +169,8 @@ class SocketLink:
         """See :class:`Link`; the server ends its environment with the connection."""
         socket, self._socket = self._socket, None
         if socket is not None and not socket.closed:
-            with contextlib.suppress(
-                TimeoutError
-            ):  # it has stopped, and reads no farewell; cancelled, aiohttp cuts it off
+            # One that has stopped reads no farewell; cancelled, aiohttp cuts it off.
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await socket.close()
 

@@ -24,6 +24,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, cast
 
+from penstock.backends.data.options import HOST_FORM
 from penstock.backends.data.row import BadColumnError, shown, value_of
 from penstock.messages.samples import Media
 
@@ -41,7 +42,7 @@ MAX_ADDRESS_LENGTH: Final = 8192
 _HELD: Final = ("image", "image_url", "url", "path", "bytes")
 _MARK: Final = re.compile(r"<(image|video|audio)>")
 _DATA: Final = re.compile(r"data:[\w.+-]*(?:/[\w.+-]*)?(?:;[\w=.+-]+)*;base64,", re.IGNORECASE)
-_ADDRESS: Final = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?(?:/\S*)?", re.IGNORECASE)
+_ADDRESS: Final = re.compile(rf"https?://({HOST_FORM})(?::\d{{1,5}})?(?:/\S*)?", re.IGNORECASE)
 """Its host. A user, a backslash or another letter before the path is where parsers differ on it."""
 _MAGIC: Final = (
     (b"\x89PNG", "image/png"),

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 PUSHED: Final = "pushed"
 """As ``data.source``: groups come finished from outside. Their journal has this folder in that of a run."""
 Scalar = str | int | float | bool
-HostName = Annotated[str, Meta(pattern=r"^([a-z0-9.-]+|\[[0-9a-f:.]+\])$")]
+HOST_FORM: Final = r"[a-z0-9.-]+|\[[0-9a-f:.]+\]"
+"""Of a host in an address, in small letters; the second is IPv6."""
+HostName = Annotated[str, Meta(pattern=rf"^({HOST_FORM})$")]
 SourceName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 

@@ -135,7 +135,7 @@ def leave(tmp_path: Path) -> Generator[Callable[..., Left]]:
         left.await_end()
 
 
-async def accepts(server: LaunchedServer, weights: LeftWeights) -> None:
+async def accepts(server: LaunchedServer, weights: LeftWeights | None) -> None:
     assert server.address == "http://127.0.0.1:4711"
     assert weights == LeftWeights(label="v3.1.4", checksum="abc")
 
@@ -204,7 +204,7 @@ def test_a_look_that_refuses_ends_it(leave: Callable[..., Left]) -> None:
     left = leave()
     kill(left.launcher)
 
-    async def refuses(server: LaunchedServer, weights: LeftWeights) -> None:
+    async def refuses(server: LaunchedServer, weights: LeftWeights | None) -> None:
         raise NotHandedOverError("it looks ill")
 
     taken = asyncio.run(take_over(left.settings, refuses))

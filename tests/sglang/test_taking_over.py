@@ -32,8 +32,8 @@ LINGER_S = 120.0
 WAIT_S = 60.0
 OWNER = "engine/7"
 REQUEST = json.dumps({"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}).encode()
-"""An engine's process in little: it launches, has its server load the first argument's weights, keeps what they are,
-and waits to be killed."""
+"""An engine's process in little: it launches, has its server load weights, keeps what they are or that others come, and
+waits to be killed."""
 ENGINE = """
 import asyncio, json, sys
 from pathlib import Path
@@ -54,7 +54,7 @@ async def main():
     control = SglangControl(http)
     await control.update_from_disk(str(settings.model_folder), version="v3.1.4", flush=True)
     checksum = checksum_of([(await control.weights_checksum()).overall])
-    weights = LeftWeights(label="v3.1.4", checksum=checksum)
+    weights = None if sys.argv[2] else LeftWeights(label="v3.1.4", checksum=checksum)
     server.keep(LeftServer(port=server.port, weights=weights).text())
     print("ready", server.address, settings.admin_api_key, flush=True)
     await server.ended
@@ -66,14 +66,13 @@ asyncio.run(main())
 class LeftServerBench:
     """A server whose launcher was killed."""
 
-    def __init__(self, environment: SglangEnvironment, model: Path, folder: Path) -> None:
+    def __init__(self, environment: SglangEnvironment, model: Path, folder: Path, *, amid_load: bool) -> None:
         self.settings = replace(settings_for(environment, model, folder), owner=OWNER, linger_s=LINGER_S)
         fields = asdict(self.settings) | {
             name: str(getattr(self.settings, name)) for name in ("python", "model_folder", "log_path")
         }
-        launcher = subprocess.Popen(
-            [sys.executable, "-c", ENGINE, json.dumps(fields)], stdout=subprocess.PIPE, text=True
-        )
+        arguments = [json.dumps(fields), "loads" if amid_load else ""]
+        launcher = subprocess.Popen([sys.executable, "-c", ENGINE, *arguments], stdout=subprocess.PIPE, text=True)
         assert launcher.stdout is not None
         words = launcher.stdout.readline().split()
         assert words[:1] == ["ready"], "the server did not start"
@@ -98,16 +97,25 @@ class LeftServerBench:
 @pytest.fixture
 def leave(
     environment: SglangEnvironment, tiny_model: Callable[..., Path], tmp_path: Path
-) -> Callable[[], LeftServerBench]:
-    """``leave()``: starts a server and kills its launcher."""
-    return lambda: LeftServerBench(environment, tiny_model(), tmp_path)
+) -> Callable[..., LeftServerBench]:
+    """``leave()``: starts a server and kills its launcher, amid a load or not."""
+    return lambda *, amid_load=False: LeftServerBench(environment, tiny_model(), tmp_path, amid_load=amid_load)
 
 
-def test_a_server_that_was_left_in_the_midst_of_work_is_taken_over_clean(leave: Callable[[], LeftServerBench]) -> None:
-    """Paused, with a request in it."""
-    left = leave()
+async def load_others(left: LeftServerBench, model: Path) -> None:
+    http = ServerHttp(left.address, admin_api_key=left.key)
+    await SglangControl(http).update_from_disk(str(model), version="v3.1.4", flush=True)
+    await http.close()
+
+
+def test_a_server_that_was_left_in_the_midst_of_work_is_taken_over_clean(
+    leave: Callable[..., LeftServerBench], tiny_model: Callable[..., Path]
+) -> None:
+    """Paused, with a request in it, and with weights of a load that nobody saw end."""
+    left = leave(amid_load=True)
 
     async def run() -> TakenOver:
+        await load_others(left, tiny_model(seed=1))
         http = ServerHttp(left.address, admin_api_key=left.key)
         request = asyncio.create_task(http.call("POST", "/generate", REQUEST, timeout_s=WAIT_S))
         await SglangControl(http).pause(PauseMode.RETRACT, WAIT_S)
@@ -123,17 +131,11 @@ def test_a_server_that_was_left_in_the_midst_of_work_is_taken_over_clean(leave: 
 
 
 def test_a_server_with_other_weights_is_started_anew(
-    leave: Callable[[], LeftServerBench], tiny_model: Callable[..., Path]
+    leave: Callable[..., LeftServerBench], tiny_model: Callable[..., Path]
 ) -> None:
-    """As one that was left while it loaded them."""
+    """As if somebody else had had it load them."""
     left = leave()
-
-    async def load_others() -> None:
-        http = ServerHttp(left.address, admin_api_key=left.key)
-        await SglangControl(http).update_from_disk(str(tiny_model(seed=1)), version="v3.1.4", flush=True)
-        await http.close()
-
-    asyncio.run(load_others())
+    asyncio.run(load_others(left, tiny_model(seed=1)))
     taken = asyncio.run(left.taken())
     assert taken.server is None
     assert "anew: its weights are not those that it was left with: v3.1.4, checksum" in taken.notices[0]
@@ -142,7 +144,7 @@ def test_a_server_with_other_weights_is_started_anew(
 
 @pytest.mark.slow  # another reason of the same look, with a server of its own
 def test_requests_of_others_are_a_reason_to_start_anew(
-    leave: Callable[[], LeftServerBench], monkeypatch: pytest.MonkeyPatch
+    leave: Callable[..., LeftServerBench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = leave()
     monkeypatch.setattr(opening, "IDLE_S", 2.0)

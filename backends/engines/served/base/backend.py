@@ -345,6 +345,7 @@ class ServedEngineBackend(LoopBackend[EngineCommand], Generic[EndpointT]):
                     await self._take_back_unbegun()
                     if self._is_asleep:
                         await _each(endpoint.wake(Memory.WEIGHTS, SWAP_CALL_S) for endpoint in opened.endpoints)
+                    opened.keep(None)
                     loaded = await updates.load(opened.endpoints, staged, mode, SWAP_CALL_S)
                     opened.keep(LeftWeights(label=label_of(manifest), checksum=loaded.checksum))
                     if self._is_asleep:

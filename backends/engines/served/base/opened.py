@@ -98,9 +98,8 @@ class Opened(Generic[EndpointT]):
     notices: tuple[str, ...] = ()
     """What people should know of how it came up."""
 
-    def keep(self, weights: LeftWeights) -> None:
-        """Of a server of ours: the weights that a successor of this process finds in it, unless they are being loaded
-        then."""
+    def keep(self, weights: LeftWeights | None) -> None:
+        """Of a server of ours: the weights that a successor of this process finds in it; None while it loads others."""
         if self.server is not None:
             self.server.keep(LeftServer(port=self.server.port, weights=weights).text())
 

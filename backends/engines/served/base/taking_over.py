@@ -3,7 +3,8 @@ minutes.
 
 Invariants:
 
-* What is taken over was launched in just this way, had whole weights, and passed the look of its kind.
+* What is taken over was launched in just this way, had taken weights or was taking some, and passed the look of its
+  kind. What it holds of a load that its owner did not see end does no harm: its new owner loads all before it serves.
 * Until it has taken weights of this incarnation nobody takes it over again: a server that never gets so far is started
   anew the next time.
 * Whatever speaks against it ends it, and is told.
@@ -45,8 +46,8 @@ class LeftServer(Value, frozen=True, kw_only=True):
     """What a server's guardian keeps for a successor."""
 
     port: int
-    weights: LeftWeights
-    """The last that it had whole. When it is left while it loads others, it has not these."""
+    weights: LeftWeights | None
+    """What it holds; None: it loads others, of which it may hold a part."""
 
     def text(self) -> str:
         """One line."""
@@ -64,7 +65,7 @@ NOTHING_TAKEN: Final = TakenOver(None, ())
 
 
 async def take_over(
-    settings: ServerSettings, look_at: Callable[[LaunchedServer, LeftWeights], Awaitable[None]]
+    settings: ServerSettings, look_at: Callable[[LaunchedServer, LeftWeights | None], Awaitable[None]]
 ) -> TakenOver:
     """Take over what the owner of these settings has left, or say why it is started anew.
 
@@ -83,7 +84,7 @@ async def take_over(
 
 
 async def _taken(
-    settings: ServerSettings, look_at: Callable[[LaunchedServer, LeftWeights], Awaitable[None]]
+    settings: ServerSettings, look_at: Callable[[LaunchedServer, LeftWeights | None], Awaitable[None]]
 ) -> LaunchedServer:
     server, kept = await LaunchedServer.take_over(settings)
     try:

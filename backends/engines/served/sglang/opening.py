@@ -150,7 +150,7 @@ def _can_be_left(setup: EngineSetup, settings: SglangSettings) -> bool:
     return not (setup.sleeps or setup.lora is not None or settings.dist_init_address)
 
 
-async def look_at(server: LaunchedServer, left: LeftWeights) -> None:
+async def look_at(server: LaunchedServer, left: LeftWeights | None) -> None:
     """Make a server clean that was left, and see that it serves what it did, to nobody else.
 
     Raises:
@@ -167,7 +167,7 @@ async def look_at(server: LaunchedServer, left: LeftWeights) -> None:
         except CacheNotFlushed:
             raise NotHandedOverError(f"{OF_OTHERS}, {IDLE_S:g} s after all were aborted") from None
         found = checksum_of([(await control.weights_checksum()).overall])
-        if (version, found) != (left.label, left.checksum):
+        if left is not None and (version, found) != (left.label, left.checksum):
             raise NotHandedOverError(
                 f"its weights are not those that it was left with: {version}, checksum {found[:12]}, and not "
                 f"{left.label}, {left.checksum[:12]}"

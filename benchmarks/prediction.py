@@ -3,10 +3,11 @@
 How it is measured:
 
 * ``penstock run`` with the embedded engine and learner, in scenarios that differ in what binds. Each policy has a run
-  of its own in each repetition; the learning rate is too small to change what is sampled.
+  of its own in each repetition, and each repetition a seed; the learning rate is too small to change what is sampled.
 * In each repetition the models are fitted to the run of one policy alone, and play the scenarios of the other two on
-  the virtual clock. An error is (predicted − measured) ÷ measured of the time of a step, and the difference of the
-  shares of the time in which engines and learner worked. Steps are those of ``runtime/prediction/steady.py``.
+  the virtual clock, with several seeds. An error is (predicted − measured) ÷ measured of the time of a step, and the
+  difference of the shares of the time in which engines and learner worked. Steps are those of
+  ``runtime/prediction/steady.py``.
 * Beside each error stands the machine's own noise: how far the repetitions of one run are from their mean, and how far
   the two halves of a run's steady part are from each other, which one repetition tells too.
 * Two more errors leave out what changed on the machine between two runs. *Of decode alone*: the predicted run's own
@@ -40,7 +41,7 @@ from penstock.runtime.scenario.modelled import load_modelled
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from penstock.benchmarks._results import Claim, Figure
@@ -53,6 +54,8 @@ QUICK_S: Final = 75
 POLICIES: Final = ("sync", "one_step_off", "fully_async")
 MOST: Final = 0.1
 """Error that is claimed."""
+SEEDS: Final = range(3)
+"""One alone draws lengths that make 1 to 2 % of a step."""
 BASE: Final = """\
 run: {name: prediction}
 model: {make: xs}
@@ -123,14 +126,15 @@ class Arm(NamedTuple):
         return self.recording.steady
 
 
-def record(name: str, policy: str, num_steps: int, folder: Path) -> Arm:
+def record(name: str, policy: str, num_steps: int, seeds: Iterator[int], folder: Path) -> Arm:
     """Run one scenario under one policy and read it back."""
     functions = folder.with_name(f"{folder.name}-functions")
     functions.mkdir()
     (functions / "slow.py").write_text(SLOW_REWARD)
     (functions / "tools.py").write_text(TOOLS)
     overrides = [text.format(folder=functions, cores=usable_cores()) for text in SCENARIOS[name]]
-    made = run(BASE, (*overrides, f"staleness.policy={policy}", f"run.num_steps={num_steps}"), folder).folder
+    overrides += [f"run.seed={next(seeds)}", f"staleness.policy={policy}", f"run.num_steps={num_steps}"]
+    made = run(BASE, overrides, folder).folder
     recording = read_recording(made)
     steps = read_steps(made)
     drift = _drift(recording, [row.at_s for row in steps])
@@ -190,15 +194,33 @@ def at_speed(models: Models, by: Slower) -> Models:
     )
 
 
+class Played(NamedTuple):
+    """What models predict: means over the seeds."""
+
+    step_s: float
+    engines_busy: float
+    learner_busy: float
+
+
+def predicted(models: Models, arm: Arm) -> Played:
+    """Of the scenario of a run."""
+    seen = [play(models.applied(arm.modelled), seed) for seed in SEEDS]
+    figures = (
+        [each.step_s for each in seen],
+        [each.engines_busy for each in seen],
+        [each.learner_busy for each in seen],
+    )
+    return Played(*map(statistics.fmean, figures))
+
+
 def compared(name: str, fitted_on: str, arms: Mapping[str, Sequence[Arm]]) -> tuple[list[Figure], list[Claim]]:
     """Errors of one scenario, by policy; ``arms`` has its repetitions by policy."""
     models = [calibrate([arm.recording]) for arm in arms[fitted_on]]
     found: list[Figure] = []
     claims: list[Claim] = []
     for policy, runs in arms.items():
-        predicted = [play(each.applied(arm.modelled), 0) for each, arm in zip(models, runs, strict=True)]
         measured = [arm.steady for arm in runs]
-        pairs = list(zip(predicted, measured, strict=True))
+        pairs = list(zip(map(predicted, models, runs), measured, strict=True))
         what = f"{name}, {policy}" + (" (fitted)" if policy == fitted_on else "")
         step = [p.step_s / m.step_s - 1 for p, m in pairs]
         busy = [max((p.engines_busy - m.engines_busy, p.learner_busy - m.learner_busy), key=abs) for p, m in pairs]
@@ -212,8 +234,7 @@ def compared(name: str, fitted_on: str, arms: Mapping[str, Sequence[Arm]]) -> tu
         ]
         if policy != fitted_on:
             own = [of_the_moment(each, calibrate([arm.recording])) for each, arm in zip(models, runs, strict=True)]
-            again = [play(each.applied(arm.modelled), 0) for each, arm in zip(own, runs, strict=True)]
-            of_decode = [p.step_s / m.step_s - 1 for p, m in zip(again, measured, strict=True)]
+            of_decode = [p.step_s / m.step_s - 1 for p, m in zip(map(predicted, own, runs), measured, strict=True)]
             found.append(plain_figure(f"{what}: error of the step, of decode alone", "of the measured", of_decode))
             found += of_the_machine(what, models, arms[fitted_on], runs)
             claims.append(claim(f"{what}: |error of the step|", [abs(each) for each in step], at_most=MOST))
@@ -227,7 +248,7 @@ def of_the_machine(what: str, models: Sequence[Models], fitted: Sequence[Arm], r
     by = [each for each in told if each is not None]
     if len(by) < len(told):
         return []
-    played = [play(at_speed(m, b).applied(arm.modelled), 0) for m, b, arm in zip(models, by, runs, strict=True)]
+    played = [predicted(at_speed(m, b), arm) for m, b, arm in zip(models, by, runs, strict=True)]
     errors = [p.step_s / arm.steady.step_s - 1 for p, arm in zip(played, runs, strict=True)]
     return [
         plain_figure(f"{what}: CPU time of a pass", "of the fitted run's", [each.passes for each in by]),
@@ -242,7 +263,8 @@ def measure(given: argparse.Namespace) -> Measured:
     if unknown := sorted(set(names) - set(SCENARIOS)):
         raise UserFault(f"--scenarios: {', '.join(unknown)}: there are {', '.join(SCENARIOS)}")
     keys = [(name, policy) for name in names for policy in POLICIES]
-    acts = {f"{name}, {policy}": partial(record, name, policy, given.steps) for name, policy in keys}
+    seeds = (repetition for repetition in range(given.repetitions) for _ in keys)
+    acts = {f"{name}, {policy}": partial(record, name, policy, given.steps, seeds) for name, policy in keys}
     turns = in_folders(acts, given.repetitions)
     found: list[Figure] = []
     claims: list[Claim] = []

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 
 import msgspec
@@ -135,7 +136,7 @@ class Shell:
         self._ids = itertools.count(1)
         self._effects: list[tuple[list[AnyCommand], int]] = []
         self._records: list[LedgerEntry] = []
-        self._packs: dict[str, list[Outgoing]] = {}
+        self._packs: defaultdict[str, list[Outgoing]] = defaultdict(list)
         self._links: dict[str, int] = {}
         self._received: dict[str, int] = {}
         """By sender, the last number of what came on the link from its present incarnation."""
@@ -174,7 +175,7 @@ class Shell:
             self._received[sender] = sequence
         if type(event) is LeasesAsked:
             self._answer_census(event, header)
-        elif event.delivery is LOSSY or self.delivery.accepts(event, sender, epoch, header.message_id):
+        elif self.delivery.accepts(event, sender, epoch, header.message_id):
             self._handle(event, header)
 
     def on_local(self, event: Event) -> None:
@@ -254,8 +255,7 @@ class Shell:
         """
         if header is not None:
             self.membership.returned(header.sender, header.epoch)
-            if event.delivery is not LOSSY:
-                self.delivery.accepts(event, header.sender, header.epoch, header.message_id)
+            self.delivery.accepts(event, header.sender, header.epoch, header.message_id)
         self.is_leaving |= self.membership.note(event, own_name=self.settings.name)
         if isinstance(event, TimerFired):
             self._timers.pop(event.key, None)
@@ -379,13 +379,8 @@ class Shell:
         if type(event) is LeasesAsked:
             event = msgspec.structs.replace(event, lost=self.membership.lost_members())
         outgoing = Outgoing(to, event, next(self._ids), cause)
-        if event.delivery is not LOSSY:
-            outgoing = self.delivery.sent(outgoing, now_s)
-        pack = self._packs.get(to)
-        if pack is None:
-            self._packs[to] = [outgoing]
-        else:
-            pack.append(outgoing)
+        self.delivery.sent(outgoing, now_s)
+        self._packs[to].append(outgoing)
 
     def _watch(self, now_s: float) -> None:
         overdue = self._watchdog.look(self.machine.waits(), now_s)
@@ -396,11 +391,11 @@ class Shell:
 
     def _queue(self, outgoing: list[Outgoing]) -> None:
         for item in outgoing:
-            self._packs.setdefault(item.to, []).append(item)
+            self._packs[item.to].append(item)
 
     def _transmit(self) -> None:
         """What has been said in this turn, one pack for each peer."""
-        packs, self._packs = self._packs, {}
+        packs, self._packs = self._packs, defaultdict(list)
         settings, links = self.settings, self._links
         name, own_epoch = settings.name, settings.epoch
         epoch_of, reachable, transmit = self.membership.epoch_of, self._reachable.get, self._host.transmit
@@ -414,8 +409,7 @@ class Shell:
             sequence = links.get(to, 0)
             for item in outgoing if len(outgoing) == 1 else _newest(outgoing):
                 sequence += 1
-                header = Header(name, own_epoch, sequence, item.message_id, item.cause)
-                envelopes.append(Envelope(header, item.event))
+                envelopes.append((Header(name, own_epoch, sequence, item.message_id, item.cause), item.event))
             links[to] = sequence
             transmit(to, envelopes)
 

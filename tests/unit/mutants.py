@@ -70,8 +70,8 @@ MUTANTS = (
     Mutant(
         "a peer that is replaced hears what was said to others",
         "runtime/shell/delivery.py",
-        "again = [kept for kept in self._all() if kept.outgoing.to == name]",
-        "again = list(self._all())",
+        "again = [kept for kept in self.kept() if kept.to == name]",
+        "again = list(self.kept())",
         DELIVERY,
     ),
     Mutant(

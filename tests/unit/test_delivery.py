@@ -87,7 +87,9 @@ class Sender:
 
     def send(self, to: str, event: Event, now_s: float = 0.0) -> Outgoing:
         self.message_id += 1
-        return self.delivery.sent(Outgoing(to, event, self.message_id), now_s)
+        outgoing = Outgoing(to, event, self.message_id)
+        self.delivery.sent(outgoing, now_s)
+        return outgoing
 
 
 # --- keeping ----------------------------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ def test_whoever_tells_a_settlement_knows_it(event: Event) -> None:
 def test_data_that_is_kept_as_bytes_is_said_again_byte_by_byte_to_a_peer_that_was_replaced() -> None:
     sender, event = Sender(keeps_encoded=True), generated(0)
     outgoing = sender.send("scorer", event)
-    assert outgoing == Outgoing("scorer", EncodedEvent(body=encode_event(event)), 1)
+    assert outgoing.event == EncodedEvent(body=encode_event(event))
     assert sender.delivery.returned("scorer", 3.0) == [outgoing]
     assert sender.delivery.overdue(8.0) == [outgoing]
 

@@ -297,7 +297,7 @@ class Process:
         """As its socket would; what cannot be read is counted and dropped."""
         events, errors = _decoder_of(self._inbox).decode(frame)
         self.num_unreadable += len(errors)
-        return [Envelope(header, event) for header, event in events]
+        return events
 
     def finish_turn(self) -> None:
         """Carry out what the turn has brought, and take in what the backend answered at once."""
@@ -359,8 +359,8 @@ def deliver(process: Process, what: list[Envelope] | bytes) -> None:
         return  # spelt out, here and below, as it is asked of all that happens
     pack = what if isinstance(what, list) else process.decode(what)
     on_frame = process.shell.on_frame
-    for envelope in pack:
-        on_frame(envelope.header, envelope.event)
+    for header, event in pack:
+        on_frame(header, event)
     process.finish_turn()
 
 

@@ -137,13 +137,13 @@ class Shell:
         self._effects: list[tuple[list[AnyCommand], int]] = []
         self._records: list[LedgerEntry] = []
         self._packs: defaultdict[str, list[Outgoing]] = defaultdict(list)
-        self._links: dict[str, int] = {}
+        self._links: defaultdict[str, int] = defaultdict(int)
         self._received: dict[str, int] = {}
         """By sender, the last number of what came on the link from its present incarnation."""
         self._reachable: dict[str, int] = {}
         self._unreached: dict[str, list[Outgoing]] = {}
-        """Lossy events to a peer whose first frame came before the word on where it is. What is kept until settled, and
-        the newest of each class, it hears again anyway."""
+        """By peer whose first frame came before the word on where it is, the lossy events to it. What is kept until
+        settled, and the newest of each class, it hears again anyway."""
         self._timers: dict[str, int] = {}
         self._timer_heap: list[tuple[float, int, str]] = []
         self._timer_ids = itertools.count(1)
@@ -171,7 +171,8 @@ class Shell:
             self._note_member(sender, epoch)
         received, sequence = self._received.get(sender, 0), header.link_sequence
         if sequence > received:  # else it was overtaken, or is a double
-            self.num_gaps += sequence > received + 1
+            if sequence > received + 1:
+                self.num_gaps += 1
             self._received[sender] = sequence
         if type(event) is LeasesAsked:
             self._answer_census(event, header)
@@ -279,11 +280,13 @@ class Shell:
         Returns:
             Whether there was anything to do; if not, ``next_timer_s`` is no earlier than before.
         """
-        has_effects = bool(self._effects or self._packs)
-        if self._effects:
-            effects, self._effects = self._effects, []
-            records, self._records = self._records, []
-            if records:
+        effects = self._effects
+        if not (effects or self._packs):
+            return False
+        if effects:
+            self._effects = []
+            if self._records:
+                records, self._records = self._records, []
                 self._host.commit(records)
             now_s = self._host.now_s()
             for commands, cause in effects:
@@ -296,7 +299,7 @@ class Shell:
                         self._host.ask_supervisor(command)
         if self._packs:
             self._transmit()
-        return has_effects
+        return True
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -351,9 +354,12 @@ class Shell:
             self._handle(event, None)
 
     def _note_member(self, name: str, epoch: int) -> None:
-        for event in self.membership.returned(name, epoch):
-            self._unreached.pop(name, None)
+        events = self.membership.returned(name, epoch)
+        if events:
             self._received.pop(name, None)
+            if name != SUPERVISOR:
+                self._unreached[name] = []
+        for event in events:
             self._handle_if_heard(event)
 
     def _answer_census(self, asked: LeasesAsked, header: Header) -> None:
@@ -396,22 +402,18 @@ class Shell:
     def _transmit(self) -> None:
         """What has been said in this turn, one pack for each peer."""
         packs, self._packs = self._packs, defaultdict(list)
-        settings, links = self.settings, self._links
-        name, own_epoch = settings.name, settings.epoch
-        epoch_of, reachable, transmit = self.membership.epoch_of, self._reachable.get, self._host.transmit
+        name, own_epoch, links = self.settings.name, self.settings.epoch, self._links
         for to, outgoing in packs.items():
-            epoch = epoch_of(to)
-            if epoch is not None and reachable(to) != epoch and to != SUPERVISOR:
-                lossy = [item for item in outgoing if item.event.delivery is LOSSY]
-                self._unreached.setdefault(to, []).extend(lossy)
+            if to in self._unreached:
+                self._unreached[to] += [item for item in outgoing if item.event.delivery is LOSSY]
                 continue
             envelopes: list[Envelope] = []
-            sequence = links.get(to, 0)
+            sequence = links[to]
             for item in outgoing if len(outgoing) == 1 else _newest(outgoing):
                 sequence += 1
                 envelopes.append((Header(name, own_epoch, sequence, item.message_id, item.cause), item.event))
             links[to] = sequence
-            transmit(to, envelopes)
+            self._host.transmit(to, envelopes)
 
 
 def _is_for_backend(command: AnyCommand) -> TypeGuard[BackendCommand]:

@@ -91,7 +91,8 @@ MUTANTS = (
     Mutant(
         "effects happen before their records are durable",
         "runtime/shell/shell.py",
-        """            if records:
+        """            if self._records:
+                records, self._records = self._records, []
                 self._host.commit(records)
             now_s = self._host.now_s()
             for commands, cause in effects:
@@ -112,7 +113,8 @@ MUTANTS = (
                         self._host.execute(command)
                     elif type(command) is ReplaceActor or type(command) is FailRun:
                         self._host.ask_supervisor(command)
-            if records:
+            if self._records:
+                records, self._records = self._records, []
                 self._host.commit(records)
 """,
         SHELL,
@@ -120,8 +122,8 @@ MUTANTS = (
     Mutant(
         "every frame counts as a gap",
         "runtime/shell/shell.py",
-        "self.num_gaps += sequence > received + 1",
-        "self.num_gaps += sequence >= received + 1",
+        "if sequence > received + 1:",
+        "if sequence >= received + 1:",
         SHELL,
     ),
     Mutant(

@@ -80,16 +80,14 @@ class Links:
         what = encode_pack(pack) if self._through_codec else pack
         delay_s = self._min_delay_s + self._spread_s * self._draw()
         link = (sender, receiver)
-        if not self._is_plain or self._faults:
+        if self._faults or not self._is_plain:
             self._send_badly(link, process, what, delay_s, deliver)
             return
-        clock = self._clock
-        at_s = clock.now_s + delay_s
-        last_s = self._arrivals.get(link, 0.0)
-        if at_s < last_s:
+        at_s, arrivals = self._clock.now_s + delay_s, self._arrivals
+        if at_s < (last_s := arrivals.get(link, 0.0)):
             at_s = last_s
-        self._arrivals[link] = at_s
-        clock.at(at_s, deliver, process, what)
+        arrivals[link] = at_s
+        self._clock.at(at_s, deliver, process, what)
 
     def _send_badly(
         self,

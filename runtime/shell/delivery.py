@@ -22,6 +22,7 @@ Pure: time comes in as an argument, what is to be sent goes out as a list.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -87,12 +88,12 @@ class Delivery:
         self._keeps_encoded = keeps_encoded
         self._data: dict[int, dict[tuple[str, type[Event], int], Outgoing]] = {}
         """By group id, then by receiver, class and index in the group."""
-        self._control: dict[tuple[str, type[Event]], Outgoing] = {}
-        """By receiver and class."""
+        self._control: defaultdict[type[Event], dict[str, Outgoing]] = defaultdict(dict)
+        """By class and receiver."""
         self._accepted: dict[int, dict[int, int]] = {}
         """Attempt of the first result, by group id and index (−1 for the group itself)."""
-        self._heard: dict[tuple[str, type[Event]], tuple[int, int]] = {}
-        """Newest (epoch, message id) by sender and class."""
+        self._heard: defaultdict[type[Event], dict[str, tuple[int, int]]] = defaultdict(dict)
+        """Newest (epoch, message id) by class and sender."""
         self.settled = KnownSettled()
         self.next_due_s = math.inf
         """Nothing is overdue before this."""
@@ -116,7 +117,7 @@ class Delivery:
                 outgoing.event = EncodedEvent(body=encode_event(event))
             self._data.setdefault(group_id, {})[outgoing.to, type(event), index] = outgoing
         else:
-            self._control[outgoing.to, type(event)] = outgoing
+            self._control[type(event)][outgoing.to] = outgoing
             if type(event) is SamplesSettled or type(event) is DemandGranted or type(event) is EvaluationDue:
                 self.settle(event.settled)
         outgoing.pause_s = self._resend_after_s
@@ -151,7 +152,8 @@ class Delivery:
 
     def kept(self) -> Iterator[Outgoing]:
         """What would be said again."""
-        yield from self._control.values()
+        for by_receiver in self._control.values():
+            yield from by_receiver.values()
         for group in self._data.values():
             yield from group.values()
 
@@ -163,10 +165,10 @@ class Delivery:
         if delivery is DATA:
             return self._accepts_data(event)
         if delivery is CONTROL:
-            key, said = (sender, type(event)), (epoch, message_id)
-            if self._heard.get(key, _NEVER) >= said:
+            heard, said = self._heard[type(event)], (epoch, message_id)
+            if heard.get(sender, _NEVER) >= said:
                 return False
-            self._heard[key] = said
+            heard[sender] = said
             if type(event) is SamplesSettled or type(event) is DemandGranted or type(event) is EvaluationDue:
                 self.settle(event.settled)
         return True
@@ -189,7 +191,7 @@ class Delivery:
 
     def knows(self, sender: str, epoch: int, outgoing: Outgoing) -> None:
         """This control event of a peer was heard: neither it nor an earlier one is handed on again."""
-        self._heard[sender, type(outgoing.event)] = (epoch, outgoing.message_id)
+        self._heard[type(outgoing.event)][sender] = (epoch, outgoing.message_id)
 
     # --- settlement and census --------------------------------------------------------------------------------
 

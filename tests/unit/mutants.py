@@ -42,8 +42,8 @@ MUTANTS = (
     Mutant(
         "a control event that is repeated is handed on again",
         "runtime/shell/delivery.py",
-        "self._heard.get(key, _NEVER) >= said",
-        "self._heard.get(key, _NEVER) > said",
+        "heard.get(sender, _NEVER) >= said",
+        "heard.get(sender, _NEVER) > said",
         DELIVERY,
     ),
     Mutant(

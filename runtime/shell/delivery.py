@@ -110,7 +110,7 @@ class Delivery:
         if delivery is LOSSY:
             return
         if delivery is DATA:
-            group_id, index, _ = data_key(event)
+            group_id, index, _ = _KEY_OF[type(event)](event)
             if group_id in self.settled:
                 return
             if self._keeps_encoded:
@@ -174,7 +174,7 @@ class Delivery:
         return True
 
     def _accepts_data(self, event: Event) -> bool:
-        group_id, index, attempt = data_key(event)
+        group_id, index, attempt = _KEY_OF[type(event)](event)
         if group_id in self.settled:
             self.num_late += 1
             return False
@@ -224,7 +224,7 @@ def _of_end(event: ScoringFailed | SampleFailed | GenerationClosed) -> tuple[int
     return event.key.group_id, event.key.index, event.attempt
 
 
-_ABOUT: Final[dict[type[Event], Callable[[Any], tuple[int, int, int]]]] = {
+_KEY_OF: Final[dict[type[Event], Callable[[Any], tuple[int, int, int]]]] = {
     SampleGenerated: _of_sample,
     SampleScored: _of_sample,
     ScoringFailed: _of_end,
@@ -233,15 +233,8 @@ _ABOUT: Final[dict[type[Event], Callable[[Any], tuple[int, int, int]]]] = {
     GroupAdmitted: lambda event: (event.group.group_id, -1, 0),
     GroupRejected: lambda event: (event.group_id, -1, 0),
 }
-"""By class of a data event, group id, index and attempt of what it is about; index −1 for the group as a whole."""
-
-
-def data_key(event: Event) -> tuple[int, int, int]:
-    """Group id, index and attempt of what a data event is about; index −1 and attempt 0 for the group as a whole."""
-    about = _ABOUT.get(type(event))
-    if about is None:
-        raise TypeError(f"{type(event).__name__} is no data event")
-    return about(event)
+"""By class of each data event, group id, index and attempt of what it is about; index −1 and attempt 0 for the group as
+a whole."""
 
 
 @cache

@@ -126,14 +126,15 @@ class RunAccounts:
 
     def turned(self, process: Process) -> None:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
-        lane = self._lanes.get(process.name)
+        name = process.name
+        lane = self._lanes.get(name)
         if lane is None:
-            if process.name in self._without_lane:
+            if name in self._without_lane:
                 return
-            if not has_lane(process.name):
-                self._without_lane.add(process.name)
+            if not has_lane(name):
+                self._without_lane.add(name)
                 return
-            lane = self._lanes[process.name] = _Lane(process, self._clock.now_s, self._begins_s)
+            lane = self._lanes[name] = _Lane(process, self._clock.now_s, self._begins_s)
         elif lane.process is not process:
             if lane.process.epoch > process.epoch:
                 return  # a zombie's time is nobody's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import tracemalloc
 from typing import TYPE_CHECKING
@@ -197,12 +198,14 @@ def test_bytes_take_less_than_the_events_and_go_with_their_settlement() -> None:
     num_groups, left, taken = 500, 0, list[int]()
     for keeps_encoded in (False, True):
         sender = Sender(keeps_encoded=keeps_encoded)
+        gc.collect()  # also empties the free lists of tuples and dicts, which hold what other tests have left there
         tracemalloc.start()
         try:
             for group_id in range(num_groups):
                 sender.send("scorer", generated(group_id))
             taken.append(tracemalloc.get_traced_memory()[0])
             sender.delivery.settle(SettledState(1, num_groups, ()))
+            gc.collect()
             left = tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()

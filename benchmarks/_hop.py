@@ -35,7 +35,7 @@ def message() -> Envelope:
     )
     prompt = Prompt(row=12, epoch=0, tokens=np.arange(16, dtype=np.int32).tobytes())
     group = Group(group_id=12, prompt=prompt, samples=samples)
-    return Envelope(Header(FILTER, 1, 1, 1, 1), GroupAdmitted(group=group))
+    return (Header(FILTER, 1, 1, 1, 1), GroupAdmitted(group=group))
 
 
 class ZmqReceiver:

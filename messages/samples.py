@@ -346,7 +346,7 @@ class Sample(Value, frozen=True, kw_only=True, omit_defaults=True):
         if len(self.parts) == 1 and len(self.parts[0].spans) == 1:  # asked of every sample, and most are so
             span = self.parts[0].spans[0]
             return (span.version, span.version) if span.num_tokens else None
-        versions = self.versions
+        versions = [span.version for part in self.parts for span in part.spans if span.num_tokens]
         return (min(versions), max(versions)) if versions else None
 
     @property

@@ -8,7 +8,7 @@ are built once. Nothing here ever unpickles.
 from __future__ import annotations
 
 from types import GenericAlias
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -57,11 +57,8 @@ class Header(Value, frozen=True, array_like=True):
     """``message_id`` of what the sender was handling, 0 for a timer or a backend's answer."""
 
 
-class Envelope(Value, frozen=True):
-    """An event with its header."""
-
-    header: Header
-    event: Event
+Envelope: TypeAlias = tuple[Header, Event]
+"""An event with its header."""
 
 
 class EncodedEvent(Event, frozen=True, kw_only=True):
@@ -99,10 +96,7 @@ def encode_event(event: Event) -> bytes:
 
 def encode_pack(envelopes: list[Envelope]) -> bytes:
     """One frame of these envelopes, in order."""
-    items = [
-        (envelope.header, msgspec.Raw(event.body) if type(event := envelope.event) is EncodedEvent else event)
-        for envelope in envelopes
-    ]
+    items = [(header, msgspec.Raw(event.body) if type(event) is EncodedEvent else event) for header, event in envelopes]
     return _encoder.encode((FORMAT, items))
 
 

@@ -23,14 +23,14 @@ def training_of(batch: BatchReady) -> Train:
     )
 
 
-def receipt_of(batch: BatchReady, event: BatchTrained) -> StepFinished:
-    """What the Buffer hears of the step."""
+def receipt_of(batch: BatchReady, event: BatchTrained, age: int) -> StepFinished:
+    """What the Buffer hears of the step; ``age``: of its oldest token."""
     return StepFinished(
         version=event.version,
         group_ids=tuple(group.group_id for group in batch.groups),
         num_trained_tokens=event.num_trained_tokens,
         num_masked_tokens=event.num_masked_tokens,
-        max_staleness=oldest_age(batch),
+        max_staleness=age,
         metrics=event.metrics,
         uses=batch.uses,
     )
@@ -40,10 +40,9 @@ def oldest_age(batch: BatchReady) -> int:
     """Age of the oldest token that is trained, in versions, when the batch is consumed."""
     consumed_at = batch.version - 1
     least = consumed_at - batch.max_staleness if batch.mask_stale else -1
-    ages: list[int] = []
-    for sample in (sample for group in batch.groups for sample in group.samples):
-        versions = sample.versions
-        if batch.mask_old_tokens:
-            versions = versions and {max(versions)}
-        ages += [consumed_at - version for version in versions if version >= least]
-    return max(ages, default=0)
+    samples = (sample for group in batch.groups for sample in group.samples)
+    if batch.mask_old_tokens:
+        made_by = {version for sample in samples if (version := sample.newest_version) is not None}
+    else:
+        made_by = {version for sample in samples for version in sample.versions}
+    return consumed_at - min((version for version in made_by if version >= least), default=consumed_at)

@@ -109,6 +109,8 @@ class Learner:
         self._steps = Steps(LEARNER_STEPS)
         self._batch: BatchReady | None = None
         """In training."""
+        self._oldest_age = 0
+        """Of its tokens; see :func:`.oldest_age`."""
         self._next: BatchReady | None = None
         """Came while the backend was busy."""
         self._receipt: StepFinished | None = None
@@ -253,7 +255,7 @@ class Learner:
         assert event.version == batch.version
         self._done()
         self.version = event.version
-        self._receipt = receipt_of(batch, event)
+        self._receipt = receipt_of(batch, event, self._oldest_age)
         self._out.extend((Send(BUFFER, self._receipt), Send(WEIGHT_PUBLISHER, self._receipt)))
         is_own = self.settings.publishes or event.version == 1  # recorded tokens are, only at first
         if event.notices and is_own:
@@ -351,11 +353,11 @@ class Learner:
         self._out.append(OpenLearner(version=named.version, path=named.path))
 
     def _train(self, batch: BatchReady) -> None:
-        bound = batch.max_staleness
-        if not batch.mask_stale and (age := oldest_age(batch)) > bound:
+        age, bound = oldest_age(batch), batch.max_staleness
+        if not batch.mask_stale and age > bound:
             self._out.append(FailRun(f"batch {batch.version} holds a token of age {age}, the bound is {bound}"))
             return
-        self._batch = batch
+        self._batch, self._oldest_age = batch, age
         self._start(Phase.TRAINING)
         self._out.append(training_of(batch))
 

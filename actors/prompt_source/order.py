@@ -25,17 +25,21 @@ _MASK: Final = (1 << 64) - 1
 _ROUNDS: Final = 6
 
 
-def mix(*words: int, state: int = 0) -> int:
-    """64 well-mixed bits of these numbers (the finaliser of splitmix64, chained); ``state``: what it was of others that
-    stand before them."""
+def mix(*words: int) -> int:
+    """64 well-mixed bits of these numbers (the finaliser of splitmix64, chained)."""
+    state = 0
     for word in words:
-        state = (state + 0x9E3779B97F4A7C15 + (word & _MASK)) & _MASK
-        state ^= state >> 30
-        state = (state * 0xBF58476D1CE4E5B9) & _MASK
-        state ^= state >> 27
-        state = (state * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
+        state = _mixed_in(state, word)
     return state
+
+
+def _mixed_in(state: int, word: int) -> int:
+    state = (state + 0x9E3779B97F4A7C15 + (word & _MASK)) & _MASK
+    state ^= state >> 30
+    state = (state * 0xBF58476D1CE4E5B9) & _MASK
+    state ^= state >> 27
+    state = (state * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)
 
 
 def permute(position: int, size: int, key: int) -> int:
@@ -47,7 +51,7 @@ def permute(position: int, size: int, key: int) -> int:
     while True:
         left, right = value >> half_bits, value & mask
         for state in states:
-            left, right = right, left ^ (mix(right, state=state) & mask)
+            left, right = right, left ^ (_mixed_in(state, right) & mask)
         value = (left << half_bits) | right
         if value < size:
             return value
@@ -166,7 +170,7 @@ def evaluation_seed(seed: int, place: EvaluatedPlace, index: int) -> int:
 
 def sample_seed(seed: int, group_id: int, index: int) -> int:
     """The seed of one sample, 63 bits."""
-    return mix(index, state=_group_state(seed, group_id)) >> 1
+    return _mixed_in(_group_state(seed, group_id), index) >> 1
 
 
 @lru_cache(maxsize=16)

@@ -103,11 +103,8 @@ _Entry = tuple[float, str, int]
 """(share, name, number of the entry)."""
 
 
-class _Key(NamedTuple):
-    """Of the engines in a heap."""
-
-    version: int
-    lag: int
+_Key = tuple[int, int]
+"""(version, lag) of the engines in a heap."""
 
 
 class Router:
@@ -283,9 +280,10 @@ class Router:
         serving: EngineView | None = None
         late: EngineView | None = None
         for key in tuple(self._heaps):
-            if key.version >= sample.min_version:
+            version, lag = key
+            if version >= sample.min_version:
                 serving = _less_loaded(serving, self._top(key, avoids))
-            elif avoids or _comes_in_time(key.lag, sample):
+            elif avoids or _comes_in_time(lag, sample):
                 late = _less_loaded(late, self._top(key, avoids))
         if serving is None or (late is not None and late.has_free_slot and not serving.has_free_slot):
             serving = late
@@ -309,7 +307,7 @@ class Router:
         load = view.load
         if load >= view.capacity or (view.is_newcomer and view.version < 0):  # as has_room, twice for each sample
             return
-        key = _Key(view.version, view.lag)
+        key = view.version, view.lag
         heap = self._heaps.get(key)
         if heap is None:
             heap = self._heaps[key] = []

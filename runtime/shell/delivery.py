@@ -22,7 +22,9 @@ Pure: time comes in as an argument, what is to be sent goes out as a list.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -51,21 +53,21 @@ if TYPE_CHECKING:
 MAX_BACKOFF: Final = 12.0
 """The longest pause between two repeats, as a multiple of ``resend_after_s``."""
 _NEVER: Final = (-1, -1)
+_MESSAGE_ID: Final = attrgetter("message_id")
 
 
-class Outgoing(msgspec.Struct, frozen=True, gc=False):
+class Outgoing(msgspec.Struct, gc=False):
     """One event to one receiver, with the id that it keeps when it is sent again."""
 
     to: str
     event: Event
+    """Of data that is kept, what goes on the wire: see :class:`.EncodedEvent`."""
     message_id: int
     cause: int = 0
-
-
-class _Kept(msgspec.Struct, gc=False):
-    outgoing: Outgoing
-    due_s: float
-    pause_s: float
+    due_s: float = math.inf
+    """When it is to be said again; never, of what nobody keeps."""
+    pause_s: float = 0.0
+    """Between the last time and then."""
 
 
 class Delivery:
@@ -84,14 +86,14 @@ class Delivery:
         """
         self._resend_after_s = resend_after_s
         self._keeps_encoded = keeps_encoded
-        self._data: dict[int, dict[tuple[str, str, int], _Kept]] = {}
+        self._data: dict[int, dict[tuple[str, type[Event], int], Outgoing]] = {}
         """By group id, then by receiver, class and index in the group."""
-        self._control: dict[tuple[str, type[Event]], _Kept] = {}
-        """By receiver and class."""
+        self._control: defaultdict[type[Event], dict[str, Outgoing]] = defaultdict(dict)
+        """By class and receiver."""
         self._accepted: dict[int, dict[int, int]] = {}
         """Attempt of the first result, by group id and index (−1 for the group itself)."""
-        self._heard: dict[tuple[str, type[Event]], tuple[int, int]] = {}
-        """Newest (epoch, message id) by sender and class."""
+        self._heard: defaultdict[type[Event], dict[str, tuple[int, int]]] = defaultdict(dict)
+        """Newest (epoch, message id) by class and sender."""
         self.settled = KnownSettled()
         self.next_due_s = math.inf
         """Nothing is overdue before this."""
@@ -101,50 +103,44 @@ class Delivery:
 
     # --- sending ----------------------------------------------------------------------------------------------
 
-    def sent(self, outgoing: Outgoing, now_s: float) -> Outgoing:
-        """Note what is sent, so that it can be repeated.
-
-        Returns:
-            What is to be sent: the same, or a data event encoded.
-        """
+    def sent(self, outgoing: Outgoing, now_s: float) -> None:
+        """Note what is sent, so that it can be repeated; a data event that is kept is encoded from now on."""
         event = outgoing.event
         delivery = event.delivery
         if delivery is LOSSY:
-            return outgoing
-        due_s = now_s + self._resend_after_s
+            return
         if delivery is DATA:
-            group_id, index, _ = data_key(event)
+            group_id, index, _ = _KEY_OF[type(event)](event)
             if group_id in self.settled:
-                return outgoing
+                return
             if self._keeps_encoded:
-                body = EncodedEvent(body=encode_event(event))
-                outgoing = Outgoing(outgoing.to, body, outgoing.message_id, outgoing.cause)
-            kept = _Kept(outgoing, due_s, self._resend_after_s)
-            self._data.setdefault(group_id, {})[outgoing.to, type(event).__name__, index] = kept
+                outgoing.event = EncodedEvent(body=encode_event(event))
+            self._data.setdefault(group_id, {})[outgoing.to, type(event), index] = outgoing
         else:
-            self._control[outgoing.to, type(event)] = _Kept(outgoing, due_s, self._resend_after_s)
+            self._control[type(event)][outgoing.to] = outgoing
             if type(event) is SamplesSettled or type(event) is DemandGranted or type(event) is EvaluationDue:
                 self.settle(event.settled)
+        outgoing.pause_s = self._resend_after_s
+        outgoing.due_s = due_s = now_s + outgoing.pause_s
         if due_s < self.next_due_s:
             self.next_due_s = due_s
-        return outgoing
 
     def returned(self, name: str, now_s: float) -> list[Outgoing]:
         """What a peer that was replaced, or could not be reached for a while, has to hear again."""
-        again = [kept for kept in self._all() if kept.outgoing.to == name]
+        again = [kept for kept in self.kept() if kept.to == name]
         for kept in again:
             kept.pause_s = self._resend_after_s
             kept.due_s = now_s + kept.pause_s
             self.next_due_s = min(self.next_due_s, kept.due_s)
-        return sorted((kept.outgoing for kept in again), key=lambda outgoing: outgoing.message_id)
+        return sorted(again, key=_MESSAGE_ID)
 
     def overdue(self, now_s: float) -> list[Outgoing]:
         """What is to be repeated now; each repeat doubles the pause to the next."""
         if now_s < self.next_due_s:
             return []
-        again: list[_Kept] = []
+        again: list[Outgoing] = []
         next_due_s = math.inf
-        for kept in self._all():
+        for kept in self.kept():
             if kept.due_s <= now_s:
                 again.append(kept)
                 kept.pause_s = min(2 * kept.pause_s, MAX_BACKOFF * self._resend_after_s)
@@ -152,14 +148,12 @@ class Delivery:
             if kept.due_s < next_due_s:
                 next_due_s = kept.due_s
         self.next_due_s = next_due_s
-        return sorted((kept.outgoing for kept in again), key=lambda outgoing: outgoing.message_id)
+        return sorted(again, key=_MESSAGE_ID)
 
     def kept(self) -> Iterator[Outgoing]:
         """What would be said again."""
-        return (kept.outgoing for kept in self._all())
-
-    def _all(self) -> Iterator[_Kept]:
-        yield from self._control.values()
+        for by_receiver in self._control.values():
+            yield from by_receiver.values()
         for group in self._data.values():
             yield from group.values()
 
@@ -171,16 +165,16 @@ class Delivery:
         if delivery is DATA:
             return self._accepts_data(event)
         if delivery is CONTROL:
-            key, said = (sender, type(event)), (epoch, message_id)
-            if self._heard.get(key, _NEVER) >= said:
+            heard, said = self._heard[type(event)], (epoch, message_id)
+            if heard.get(sender, _NEVER) >= said:
                 return False
-            self._heard[key] = said
+            heard[sender] = said
             if type(event) is SamplesSettled or type(event) is DemandGranted or type(event) is EvaluationDue:
                 self.settle(event.settled)
         return True
 
     def _accepts_data(self, event: Event) -> bool:
-        group_id, index, attempt = data_key(event)
+        group_id, index, attempt = _KEY_OF[type(event)](event)
         if group_id in self.settled:
             self.num_late += 1
             return False
@@ -197,7 +191,7 @@ class Delivery:
 
     def knows(self, sender: str, epoch: int, outgoing: Outgoing) -> None:
         """This control event of a peer was heard: neither it nor an earlier one is handed on again."""
-        self._heard[sender, type(outgoing.event)] = (epoch, outgoing.message_id)
+        self._heard[type(outgoing.event)][sender] = (epoch, outgoing.message_id)
 
     # --- settlement and census --------------------------------------------------------------------------------
 
@@ -213,7 +207,7 @@ class Delivery:
         """The samples that were sent on from here and are kept."""
         for group in self._data.values():
             for kept in group.values():
-                yield from _leases_of(kept.outgoing.event)
+                yield from _leases_of(kept.event)
 
     @property
     def num_kept(self) -> int:
@@ -230,7 +224,7 @@ def _of_end(event: ScoringFailed | SampleFailed | GenerationClosed) -> tuple[int
     return event.key.group_id, event.key.index, event.attempt
 
 
-_ABOUT: Final[dict[type[Event], Callable[[Any], tuple[int, int, int]]]] = {
+_KEY_OF: Final[dict[type[Event], Callable[[Any], tuple[int, int, int]]]] = {
     SampleGenerated: _of_sample,
     SampleScored: _of_sample,
     ScoringFailed: _of_end,
@@ -239,15 +233,8 @@ _ABOUT: Final[dict[type[Event], Callable[[Any], tuple[int, int, int]]]] = {
     GroupAdmitted: lambda event: (event.group.group_id, -1, 0),
     GroupRejected: lambda event: (event.group_id, -1, 0),
 }
-"""By class of a data event, group id, index and attempt of what it is about; index −1 for the group as a whole."""
-
-
-def data_key(event: Event) -> tuple[int, int, int]:
-    """Group id, index and attempt of what a data event is about; index −1 and attempt 0 for the group as a whole."""
-    about = _ABOUT.get(type(event))
-    if about is None:
-        raise TypeError(f"{type(event).__name__} is no data event")
-    return about(event)
+"""By class of each data event, group id, index and attempt of what it is about; index −1 and attempt 0 for the group as
+a whole."""
 
 
 @cache

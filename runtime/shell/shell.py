@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 
 import msgspec
@@ -135,14 +136,14 @@ class Shell:
         self._ids = itertools.count(1)
         self._effects: list[tuple[list[AnyCommand], int]] = []
         self._records: list[LedgerEntry] = []
-        self._packs: dict[str, list[Outgoing]] = {}
-        self._links: dict[str, int] = {}
+        self._packs: defaultdict[str, list[Outgoing]] = defaultdict(list)
+        self._links: defaultdict[str, int] = defaultdict(int)
         self._received: dict[str, int] = {}
         """By sender, the last number of what came on the link from its present incarnation."""
         self._reachable: dict[str, int] = {}
         self._unreached: dict[str, list[Outgoing]] = {}
-        """Lossy events to a peer whose first frame came before the word on where it is. What is kept until settled, and
-        the newest of each class, it hears again anyway."""
+        """By peer whose first frame came before the word on where it is, the lossy events to it. What is kept until
+        settled, and the newest of each class, it hears again anyway."""
         self._timers: dict[str, int] = {}
         self._timer_heap: list[tuple[float, int, str]] = []
         self._timer_ids = itertools.count(1)
@@ -170,11 +171,12 @@ class Shell:
             self._note_member(sender, epoch)
         received, sequence = self._received.get(sender, 0), header.link_sequence
         if sequence > received:  # else it was overtaken, or is a double
-            self.num_gaps += sequence > received + 1
+            if sequence > received + 1:
+                self.num_gaps += 1
             self._received[sender] = sequence
         if type(event) is LeasesAsked:
             self._answer_census(event, header)
-        elif event.delivery is LOSSY or self.delivery.accepts(event, sender, epoch, header.message_id):
+        elif self.delivery.accepts(event, sender, epoch, header.message_id):
             self._handle(event, header)
 
     def on_local(self, event: Event) -> None:
@@ -254,8 +256,7 @@ class Shell:
         """
         if header is not None:
             self.membership.returned(header.sender, header.epoch)
-            if event.delivery is not LOSSY:
-                self.delivery.accepts(event, header.sender, header.epoch, header.message_id)
+            self.delivery.accepts(event, header.sender, header.epoch, header.message_id)
         self.is_leaving |= self.membership.note(event, own_name=self.settings.name)
         if isinstance(event, TimerFired):
             self._timers.pop(event.key, None)
@@ -279,11 +280,13 @@ class Shell:
         Returns:
             Whether there was anything to do; if not, ``next_timer_s`` is no earlier than before.
         """
-        has_effects = bool(self._effects or self._packs)
-        if self._effects:
-            effects, self._effects = self._effects, []
-            records, self._records = self._records, []
-            if records:
+        effects = self._effects
+        if not (effects or self._packs):
+            return False
+        if effects:
+            self._effects = []
+            if self._records:
+                records, self._records = self._records, []
                 self._host.commit(records)
             now_s = self._host.now_s()
             for commands, cause in effects:
@@ -296,7 +299,7 @@ class Shell:
                         self._host.ask_supervisor(command)
         if self._packs:
             self._transmit()
-        return has_effects
+        return True
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -351,9 +354,12 @@ class Shell:
             self._handle(event, None)
 
     def _note_member(self, name: str, epoch: int) -> None:
-        for event in self.membership.returned(name, epoch):
-            self._unreached.pop(name, None)
+        events = self.membership.returned(name, epoch)
+        if events:
             self._received.pop(name, None)
+            if name != SUPERVISOR:
+                self._unreached[name] = []
+        for event in events:
             self._handle_if_heard(event)
 
     def _answer_census(self, asked: LeasesAsked, header: Header) -> None:
@@ -379,13 +385,8 @@ class Shell:
         if type(event) is LeasesAsked:
             event = msgspec.structs.replace(event, lost=self.membership.lost_members())
         outgoing = Outgoing(to, event, next(self._ids), cause)
-        if event.delivery is not LOSSY:
-            outgoing = self.delivery.sent(outgoing, now_s)
-        pack = self._packs.get(to)
-        if pack is None:
-            self._packs[to] = [outgoing]
-        else:
-            pack.append(outgoing)
+        self.delivery.sent(outgoing, now_s)
+        self._packs[to].append(outgoing)
 
     def _watch(self, now_s: float) -> None:
         overdue = self._watchdog.look(self.machine.waits(), now_s)
@@ -396,28 +397,23 @@ class Shell:
 
     def _queue(self, outgoing: list[Outgoing]) -> None:
         for item in outgoing:
-            self._packs.setdefault(item.to, []).append(item)
+            self._packs[item.to].append(item)
 
     def _transmit(self) -> None:
         """What has been said in this turn, one pack for each peer."""
-        packs, self._packs = self._packs, {}
-        settings, links = self.settings, self._links
-        name, own_epoch = settings.name, settings.epoch
-        epoch_of, reachable, transmit = self.membership.epoch_of, self._reachable.get, self._host.transmit
+        packs, self._packs = self._packs, defaultdict(list)
+        name, own_epoch, links = self.settings.name, self.settings.epoch, self._links
         for to, outgoing in packs.items():
-            epoch = epoch_of(to)
-            if epoch is not None and reachable(to) != epoch and to != SUPERVISOR:
-                lossy = [item for item in outgoing if item.event.delivery is LOSSY]
-                self._unreached.setdefault(to, []).extend(lossy)
+            if to in self._unreached:
+                self._unreached[to] += [item for item in outgoing if item.event.delivery is LOSSY]
                 continue
             envelopes: list[Envelope] = []
-            sequence = links.get(to, 0)
+            sequence = links[to]
             for item in outgoing if len(outgoing) == 1 else _newest(outgoing):
                 sequence += 1
-                header = Header(name, own_epoch, sequence, item.message_id, item.cause)
-                envelopes.append(Envelope(header, item.event))
+                envelopes.append((Header(name, own_epoch, sequence, item.message_id, item.cause), item.event))
             links[to] = sequence
-            transmit(to, envelopes)
+            self._host.transmit(to, envelopes)
 
 
 def _is_for_backend(command: AnyCommand) -> TypeGuard[BackendCommand]:

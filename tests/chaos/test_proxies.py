@@ -11,7 +11,7 @@ import pytest
 from penstock.backends.processes.curve import make_keys
 from penstock.messages.names import FILTER, SCORER
 from penstock.messages.training import StopAsked
-from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, encode_pack
+from penstock.messages.wire import Header, InboxDecoder, WireError, encode_pack
 from penstock.runtime.chaos.faults import ChaosKind
 from penstock.runtime.chaos.switchboard import Switchboard
 from penstock.runtime.hosts.processes.boot import Boot
@@ -30,7 +30,7 @@ NUM_FRAMES = 200
 
 def frame_of(number: int) -> bytes:
     """A frame of the Filter for the Scorer; an event of any kind will do."""
-    return encode_pack([Envelope(Header(FILTER, 1, number, number, 0), StopAsked(reason=str(number)))])
+    return encode_pack([(Header(FILTER, 1, number, number, 0), StopAsked(reason=str(number)))])
 
 
 class Line:

@@ -19,7 +19,7 @@ with instrumented("penstock.messages"):
         SupervisorWire,
         WeightPublisherWire,
     )
-    from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, encode_pack
+    from penstock.messages.wire import Header, InboxDecoder, WireError, encode_pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ def good_frames() -> Iterator[bytes]:
     for union, decoder in zip(UNIONS, DECODERS, strict=True):
         for event in get_args(union):
             read = decoder.decode_event(bytes.fromhex(golden[event.__name__]))
-            yield encode_pack([Envelope(Header("engine/0", 1, 1, 1, 0), read)])
+            yield encode_pack([(Header("engine/0", 1, 1, 1, 0), read)])
 
 
 def decode(data: bytes) -> None:
@@ -52,7 +52,7 @@ def decode(data: bytes) -> None:
             continue
         assert all(isinstance(error, WireError) for error in errors)
         for header, event in events:
-            encode_pack([Envelope(header, event)])
+            encode_pack([(header, event)])
 
 
 if __name__ == "__main__":

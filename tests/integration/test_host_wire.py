@@ -13,7 +13,7 @@ from host_harness import EchoRun
 from penstock.backends.processes.curve import make_keys
 from penstock.messages.flow import SampleGenerated
 from penstock.messages.names import BUFFER, FILTER, SCORER
-from penstock.messages.wire import Envelope, Header, encode_pack
+from penstock.messages.wire import Header, encode_pack
 from penstock.runtime.hosts.processes.control import DirectoryChanged, EndAsked
 from penstock.runtime.hosts.processes.links import Links
 from penstock.runtime.hosts.processes.ports import OutcomeKind
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 GENERATED = SampleGenerated(sample=sample_of(0, 8), group_size=1, prompt=prompt_of(0))
-PACK = encode_pack([Envelope(Header(ENGINE, 1, 1, 1, 0), GENERATED)])
+PACK = encode_pack([(Header(ENGINE, 1, 1, 1, 0), GENERATED)])
 BAD_FRAMES = {
     "nothing": b"",
     "noise": bytes(range(256)) * 10,
@@ -38,7 +38,7 @@ BAD_FRAMES = {
     "another format": msgspec.msgpack.encode((99, [])),
     "an unknown tag": msgspec.msgpack.encode((1, [(Header(ENGINE, 1, 1, 1, 0), {"type": "SampleGeneratde"})])),
     "a missing field": msgspec.msgpack.encode((1, [(Header(ENGINE, 1, 1, 1, 0), {"type": "SampleGenerated"})])),
-    "a sender of no run": encode_pack([Envelope(Header("engine/77", 1, 1, 1, 0), GENERATED)]),
+    "a sender of no run": encode_pack([(Header("engine/77", 1, 1, 1, 0), GENERATED)]),
 }
 
 
@@ -143,7 +143,7 @@ def test_what_an_incarnation_says_after_it_was_given_up_is_not_heard(host: Proce
         late = SampleGenerated(sample=sample_of(9_999_999, 8), group_size=1, prompt=prompt_of(9_999_999))
         client = Links(client_keys=run.keys, has_inbox=False)
         client.connect(address)
-        client.send(SCORER, encode_pack([Envelope(Header(ENGINE, 1, 1, 1, 0), late)]))
+        client.send(SCORER, encode_pack([(Header(ENGINE, 1, 1, 1, 0), late)]))
         client.close(linger_ms=5000)
 
     has_spoken = False
@@ -173,7 +173,7 @@ def test_only_the_supervisor_gives_orders(host: ProcessHost, tmp_path: Path) -> 
         client = Links(client_keys=run.keys, has_inbox=False)
         client.connect(address)
         for event in orders:
-            client.send(SCORER, encode_pack([Envelope(Header(FILTER, 1, 1, 1, 0), event)]))
+            client.send(SCORER, encode_pack([(Header(FILTER, 1, 1, 1, 0), event)]))
         client.close(linger_ms=5000)
 
     play(run, Meddler(order, lambda run: run.metric(SCORER, "wire/malformed") >= len(orders)))

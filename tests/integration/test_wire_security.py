@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from penstock.messages.flow import SampleGenerated
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR
-from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, encode_pack
+from penstock.messages.wire import Header, InboxDecoder, WireError, encode_pack
 from penstock.runtime.hosts.processes.control import Address, DirectoryChanged, ProcessControl
 from penstock.runtime.hosts.processes.links import Links
 from penstock.runtime.hosts.processes.ports import OutcomeKind
@@ -51,7 +51,7 @@ def generated(group_id: int) -> SampleGenerated:
 
 
 def frame(event: Event, *, sender: str = ENGINE, epoch: int = 1, message_id: int = 1) -> bytes:
-    return encode_pack([Envelope(Header(sender, epoch, message_id, message_id, 0), event)])
+    return encode_pack([(Header(sender, epoch, message_id, message_id, 0), event)])
 
 
 def play(run: EchoRun, attack: Callable[[EchoRun], None], is_counted: Callable[[EchoRun], bool]) -> None:

@@ -42,8 +42,8 @@ MUTANTS = (
     Mutant(
         "a control event that is repeated is handed on again",
         "runtime/shell/delivery.py",
-        "self._heard.get(key, _NEVER) >= said",
-        "self._heard.get(key, _NEVER) > said",
+        "heard.get(sender, _NEVER) >= said",
+        "heard.get(sender, _NEVER) > said",
         DELIVERY,
     ),
     Mutant(
@@ -70,8 +70,8 @@ MUTANTS = (
     Mutant(
         "a peer that is replaced hears what was said to others",
         "runtime/shell/delivery.py",
-        "again = [kept for kept in self._all() if kept.outgoing.to == name]",
-        "again = list(self._all())",
+        "again = [kept for kept in self.kept() if kept.to == name]",
+        "again = list(self.kept())",
         DELIVERY,
     ),
     Mutant(
@@ -91,7 +91,8 @@ MUTANTS = (
     Mutant(
         "effects happen before their records are durable",
         "runtime/shell/shell.py",
-        """            if records:
+        """            if self._records:
+                records, self._records = self._records, []
                 self._host.commit(records)
             now_s = self._host.now_s()
             for commands, cause in effects:
@@ -112,7 +113,8 @@ MUTANTS = (
                         self._host.execute(command)
                     elif type(command) is ReplaceActor or type(command) is FailRun:
                         self._host.ask_supervisor(command)
-            if records:
+            if self._records:
+                records, self._records = self._records, []
                 self._host.commit(records)
 """,
         SHELL,
@@ -120,8 +122,8 @@ MUTANTS = (
     Mutant(
         "every frame counts as a gap",
         "runtime/shell/shell.py",
-        "self.num_gaps += sequence > received + 1",
-        "self.num_gaps += sequence >= received + 1",
+        "if sequence > received + 1:",
+        "if sequence >= received + 1:",
         SHELL,
     ),
     Mutant(

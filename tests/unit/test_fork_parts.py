@@ -181,8 +181,8 @@ def test_a_shell_retraces_without_any_effect_and_then_says_again_what_it_keeps()
     assert machine.handle.call_count == 1, "that the peer is there was heard in the past"
     shell.end_turn()
     (to, envelopes), _ = host.transmit.call_args
-    assert (to, [each.event for each in envelopes]) == ("prompt_source", [GRANTED])
-    assert envelopes[0].header.message_id > 100
+    assert (to, [event for _, event in envelopes]) == ("prompt_source", [GRANTED])
+    assert envelopes[0][0].message_id > 100
 
 
 def test_a_timer_that_has_fired_does_not_fire_again_and_one_that_has_not_does() -> None:

@@ -100,10 +100,10 @@ class Journal:
 
     def sent(self, to: str) -> list[Event]:
         """Every event that went to this peer."""
-        return [envelope.event for name, pack in self.packs if name == to for envelope in pack]
+        return [event for name, pack in self.packs if name == to for _, event in pack]
 
     def headers(self, to: str) -> list[Header]:
-        return [envelope.header for name, pack in self.packs if name == to for envelope in pack]
+        return [header for name, pack in self.packs if name == to for header, _ in pack]
 
 
 class Bench:

@@ -37,7 +37,6 @@ from penstock.messages.training import Balance, StopAsked
 from penstock.messages.weights import WeightManifest
 from penstock.messages.wire import (
     EncodedEvent,
-    Envelope,
     Header,
     InboxDecoder,
     TruncatedFrameError,
@@ -152,7 +151,7 @@ def test_no_event_that_travels_is_local() -> None:
 
 def test_pack_reads_back_in_order_with_headers() -> None:
     events = [StopAsked(reason="a"), LeasesAsked(round=1, members=()), StopAsked(reason="b")]
-    frame = encode_pack([Envelope(HEADER, event) for event in events])
+    frame = encode_pack([(HEADER, event) for event in events])
     assert InboxDecoder[Event](inboxes.BufferWire).decode(frame) == ([(HEADER, event) for event in events], [])
 
 
@@ -206,7 +205,7 @@ def test_array_of_wrong_length_is_refused(field: str, value: object) -> None:
 
 
 def test_every_truncation_of_a_frame_is_an_error() -> None:
-    frame = encode_pack([Envelope(HEADER, example_event(SampleGenerated))])
+    frame = encode_pack([(HEADER, example_event(SampleGenerated))])
     decoder = InboxDecoder[Event](inboxes.ScorerWire)
     for length in range(len(frame)):
         with pytest.raises(TruncatedFrameError):
@@ -214,7 +213,7 @@ def test_every_truncation_of_a_frame_is_an_error() -> None:
 
 
 def test_trailing_bytes_are_an_error() -> None:
-    frame = encode_pack([Envelope(HEADER, StopAsked(reason=""))])
+    frame = encode_pack([(HEADER, StopAsked(reason=""))])
     with pytest.raises(TruncatedFrameError):
         InboxDecoder[Event](inboxes.BufferWire).decode(frame + b"\0")
 
@@ -229,7 +228,7 @@ def test_bad_event_costs_itself_only() -> None:
     good = StopAsked(reason="stays")
     rejected = GroupRejected(group_id=1, cause="", ended=())
     foreign = example_event(RefillAsked)
-    frame = encode_pack([Envelope(HEADER, event) for event in (good, foreign, rejected)])
+    frame = encode_pack([(HEADER, event) for event in (good, foreign, rejected)])
     events, errors = InboxDecoder[Event](inboxes.BufferWire).decode(frame)
     assert [event for _, event in events] == [good, rejected]
     assert [type(error) for error in errors] == [UnknownEventError]
@@ -258,7 +257,7 @@ def test_text_that_is_no_unicode_and_deep_nesting_are_errors_of_the_wire() -> No
 def test_an_event_that_is_encoded_already_travels_as_itself(event: type[Event]) -> None:
     value = example_event(event)
     encoded = EncodedEvent(body=encode_event(value))
-    assert encode_pack([Envelope(HEADER, encoded)]) == encode_pack([Envelope(HEADER, value)])
+    assert encode_pack([(HEADER, encoded)]) == encode_pack([(HEADER, value)])
 
 
 @given(st.binary(max_size=200))
@@ -270,7 +269,7 @@ def test_random_bytes_never_raise_anything_but_wire_errors(data: bytes) -> None:
 
 @given(st.data())
 def test_damaged_frames_never_raise_anything_but_wire_errors(data: st.DataObject) -> None:
-    frame = bytearray(encode_pack([Envelope(HEADER, example_event(SampleGenerated))]))
+    frame = bytearray(encode_pack([(HEADER, example_event(SampleGenerated))]))
     for _ in range(data.draw(st.integers(1, 4))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(WireError):

@@ -27,7 +27,7 @@ from penstock.backends.ledger.protocol import LedgerStoreError, StaleEpochError
 from penstock.backends.processes import process_facts as processes
 from penstock.messages.errors import DISK_FULL_STORY, DivergedError, UserFault, is_disk_full
 from penstock.messages.names import LEARNER, SUPERVISOR, is_engine
-from penstock.messages.wire import Envelope, Header, encode_pack
+from penstock.messages.wire import Header, encode_pack
 from penstock.runtime.hosts.processes.actor_log import open_log
 from penstock.runtime.hosts.processes.boot import VISIBLE_DEVICES, Boot, EndKind, ProcessEnd
 from penstock.runtime.hosts.processes.control import Address, ProcessStarted
@@ -112,7 +112,7 @@ def _announce(boot: Boot, links: Links, node_id: str) -> None:
         start_ticks=processes.start_ticks_of(os.getpid()),
         node_id=node_id,
     )
-    links.send(SUPERVISOR, encode_pack([Envelope(Header(boot.name, boot.epoch, 0, 0, 0), started)]))
+    links.send(SUPERVISOR, encode_pack([(Header(boot.name, boot.epoch, 0, 0, 0), started)]))
 
 
 def story_of(error: Exception) -> ProcessEnd:

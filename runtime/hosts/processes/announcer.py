@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.messages.names import SUPERVISOR
-from penstock.messages.wire import Envelope, Header, encode_pack
+from penstock.messages.wire import Header, encode_pack
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -37,4 +37,4 @@ class Announcer:
 
 
 def _frame(event: Event) -> bytes:
-    return encode_pack([Envelope(_HEADER, event)])
+    return encode_pack([(_HEADER, event)])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from penstock.messages.names import SUPERVISOR
-from penstock.messages.wire import Envelope, Header, encode_pack
+from penstock.messages.wire import Header, encode_pack
 from penstock.runtime.hosts.processes.control import DISMISSED, ProcessBeat
 from penstock.runtime.hosts.processes.links import Links
 from penstock.runtime.hosts.processes.wakeup import Wakeup
@@ -75,7 +75,7 @@ class Heartbeat:
         while True:
             now_s = time.monotonic()
             if now_s >= due_s:
-                links.send(SUPERVISOR, encode_pack([Envelope(header, self._pulse.beat())]))
+                links.send(SUPERVISOR, encode_pack([(header, self._pulse.beat())]))
                 due_s = now_s + boot.heartbeat_s
             ready = dict(links.poller.poll(max(1, int(1000 * (due_s - now_s)))))
             if self._stop.fileno() in ready:

@@ -387,4 +387,4 @@ class ActorLoop:
                 self._tell_supervisor(RunFailureAsked(story=command.story, has_diverged=command.has_diverged))
 
     def _tell_supervisor(self, event: Event) -> None:
-        self._links.send(SUPERVISOR, encode_pack([Envelope(self._header, event)]))
+        self._links.send(SUPERVISOR, encode_pack([(self._header, event)]))

@@ -10,6 +10,8 @@ Invariants:
 from __future__ import annotations
 
 import heapq
+import math
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -21,17 +23,23 @@ SOON_S: Final = 0.002
 _Entry = tuple[float, int, "Callable[[Any, Any], None]", Any, Any]
 
 
+def _end(*_: object) -> None:
+    raise AssertionError("the end of time has come")
+
+
+_LAST: Final[_Entry] = (math.inf, 0, _end, None, None)
+"""Lies in each heap and never happens, so that neither is ever empty."""
+
+
 class VirtualClock:
     """The clock, and everything that is still to happen."""
 
-    __slots__ = ("_count", "_later", "_soon", "_stopped", "now_s", "num_steps")
+    __slots__ = ("_count", "_later", "_soon", "_stopped", "now_s")
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.num_steps = 0
-        """Entries of the heap that have happened."""
-        self._soon: list[_Entry] = []
-        self._later: list[_Entry] = []
+        self._soon: list[_Entry] = [_LAST]
+        self._later: list[_Entry] = [_LAST]
         """Two heaps, whichever an entry lies in: the first stays small, however many processes wait for something."""
         self._count = 0
         self._stopped = False
@@ -42,29 +50,30 @@ class VirtualClock:
         heap = self._soon if at_s < self.now_s + SOON_S else self._later
         heapq.heappush(heap, (at_s, self._count, act, target, what))
 
+    @property
+    def num_steps(self) -> int:
+        """What was asked for and has happened."""
+        return self._count + 2 - len(self._soon) - len(self._later)
+
     def begin_at(self, now_s: float) -> None:
         """Stand at this time; what was asked for before it and has not happened, happens now."""
         self.now_s = now_s
-        entries = (*self._soon, *self._later)
-        self._later = [(max(now_s, at_s), count, act, target, what) for at_s, count, act, target, what in entries]
-        self._soon = []
+        entries = (entry for heap in (self._soon, self._later) for entry in heap if entry is not _LAST)
+        begun = [(max(now_s, at_s), count, act, target, what) for at_s, count, act, target, what in entries]
+        self._soon, self._later = [_LAST], [_LAST, *begun]
         heapq.heapify(self._later)
 
     def run(self, until_s: float) -> None:
         """Let everything happen up to this time, or until ``stop`` is called; the clock then stands there."""
-        soon, later, pop, num_steps = self._soon, self._later, heapq.heappop, 0
+        soon, later, pop = self._soon, self._later, heapq.heappop
+        end_s = min(until_s, sys.float_info.max)
         self._stopped = False
-        try:
-            while (soon or later) and not self._stopped:
-                heap = soon if not later or (soon and soon[0] < later[0]) else later
-                if heap[0][0] > until_s:
-                    break
-                at_s, _, act, target, what = pop(heap)
-                self.now_s = at_s
-                num_steps += 1
-                act(target, what)
-        finally:
-            self.num_steps += num_steps
+        while not self._stopped:
+            heap = soon if soon[0] < later[0] else later
+            if heap[0][0] > end_s:
+                break
+            self.now_s, _, act, target, what = pop(heap)
+            act(target, what)
         if not self._stopped:
             self.now_s = max(self.now_s, until_s)
 

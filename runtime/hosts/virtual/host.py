@@ -181,7 +181,7 @@ class VirtualHost:
         if process is not None:
             message_id = next(self._message_ids)
             header = Header(SUPERVISOR, 0, message_id, message_id, 0)
-            self.clock.at(self.clock.now_s, deliver, process, [Envelope(header, event)])
+            self.clock.at(self.clock.now_s, deliver, process, [(header, event)])
 
     def lose_machine(self) -> None:
         """Every process is gone at once, with all that was on its way; somebody resumes the run."""
@@ -254,10 +254,10 @@ class VirtualHost:
         if self.supervisor.is_given_up(process):
             return
         if isinstance(what, list):
-            for envelope in what:
+            for _, event in what:
                 for watcher in self._watchers:
-                    watcher.heard(process, envelope.event)
-                self._on_heard(envelope.event)
+                    watcher.heard(process, event)
+                self._on_heard(event)
         elif isinstance(what, ReplaceActor):
             target = self.supervisor.processes.get(what.name)
             if target is not None and target.epoch == what.epoch:

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -59,7 +60,8 @@ class Links:
         self._draw = self._random.random
         self._min_delay_s, self._spread_s = model.min_delay_s, model.max_delay_s - model.min_delay_s
         self._through_codec = model.through_codec
-        self._arrivals: dict[tuple[str, str], float] = {}
+        self._arrivals: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        """When what was sent last arrives, by sender and receiver."""
         self._faults: dict[tuple[str, str], LinkFaults] = {}
         self._is_plain = not (model.drop or model.duplicate or model.reorder)
 
@@ -79,17 +81,14 @@ class Links:
         self.num_sent += 1
         what = encode_pack(pack) if self._through_codec else pack
         delay_s = self._min_delay_s + self._spread_s * self._draw()
-        link = (sender, receiver)
-        if not self._is_plain or self._faults:
-            self._send_badly(link, process, what, delay_s, deliver)
+        if self._faults or not self._is_plain:
+            self._send_badly((sender, receiver), process, what, delay_s, deliver)
             return
-        clock = self._clock
-        at_s = clock.now_s + delay_s
-        last_s = self._arrivals.get(link, 0.0)
-        if at_s < last_s:
+        at_s, arrivals = self._clock.now_s + delay_s, self._arrivals[sender]
+        if at_s < (last_s := arrivals.get(receiver, 0.0)):
             at_s = last_s
-        self._arrivals[link] = at_s
-        clock.at(at_s, deliver, process, what)
+        arrivals[receiver] = at_s
+        self._clock.at(at_s, deliver, process, what)
 
     def _send_badly(
         self,
@@ -111,7 +110,9 @@ class Links:
             if chance() < model.reorder + faults.reorder:
                 at_s += 9 * delay_s * chance()
             else:
-                at_s = self._arrivals[link] = max(at_s, self._arrivals.get(link, 0.0))
+                sender, receiver = link
+                arrivals = self._arrivals[sender]
+                at_s = arrivals[receiver] = max(at_s, arrivals.get(receiver, 0.0))
             self._clock.at(at_s, deliver, process, what)
 
 

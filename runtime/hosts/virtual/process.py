@@ -24,6 +24,7 @@ from penstock.messages.names import SUPERVISOR
 from penstock.messages.training import Activity
 from penstock.messages.wire import Envelope, InboxDecoder
 from penstock.runtime.shell.shell import Observer, Shell, ShellSettings
+from penstock.runtime.shell.watchdog import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -153,7 +154,7 @@ class Process:
         self._turn_listeners = host.turn_listeners
         self._backlog: list[tuple[Callable[[Any, Any], None], object]] = []
         self._answers: deque[LocalEvent] = deque()
-        self._timer_s = math.inf
+        self._timer_s = NEVER
         self.store = host.open_store(self)
         player = casting(name, epoch, self, self.store)
         self.backend = player.backend
@@ -297,7 +298,7 @@ class Process:
         """As its socket would; what cannot be read is counted and dropped."""
         events, errors = _decoder_of(self._inbox).decode(frame)
         self.num_unreadable += len(errors)
-        return [Envelope(header, event) for header, event in events]
+        return events
 
     def finish_turn(self) -> None:
         """Carry out what the turn has brought, and take in what the backend answered at once."""
@@ -305,7 +306,7 @@ class Process:
             return
         if self.turn_s:
             self._busy_until_s = self._clock.now_s + self.turn_s
-        shell, answers, may_be_earlier = self.shell, self._answers, self._timer_s == math.inf
+        shell, answers, may_be_earlier = self.shell, self._answers, self._timer_s == NEVER
         try:
             while True:
                 while answers:
@@ -335,7 +336,7 @@ class Process:
         """The clock has come to a moment for which a timer was set."""
         if due_s != self._timer_s:
             return  # an earlier one took its place
-        self._timer_s = math.inf
+        self._timer_s = NEVER
         if self.shell.next_timer_s() <= self._clock.now_s:
             self.shell.fire_timers()
         self.finish_turn()
@@ -359,8 +360,8 @@ def deliver(process: Process, what: list[Envelope] | bytes) -> None:
         return  # spelt out, here and below, as it is asked of all that happens
     pack = what if isinstance(what, list) else process.decode(what)
     on_frame = process.shell.on_frame
-    for envelope in pack:
-        on_frame(envelope.header, envelope.event)
+    for header, event in pack:
+        on_frame(header, event)
     process.finish_turn()
 
 

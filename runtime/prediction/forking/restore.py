@@ -29,7 +29,7 @@ from penstock.messages.base import Delivery
 from penstock.messages.commands import ApplyWeights, InterruptGenerations
 from penstock.messages.errors import UserFault
 from penstock.messages.names import is_engine
-from penstock.messages.wire import Envelope, Header
+from penstock.messages.wire import Header
 from penstock.runtime.hosts.virtual.host import HostSettings, VirtualHost
 from penstock.runtime.hosts.virtual.process import Player, deliver
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
@@ -209,7 +209,7 @@ class Restored:
         for (name, sender), (to, receiver) in itertools.permutations(living.items(), 2):
             header = Header(name, sender.epoch, 0, ABOVE_ALL, 0)
             for event in self.noted.under_way(name, sender.epoch, to, self._past.began[to].at_s):
-                self.host.links.send(name, to, receiver, [Envelope(header, event)], deliver)
+                self.host.links.send(name, to, receiver, [(header, event)], deliver)
 
 
 def _settings(scenario: Scenario, *, validate: bool) -> HostSettings:

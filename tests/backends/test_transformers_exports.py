@@ -38,7 +38,8 @@ TELLS = """
 import penstock.backends.checkpoint.options
 import transformers, transformers.models, transformers.models.qwen3
 for module in (transformers, transformers.models, transformers.models.qwen3):
-    print(sorted(module._class_to_module.items()), sorted(module._object_missing_backend.items()))
+    missing = {name: sorted(backends) for name, backends in module._object_missing_backend.items()}
+    print(sorted(module._class_to_module.items()), sorted(missing.items()))
 """
 
 

@@ -37,7 +37,6 @@ from penstock.runtime.hosts.processes.supervisor import Supervisor
 from penstock.runtime.observability.disk_budget import DiskKeeper
 from penstock.runtime.observability.facts import facts_of, steps_to_train
 from penstock.runtime.observability.nvml import start_gpu_sampler
-from penstock.runtime.observability.recorder import RunRecorder
 from penstock.runtime.observability.traces import open_traces
 from penstock.runtime.observability.tracking import Trackers
 from penstock.runtime.observability.wait_graph import WaitBoard
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
     from penstock.runtime.hosts.processes.ports import ProcessHost
     from penstock.runtime.observability.live import LiveView
     from penstock.runtime.observability.metrics import RunMetrics
+    from penstock.runtime.observability.recorder import RunRecorder
     from penstock.runtime.run.placement import Placement
 
 STDIN: Final = 0
@@ -141,6 +141,8 @@ class Session:
             return self._supervise(host, placement, signals, plan)
 
     def _open_recorder(self, stack: ExitStack, trackers: Trackers) -> RunRecorder:
+        from penstock.runtime.observability.recorder import RunRecorder  # brings the report, while the host starts
+
         scenario = self._job.scenario
         metrics = None if scenario.observability.metrics_port is None else self._serve_metrics(stack)
         sampler = start_gpu_sampler(self._folder, now_s=self._clock.now_s)

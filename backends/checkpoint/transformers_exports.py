@@ -51,14 +51,13 @@ def keep_exports() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module, once."""
+    """Finds one module. It stays when it has: what another thread imports meanwhile would miss a finder."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != FINDS_THEM:
             return None
-        sys.meta_path.remove(self)
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.origin is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = _Loader(fullname, spec.origin)

@@ -93,6 +93,8 @@ def placement_text(scenario: Scenario) -> str:
 
 def dump_text(scenario: Scenario) -> str:
     """What ``learner.dump`` takes of the disk at most, as comment lines; empty where nothing is written down."""
+    if scenario.learner.dump is None:
+        return ""  # what follows brings numpy
     num_steps, of_step = dumped_bytes(scenario)
     if not num_steps:
         return ""

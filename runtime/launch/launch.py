@@ -126,7 +126,7 @@ def drive(
     Raises:
         UserFault: something that the user gave cannot be used.
     """
-    from penstock.runtime.hosts.driver.main import run_job
+    from penstock.runtime.hosts.driver.launcher import run_job
     from penstock.runtime.hosts.processes.job import DriverJob
     from penstock.runtime.hosts.ray.cluster import make_temp_folder
     from penstock.runtime.observability.facts import command_line

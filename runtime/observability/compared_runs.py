@@ -12,9 +12,9 @@ import msgspec
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.observability.evaluations import read_evaluations
-from penstock.runtime.observability.facts import read_starts
+from penstock.runtime.observability.facts import SCENARIO_FILE, read_starts
 from penstock.runtime.observability.operations import policies_of
-from penstock.runtime.observability.report import SCENARIO_FILE, machine_text
+from penstock.runtime.observability.report import machine_text
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.trackers import read_steps
 from penstock.runtime.safe_text import without_credentials

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 STARTS_FILE: Final = "starts.jsonl"
 SCENARIO_FILE: Final = "scenario.yaml"
+REPORT_FILE: Final = "report.html"
+LANES_FILE: Final = "lanes.png"
 PACKAGES: Final = ("torch", "ray", "transformers", "megatron-core")
 """Whose versions a start names, where they are installed."""
 GIT_TIMEOUT_S: Final = 5.0

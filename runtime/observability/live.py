@@ -28,7 +28,6 @@ from penstock.runtime.observability.evaluations import evaluation_text
 from penstock.runtime.observability.live_state import PAUSED_TEXT, LiveState
 from penstock.runtime.observability.live_view import draw
 from penstock.runtime.observability.start_phase import start_phase
-from penstock.runtime.observability.summary_view import show_summary
 from penstock.runtime.observability.texts import clock_text, duration_text, fixed, short_count
 from penstock.runtime.safe_text import terminal_lines
 
@@ -222,6 +221,8 @@ class LiveView:
         self._stop_drawing()
         with self._lock:
             self._tell_muted_notes()
+        from penstock.runtime.observability.summary_view import show_summary  # brings the report
+
         show_summary(summary, self._console, accounts)
 
     # --- inside -----------------------------------------------------------------------------------------------

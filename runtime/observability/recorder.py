@@ -21,10 +21,10 @@ from penstock.messages.names import Role
 from penstock.runtime.observability.accounting import read_accounts
 from penstock.runtime.observability.actors_file import ActorsFile
 from penstock.runtime.observability.evaluations import evaluation_row, outcomes_of, read_evaluations
-from penstock.runtime.observability.facts import Start, write_start
+from penstock.runtime.observability.facts import REPORT_FILE, Start, write_start
 from penstock.runtime.observability.figures import RunFigures, mean
 from penstock.runtime.observability.operations import policies_of
-from penstock.runtime.observability.report import REPORT_FILE, write_report
+from penstock.runtime.observability.report import write_report
 from penstock.runtime.observability.samples import sample_lines
 from penstock.runtime.observability.summary import (
     ActorCost,

@@ -22,8 +22,7 @@ from penstock.runtime.observability.accounting_view import token_rows
 from penstock.runtime.observability.chart_plans import AGREEMENT, OBJECTIVE
 from penstock.runtime.observability.evaluations import read_evaluations
 from penstock.runtime.observability.explain import explain
-from penstock.runtime.observability.facts import SCENARIO_FILE as SCENARIO_FILE
-from penstock.runtime.observability.facts import read_starts
+from penstock.runtime.observability.facts import LANES_FILE, REPORT_FILE, SCENARIO_FILE, read_starts
 from penstock.runtime.observability.lanes import lanes_of
 from penstock.runtime.observability.lanes_picture import lanes_picture
 from penstock.runtime.observability.nvml import read_gpus
@@ -61,8 +60,6 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.summary import MachineFacts, RunSummary
     from penstock.runtime.observability.trackers import ActivityRow, StepRow
 
-REPORT_FILE: Final = "report.html"
-LANES_FILE: Final = "lanes.png"
 _TEMPLATE: Final = "report.html.j2"
 
 

@@ -30,8 +30,8 @@ from penstock.messages.base import UNREADABLE
 from penstock.messages.errors import UserFault
 from penstock.runtime.observability.evaluation_log import EvaluationLog
 from penstock.runtime.observability.evaluations import EvaluationRow
+from penstock.runtime.observability.facts import LANES_FILE, REPORT_FILE, SCENARIO_FILE
 from penstock.runtime.observability.following import LineFollower
-from penstock.runtime.observability.report import LANES_FILE, REPORT_FILE, SCENARIO_FILE
 from penstock.runtime.observability.samples import shown_samples
 from penstock.runtime.observability.summary import SUMMARY_FILE
 from penstock.runtime.observability.trackers import METRICS_FILE, StepRow, is_evaluation_line

@@ -91,6 +91,24 @@ def test_a_light_actor_imports_nothing_that_is_heavy(role: Role, tmp_path: Path)
     assert modules & (HEAVY | OF_COMMANDS) == reads_text
 
 
+DRIVER = """
+import sys
+import penstock.runtime.hosts.driver.main, penstock.runtime.hosts.driver.session
+import penstock.runtime.hosts.local.local_host, penstock.runtime.hosts.local.warm
+"""
+COMMAND = """
+import sys
+import penstock.runtime.launch.launch, penstock.runtime.hosts.driver.launcher
+"""
+NOT_YET = (NUMERIC - {"tokenizers"}) | {"aiohttp", "jinja2", "prometheus_client", "ray", "resvg_py"}
+"""Until the zygote has been told to import torch: all of that delays the first token."""
+
+
+@pytest.mark.parametrize("program", [DRIVER, COMMAND])
+def test_a_run_starts_its_zygote_before_it_imports_what_it_ends_with(program: str) -> None:
+    assert imported(program) & NOT_YET == set()
+
+
 WITHOUT_PILLOW = """
 import sys
 sys.modules["PIL"] = None  # as where the extra of images is not installed

@@ -33,6 +33,7 @@ import zmq
 from penstock.backends.processes.process_facts import be_subreaper, is_stopped
 from penstock.backends.processes.temp_folders import remove_folder
 from penstock.backends.weights.segments import sweep
+from penstock.messages.errors import DivergedError, UserFault
 from penstock.runtime.hosts.processes.descendants import children_of, kill_descendants
 from penstock.runtime.hosts.processes.job import (
     RUN_FOLDER_VARIABLE,
@@ -49,6 +50,8 @@ from penstock.runtime.hosts.processes.signals import Signals
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.console import Console
+
     from penstock.runtime.hosts.processes.job import DriverJob
 
 END_TIMEOUT_S: Final = 4.5
@@ -57,6 +60,27 @@ SUM_UP_S: Final = 5.0
 SWEEP_TIMEOUT_S: Final = 2.0
 NO_BYTECODE_VARIABLE: Final = "PYTHONDONTWRITEBYTECODE"
 DRIVER_COMMAND: Final = (sys.executable, "-m", "penstock.runtime.hosts.driver.main")
+
+
+def run_job(job: DriverJob, console: Console) -> DriverEnd:
+    """Drive a run until it has ended.
+
+    Args:
+        job: the run.
+        console: the terminal, on which the driver draws.
+
+    Raises:
+        UserFault: something that the user gave cannot be used.
+        DivergedError: the training has diverged.
+    """
+    end = launch(job)
+    if console.is_terminal:
+        console.show_cursor()  # a view that was killed has hidden it
+    if end.kind is OutcomeKind.USER_ERROR:
+        raise UserFault(end.story)
+    if end.kind is OutcomeKind.DIVERGED:
+        raise DivergedError(end.story)
+    return end
 
 
 def launch(job: DriverJob, *, command: Sequence[str] = DRIVER_COMMAND) -> DriverEnd:

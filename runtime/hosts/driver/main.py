@@ -1,4 +1,4 @@
-"""The driver: the process that starts Ray and supervises one run, and the call that ``penstock run`` makes for it.
+"""The driver: the process that starts Ray and supervises one run.
 
 Invariants:
 
@@ -21,7 +21,7 @@ import msgspec
 
 from penstock.backends.processes.process_facts import be_subreaper, end_with_parent
 from penstock.backends.processes.temp_folders import join_folder, remove_folder
-from penstock.messages.errors import DISK_FULL_STORY, DivergedError, UserFault, is_disk_full
+from penstock.messages.errors import DISK_FULL_STORY, UserFault, is_disk_full
 from penstock.runtime.hosts.processes.descendants import kill_descendants
 from penstock.runtime.hosts.processes.job import (
     STORY_PIPE_VARIABLE,
@@ -48,29 +48,6 @@ STDIN: Final = 0
 LEFTOVERS_S: Final = 2.0
 
 _log: Final = logging.getLogger(__name__)
-
-
-def run_job(job: DriverJob, console: Console) -> DriverEnd:
-    """Drive a run until it has ended.
-
-    Args:
-        job: the run.
-        console: the terminal, on which the driver draws.
-
-    Raises:
-        UserFault: something that the user gave cannot be used.
-        DivergedError: the training has diverged.
-    """
-    from penstock.runtime.hosts.driver.launcher import launch
-
-    end = launch(job)
-    if console.is_terminal:
-        console.show_cursor()  # a view that was killed has hidden it
-    if end.kind is OutcomeKind.USER_ERROR:
-        raise UserFault(end.story)
-    if end.kind is OutcomeKind.DIVERGED:
-        raise DivergedError(end.story)
-    return end
 
 
 def main() -> None:

@@ -20,7 +20,6 @@ import msgspec
 
 from penstock.backends.engines.options import engines_kept
 from penstock.backends.processes.curve import make_keys
-from penstock.backends.processes.http_server import is_loopback
 from penstock.backends.processes.temp_folders import remove_folder
 from penstock.messages.names import SUPERVISOR, is_engine
 from penstock.messages.training import RunFinished
@@ -37,10 +36,7 @@ from penstock.runtime.hosts.processes.signals import Signals
 from penstock.runtime.hosts.processes.supervisor import Supervisor
 from penstock.runtime.observability.disk_budget import DiskKeeper
 from penstock.runtime.observability.facts import facts_of, steps_to_train
-from penstock.runtime.observability.metrics import RunMetrics
-from penstock.runtime.observability.metrics_server import TOKEN_FILE, serve_metrics, write_token
 from penstock.runtime.observability.nvml import start_gpu_sampler
-from penstock.runtime.observability.recorder import RunRecorder
 from penstock.runtime.observability.traces import open_traces
 from penstock.runtime.observability.tracking import Trackers
 from penstock.runtime.observability.wait_graph import WaitBoard
@@ -59,6 +55,8 @@ if TYPE_CHECKING:
     from penstock.runtime.hosts.processes.job import DriverJob
     from penstock.runtime.hosts.processes.ports import ProcessHost
     from penstock.runtime.observability.live import LiveView
+    from penstock.runtime.observability.metrics import RunMetrics
+    from penstock.runtime.observability.recorder import RunRecorder
     from penstock.runtime.run.placement import Placement
 
 STDIN: Final = 0
@@ -143,17 +141,10 @@ class Session:
             return self._supervise(host, placement, signals, plan)
 
     def _open_recorder(self, stack: ExitStack, trackers: Trackers) -> RunRecorder:
+        from penstock.runtime.observability.recorder import RunRecorder  # brings the report, while the host starts
+
         scenario = self._job.scenario
-        run, staleness = scenario.run, scenario.staleness
-        metrics = None
-        if scenario.observability.metrics_port is not None:
-            metrics = RunMetrics(scenario=run.name, policy=staleness.policy, num_steps=steps_to_train(scenario))
-            host = scenario.observability.metrics_host
-            token = None if is_loopback(host) else write_token(self._folder)
-            server = serve_metrics(scenario.observability.metrics_port, metrics.registry, host=host, token=token)
-            stack.callback(server.close)
-            with_token = "" if token is None else f", with the token in {self._folder / TOKEN_FILE}"
-            self._view.note(f"metrics: http://{host}:{server.port}/metrics{with_token}")
+        metrics = None if scenario.observability.metrics_port is None else self._serve_metrics(stack)
         sampler = start_gpu_sampler(self._folder, now_s=self._clock.now_s)
         if sampler is not None:
             stack.callback(sampler.close, GPU_CLOSE_S)
@@ -169,6 +160,24 @@ class Session:
             segment_bytes=segment_bytes(scenario),
             own_cpu_s=time.process_time,
         )
+
+    def _serve_metrics(self, stack: ExitStack) -> RunMetrics:
+        from penstock.backends.processes.http_server import is_loopback  # brings aiohttp
+        from penstock.runtime.observability.metrics import RunMetrics
+        from penstock.runtime.observability.metrics_server import TOKEN_FILE, serve_metrics, write_token
+
+        scenario = self._job.scenario
+        host, port = scenario.observability.metrics_host, scenario.observability.metrics_port
+        assert port is not None, "asked for with a port only"
+        metrics = RunMetrics(
+            scenario=scenario.run.name, policy=scenario.staleness.policy, num_steps=steps_to_train(scenario)
+        )
+        token = None if is_loopback(host) else write_token(self._folder)
+        server = serve_metrics(port, metrics.registry, host=host, token=token)
+        stack.callback(server.close)
+        with_token = "" if token is None else f", with the token in {self._folder / TOKEN_FILE}"
+        self._view.note(f"metrics: http://{host}:{server.port}/metrics{with_token}")
+        return metrics
 
     # --- the run ----------------------------------------------------------------------------------------------
 

@@ -30,11 +30,10 @@ from penstock.runtime.hosts.virtual.recording import RunRecording
 from penstock.runtime.hosts.virtual.simulate_view import ProgressView, Result, result_table
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
 from penstock.runtime.observability.disk_budget import DiskKeeper
-from penstock.runtime.observability.facts import command_line, facts_of
+from penstock.runtime.observability.facts import SCENARIO_FILE, command_line, facts_of
 from penstock.runtime.observability.figures import RunFigures
 from penstock.runtime.observability.recorder import RunRecorder
 from penstock.runtime.observability.removed import all_removed
-from penstock.runtime.observability.report import SCENARIO_FILE
 from penstock.runtime.observability.texts import duration_text
 from penstock.runtime.observability.trackers import EVENTS_FILE, EventLog
 from penstock.runtime.run.modelled_rows import num_evaluation_prompts, num_rows, row_sources

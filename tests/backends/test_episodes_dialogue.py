@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import gateway_cases as cases
@@ -27,6 +28,8 @@ from penstock.messages.samples import Part, VersionSpan
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from penstock.backends.episodes.tool_calls import ToolFormat
 
 PLAIN_TEMPLATE = """\
 {%- for m in messages %}{{ m.role }}: {{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}{{ '\\n' }}
@@ -287,6 +290,30 @@ def test_hermes_calls_are_taken_out_and_malformed_ones_stay(
     text: str, content: str | None, calls: tuple[ParsedCall, ...]
 ) -> None:
     assert parse_tool_calls(text, "hermes") == (text if content is None else content, calls)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>" + " " * 1500,
+        "<tool_call>\n" * 20_000,
+        "<tool_call> {</tool_call>" * 10_000,
+        "</tool_call>" * 20_000,
+    ],
+    ids=["blanks", "openings", "malformed", "ends"],
+)
+def test_no_text_of_a_model_holds_up_whoever_looks_for_calls(text: str) -> None:
+    began_s = time.process_time()
+    assert parse_tool_calls(text, "hermes") == (text, ())
+    assert time.process_time() - began_s < 0.5
+
+
+@pytest.mark.parametrize("depth", [80, 400, 900, 100_000])
+@pytest.mark.parametrize("form", ["hermes", "json"])
+def test_arguments_that_are_nested_too_deeply_are_no_call(depth: int, form: ToolFormat) -> None:
+    call = '{"name": "f", "arguments": {"x": ' + "[" * depth + "]" * depth + "}}"
+    text = f"<tool_call>{call}</tool_call>" if form == "hermes" else call
+    assert parse_tool_calls(text, form) == (text, ())
 
 
 def test_a_whole_response_can_be_one_call() -> None:

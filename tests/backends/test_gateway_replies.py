@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from types import SimpleNamespace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.episodes.api import CompletionRequest, Response
 from penstock.backends.episodes.replies import Replies
 from penstock.backends.episodes.turns import TurnRun, Wording
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.samples import Completed, Part, VersionSpan
+
+if TYPE_CHECKING:
+    from penstock.backends.data.tokenizer import TextTokenizer
 
 NUM_TOKENS = 30_000
 

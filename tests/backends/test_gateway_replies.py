@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 NUM_TOKENS = 30_000
 
 
+def _letters(ids: list[int]) -> str:
+    return "a" * len(ids)
+
+
 def test_log_probs_of_a_long_answer_take_no_longer_than_their_number_does() -> None:
-    tokenizer = cast("TextTokenizer", SimpleNamespace(decode=lambda ids: "a" * len(ids)))
+    tokenizer = cast("TextTokenizer", SimpleNamespace(decode=_letters))
     part = Part(
         tokens=pack_tokens([1] * NUM_TOKENS),
         logprobs=pack_floats([-1.0] * NUM_TOKENS),

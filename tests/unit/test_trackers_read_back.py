@@ -136,7 +136,9 @@ def test_mlflow_takes_every_figure_whatever_a_service_calls_it(tmp_path: Path) -
     names = [*HOSTILE_NAMES, *(f"rollout/reward/{name}" for name in HOSTILE_NAMES)]
     MlflowTracker(run).metrics(1, {"train/loss": 0.5, **dict.fromkeys(names, 1.0)})
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    (found,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    experiment = client.get_experiment_by_name("penstock")
+    assert experiment is not None
+    (found,) = client.search_runs([experiment.experiment_id])
     assert found.data.metrics["train/loss"] == 0.5
     assert found.data.metrics["rollout/reward/_."] == 1.0
 

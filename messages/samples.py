@@ -24,6 +24,8 @@ from penstock.messages.top_logprobs import TopLogprobs
 
 MAX_ANSWER_CHARACTERS: Final = 200
 """Of an extracted answer that travels and is written down."""
+MAX_REWARD: Final = 1e9
+"""Either way, as others give it: squares of it, summed over any batch, are still numbers in float32."""
 
 
 class Purpose(StrEnum):

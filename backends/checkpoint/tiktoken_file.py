@@ -107,7 +107,7 @@ def _find_pattern(folder: Path) -> str | None:
     for file in sorted(folder.glob("tokenization*.py")):
         try:
             tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two: nested too deeply
             continue
         for node in ast.walk(tree):
             names = [target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)]

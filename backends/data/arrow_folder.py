@@ -7,17 +7,18 @@ of datasets has ``dataset_dict.json`` and a folder for each split.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import msgspec
 
+from penstock.backends.data.arrow_rows import checked_batch, rows_in
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.row import RawRow, wanted_columns
 from penstock.messages.base import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 STATE_FILE: Final = "state.json"
 SPLITS_FILE: Final = "dataset_dict.json"
@@ -58,7 +59,7 @@ def arrow_folder_rows(folder: Path, columns: Sequence[str], optional: Sequence[s
                 names = cast("list[str]", reader.schema.names)
                 wanted = wanted_columns(folder, columns, optional, names)
                 for batch in reader:
-                    for row in cast("list[dict[str, object]]", batch.select(wanted).to_pylist()):
+                    for row in rows_in(checked_batch(batch.select(wanted), path), path):
                         yield RawRow(f"{folder}: row {number}", row)
                         number += 1
         except (OSError, pa.ArrowException) as error:
@@ -69,7 +70,7 @@ def arrow_files(folder: Path) -> list[Path]:
     """The files of a folder that ``datasets`` has written, in their order.
 
     Raises:
-        DataError: it has several splits, or is a selection by indices.
+        DataError: it has several splits, is a selection by indices, or names a file elsewhere.
     """
     if not (folder / STATE_FILE).is_file():
         splits = _read(folder / SPLITS_FILE, _Splits).splits
@@ -80,7 +81,10 @@ def arrow_files(folder: Path) -> list[Path]:
             f"{folder} was saved as a selection of another dataset, by indices; save it anew after "
             "`dataset.flatten_indices()`"
         )
-    return [folder / file.filename for file in state.data_files]
+    names = [file.filename for file in state.data_files]
+    if elsewhere := [name for name in names if Path(name).name != name]:
+        raise DataError(f"{folder / STATE_FILE}: names {elsewhere[0]!r}, which is no file of this folder; save it anew")
+    return [folder / name for name in names]
 
 
 def _read(path: Path, form: type[FormT]) -> FormT:

@@ -89,7 +89,7 @@ class ChatTemplate:
     ) -> str:
         """The text of a conversation with the tools that the model may call; ``begins_answer``: up to where the
         assistant begins to answer; ``arguments``: in place of those that hold elsewhere. Control tokens within
-        messages of others than the assistant are text.
+        messages of others than the assistant, and within tools, are text.
 
         Raises:
             BadColumnError: the template refuses the messages.
@@ -98,7 +98,7 @@ class ChatTemplate:
             return str(
                 self._tokenizer.apply_chat_template(
                     self._control.inert_messages(messages),
-                    tools=tools or None,
+                    tools=self._control.inert_json(list(tools), keeps_marks=True) if tools else None,
                     tokenize=False,
                     add_generation_prompt=begins_answer,
                     **(self._arguments if arguments is None else arguments),

@@ -7,13 +7,14 @@ message's turn, and what follows could speak in anybody's name.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from penstock.backends.data.row import Message
 
+JsonT = TypeVar("JsonT")
 _MARK: Final = re.compile(r"[<\[]\S+[>\]]")
 """Tokens of this form mark something for the model, also where its tokenizer does not call them special."""
 
@@ -47,23 +48,28 @@ class ControlTokens:
         """Messages whose turns the template alone begins and ends. What the assistant says stays: special tokens may be
         a part of how its model calls tools."""
         return [
-            message if message.get("role") == "assistant" else {key: self._inert(each) for key, each in message.items()}
+            message if message.get("role") == "assistant" else self.inert_json(message, keeps_marks=True)
             for message in messages
         ]
 
-    def _inert(self, value: object) -> object:
-        if isinstance(value, str):
-            return self.inert(value, keeps_marks=True)
-        if isinstance(value, list):
-            return [self._inert_part(part) for part in cast("list[object]", value)]
-        return value
+    def inert_json(self, value: JsonT, *, keeps_marks: bool = False) -> JsonT:
+        """As :meth:`inert`, every text in a value of JSON, names too: templates write out whatever there is.
 
-    def _inert_part(self, part: object) -> object:
-        if not isinstance(part, dict):
-            return part
-        fields = cast("dict[str, object]", part)
-        text = fields.get("text")
-        return {**fields, "text": self.inert(text, keeps_marks=True)} if isinstance(text, str) else fields
+        Raises:
+            RecursionError: it is nested too deeply.
+        """
+        found: object = value
+        if isinstance(value, str):
+            found = self.inert(value, keeps_marks=keeps_marks)
+        elif isinstance(value, list):
+            found = [self.inert_json(each, keeps_marks=keeps_marks) for each in cast("list[object]", value)]
+        elif isinstance(value, dict):
+            fields = cast("dict[str, object]", value)
+            found = {
+                self.inert(name, keeps_marks=keeps_marks): self.inert_json(each, keeps_marks=keeps_marks)
+                for name, each in fields.items()
+            }
+        return cast("JsonT", found)
 
 
 def _pattern_of(tokens: Iterable[str]) -> re.Pattern[str] | None:

@@ -15,7 +15,7 @@ import gzip
 import io
 import json
 import zlib
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 import msgspec
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+MAX_LINE_BYTES: Final = 1 << 28
+"""What is packed into little may be one line without an end."""
 _DECODER = msgspec.json.Decoder()
 
 
@@ -37,7 +39,9 @@ def jsonl_rows(path: Path) -> Iterator[RawRow | RowProblem]:
     """
     try:
         with _opened(path) as file:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
+                if len(line) == MAX_LINE_BYTES:
+                    raise DataError(f"{path}:{number}: a line of more than {MAX_LINE_BYTES} bytes; no row is as long")
                 if line.removeprefix(codecs.BOM_UTF8).strip():
                     yield parsed_line(f"{path}:{number}", line, is_first=number == 1)
     except (OSError, EOFError, zlib.error) as error:

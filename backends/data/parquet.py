@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
+from penstock.backends.data.arrow_rows import rows_in
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.row import RawRow, wanted_columns
 
@@ -30,7 +31,7 @@ def parquet_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = (
             wanted = wanted_columns(path, columns, optional, names)
             number = 0
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=wanted):
-                for row in cast("list[dict[str, object]]", batch.to_pylist()):
+                for row in rows_in(batch, path):
                     yield RawRow(f"{path}: row {number}", row)
                     number += 1
     except (OSError, pa.ArrowException) as error:

@@ -29,7 +29,7 @@ from penstock.backends.data.row import (
     text_of,
     value_of,
 )
-from penstock.messages.samples import Loss
+from penstock.messages.samples import MAX_REWARD, Loss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -300,10 +300,13 @@ def _with_rewards(row: RawRow, recorded: RecordedOptions, responses: tuple[Respo
 def _numbers(value: object, key: str) -> tuple[float, ...]:
     items = _listed(value)
     if items is not None and all(isinstance(item, int | float) and not isinstance(item, bool) for item in items):
-        numbers = tuple(float(item) for item in cast("list[float]", items))
-        if all(number - number == 0.0 for number in numbers):  # neither infinite nor NaN
-            return numbers
-    raise BadColumnError(f"{key!r} has the wrong type", f"{key!r} is {shown(value)}; expected finite numbers")
+        numbers = cast("list[float]", items)
+        if all(abs(number) <= MAX_REWARD for number in numbers):  # and so neither infinite nor NaN, in float32 too
+            return tuple(map(float, numbers))
+    raise BadColumnError(
+        f"{key!r} has the wrong type",
+        f"{key!r} is {shown(value)}; expected numbers from -{MAX_REWARD:g} to {MAX_REWARD:g}",
+    )
 
 
 def _loss_of(row: RawRow, recorded: RecordedOptions, settings: RecordedSettings) -> Loss:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 from penstock.backends.data.arrow_folder import arrow_files, is_arrow_folder
+from penstock.backends.data.arrow_rows import checked_batch, rows_in
 from penstock.backends.data.jsonl import parsed_line
 from penstock.backends.data.problems import DataError, RowProblem
 from penstock.backends.data.row import RawRow, wanted_columns
@@ -154,7 +155,7 @@ class ParquetRows:
         number, total = 0, max(1, self._starts[-1])
         for group in range(len(self._starts) - 1):
             for batch in self._read(group).to_batches(max_chunksize=1024):
-                for row in cast("list[dict[str, object]]", batch.to_pylist()):
+                for row in rows_in(batch, self._path):
                     yield number / total, Located(number, 0, number, RawRow(self._place(number), row))
                     number += 1
 
@@ -166,7 +167,7 @@ class ParquetRows:
             if len(self._groups) > KEPT_GROUPS:
                 self._groups.popitem(last=False)
         self._groups.move_to_end(group)
-        (row,) = cast("list[dict[str, object]]", table.slice(offset - self._starts[group], 1).to_pylist())
+        (row,) = rows_in(table.slice(offset - self._starts[group], 1), self._path)
         return RawRow(self._place(number), row)
 
     @property
@@ -214,7 +215,7 @@ class _ArrowRows:
     def scan(self) -> Iterator[tuple[float, Located]]:
         number, total = 0, max(1, self._starts[-1])
         for index in range(len(self._batches)):
-            for row in cast("list[dict[str, object]]", self._batch(index).to_pylist()):
+            for row in rows_in(self._batch(index), self._folder):
                 yield number / total, Located(number, 0, number, RawRow(self._place(number), row))
                 number += 1
 
@@ -225,7 +226,7 @@ class _ArrowRows:
             batch = self._kept[index] = self._batch(index)
             if len(self._kept) > KEPT_GROUPS:
                 self._kept.popitem(last=False)
-        (row,) = cast("list[dict[str, object]]", batch.slice(offset - self._starts[index], 1).to_pylist())
+        (row,) = rows_in(batch.slice(offset - self._starts[index], 1), self._folder)
         return RawRow(self._place(number), row)
 
     def close(self) -> None:
@@ -254,7 +255,7 @@ class _ArrowRows:
         mapped = self._maps[file]
         mapped.seek(offset)
         batch = self._pa.ipc.read_record_batch(self._pa.ipc.read_message(mapped), self._schemas[file])
-        return batch.select(self._columns)
+        return checked_batch(batch.select(self._columns), self.files[file])
 
     def _place(self, number: int) -> str:
         return f"{self._folder}: row {number}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from tokenizers import Tokenizer
 
 from penstock.backends.checkpoint.tokenizer_files import CONVERT, has_tiktoken_only
-from penstock.backends.data.control_tokens import ControlTokens
+from penstock.backends.data.control_tokens import ControlTokens, JsonT
 from penstock.backends.data.length_bound import LengthBound
 from penstock.backends.data.problems import DataError
 
@@ -63,6 +63,10 @@ class TextTokenizer:
     def inert(self, text: str, *, keeps_marks: bool = False) -> str:
         """See :meth:`~penstock.backends.data.control_tokens.ControlTokens.inert`."""
         return self._control.inert(text, keeps_marks=keeps_marks)
+
+    def inert_json(self, value: JsonT, *, keeps_marks: bool = False) -> JsonT:
+        """See :meth:`~penstock.backends.data.control_tokens.ControlTokens.inert_json`."""
+        return self._control.inert_json(value, keeps_marks=keeps_marks)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids, without special tokens."""

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Protocol, cast
 import msgspec
 
 from penstock.backends.episodes.api import ChatMessage, FunctionCall, ToolCall
-from penstock.backends.episodes.dialogue import ChatDialogue, ConversationError, MalformedError, encoded
+from penstock.backends.episodes.dialogue import (
+    ChatDialogue,
+    ConversationError,
+    MalformedError,
+    checked_ids,
+    encoded,
+)
 from penstock.backends.episodes.interfaces import JsonObject, Tool
 from penstock.backends.episodes.played_turns import Call, Turn
 from penstock.backends.episodes.playing import NOTHING, PROMPT, Answer, Saved, TurnAsked
@@ -295,10 +301,7 @@ class Conversation:
         tokenizer = self._play.words.tokenizer
         if isinstance(added, str):
             return encoded(tokenizer, added, special=False, check_room=self._check_room)
-        wrong = next((number for number in added if not 0 <= number < tokenizer.num_tokens), None)
-        if wrong is not None:
-            raise MalformedError(f"token id {wrong}: the model has those from 0 to {tokenizer.num_tokens - 1}")
-        return added
+        return checked_ids(tokenizer, added)
 
 
 def _as_message(message: JsonObject, place: int) -> ChatMessage:

@@ -17,6 +17,8 @@ import msgspec
 
 from penstock.backends.data.row import BadColumnError
 from penstock.backends.episodes.api import ChatMessage, ContentPart, FunctionCall, JsonObject, ToolCall
+from penstock.messages.base import UNREADABLE
+from penstock.messages.json_depth import is_too_deep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -147,31 +149,17 @@ class ChatDialogue:
     def _render(
         self, messages: Sequence[ChatMessage], tools: Sequence[JsonObject], *, begins_answer: bool = True
     ) -> str:
-        rendered = [_for_template(self._inert(message)) for message in messages]
-        if tools:
-            tools = msgspec.json.decode(self._tokenizer.inert(msgspec.json.encode(tools).decode()))
+        # Nobody's message ends a turn or begins one; that is the template's to do. It is looked at as the template gets
+        # it: in the text of arguments, an escape could spell a control token.
+        inert = self._tokenizer.inert_json
         try:
+            tools = inert(list(tools))
+            rendered = [inert(_for_template(m), keeps_marks=m.role == "assistant") for m in messages]
             return self._template.render_messages(rendered, tools, begins_answer=begins_answer)
         except BadColumnError as error:
             raise MalformedError(f"messages: {error.message}") from None
-
-    def _inert(self, message: ChatMessage) -> ChatMessage:
-        """Nobody's message ends a turn or begins one; that is the template's to do."""
-        inert = self._tokenizer.inert
-        calls = [
-            ToolCall(inert(c.id), FunctionCall(inert(c.function.name), inert(c.function.arguments, keeps_marks=True)))
-            for c in message.tool_calls or ()
-        ]
-        return ChatMessage(
-            role=inert(message.role),
-            content=[
-                msgspec.structs.replace(part, text=inert(part.text, keeps_marks=message.role == "assistant"))
-                for part in parts_of(message)
-            ],
-            tool_calls=calls or None,
-            tool_call_id=None if message.tool_call_id is None else inert(message.tool_call_id),
-            name=None if message.name is None else inert(message.name),
-        )
+        except RecursionError:
+            raise MalformedError("messages, tools: they are nested too deeply") from None
 
     def _encode(self, text: str) -> list[int]:
         return encoded(self._tokenizer, text, special=False, check_room=self._check_room)
@@ -209,6 +197,7 @@ class TextDialogue:
         return encoded(self._tokenizer, text, special=special, check_room=self._check_room)
 
     def _from_tokens(self, prompt: list[int], so_far: Sequence[int]) -> list[int]:
+        checked_ids(self._tokenizer, prompt)
         if self._text is None:
             return prompt
         if prompt[: len(so_far)] != list(so_far):
@@ -244,6 +233,18 @@ def encoded(tokenizer: TextTokenizer, text: str, *, special: bool, check_room: C
     ids = tokenizer.encode([text], special=special)[0]
     if isinstance(ids, str):
         raise MalformedError(f"the tokenizer refuses the text ({ids}); it may hold a character that the model lacks")
+    return ids
+
+
+def checked_ids(tokenizer: TextTokenizer, ids: Sequence[int]) -> Sequence[int]:
+    """The ids, if all are the model's.
+
+    Raises:
+        MalformedError: one is not.
+    """
+    num_tokens = tokenizer.num_tokens
+    if (wrong := next((number for number in ids if not 0 <= number < num_tokens), None)) is not None:
+        raise MalformedError(f"token id {wrong}: the model has those from 0 to {num_tokens - 1}")
     return ids
 
 
@@ -294,10 +295,12 @@ def _for_template(message: ChatMessage) -> Message:
 
 
 def _arguments(call: ToolCall) -> object:
+    text = call.function.arguments
     try:
-        return cast("object", msgspec.json.decode(call.function.arguments))
-    except (msgspec.DecodeError, RecursionError):
-        return call.function.arguments
+        found = cast("object", msgspec.json.decode(text))
+        return text if is_too_deep(text.encode()) else found
+    except (*UNREADABLE, UnicodeEncodeError):
+        return text
 
 
 def _marked(message: ChatMessage, *, in_name: bool = False) -> ChatMessage:

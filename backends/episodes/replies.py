@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
@@ -165,7 +166,7 @@ class Replies:
         logprobs = None
         if self._request.logprobs is not None:
             texts = token_texts(reply.ids, self._run.wording.tokenizer)
-            offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
+            offsets = list(accumulate(map(len, texts), initial=0))[:-1]
             logprobs = CompletionLogprobs(texts, reply.logprobs, offsets)
         return CompletionChoice(text, reply.finish_reason, logprobs, index)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from aiohttp import web
 
-from penstock.backends.data.pushed.forms import MAX_METADATA_BYTES, MAX_REWARD
+from penstock.backends.data.pushed.forms import MAX_METADATA_BYTES
 from penstock.backends.episodes.api import (
     ChatRequest,
     CompletionRequest,
@@ -32,7 +32,7 @@ from penstock.backends.episodes.replies import EpisodeEndedError, Replies, event
 from penstock.backends.episodes.sessions import ignored_fields
 from penstock.backends.processes.http_server import BOUNDS, RequestError, application, decoded
 from penstock.messages.base import Metric
-from penstock.messages.samples import Completed, InfraError, PolicyError, Reward, StopReason, Truncated
+from penstock.messages.samples import MAX_REWARD, Completed, InfraError, PolicyError, Reward, StopReason, Truncated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from penstock.messages.turn_sampling import TurnSampling
 
 MAX_STOPS: Final = 16
+MAX_STOP_CHARS: Final = 256
+"""Of each: the end of a streamed answer is compared with every beginning of it."""
 NEUTRAL: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 
 
@@ -369,6 +371,6 @@ def ignored_fields(request: ChatRequest | CompletionRequest, rules: Rules) -> li
 
 def _stops(request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-    if len(stop) > MAX_STOPS or not all(stop):
-        raise MalformedError(f"stop: expected at most {MAX_STOPS} strings, none of them empty")
+    if len(stop) > MAX_STOPS or not all(0 < len(text) <= MAX_STOP_CHARS for text in stop):
+        raise MalformedError(f"stop: expected at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters")
     return stop

@@ -1,11 +1,19 @@
-"""Tool calls in what the model writes."""
+"""Tool calls in what the model writes.
+
+Invariants:
+
+* Work is linear in the length of the text, and what is nested too deeply for whoever reads the call next is none: the
+  model may write anything, and an engine's whole process waits meanwhile.
+"""
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
+
+from penstock.messages.base import UNREADABLE
+from penstock.messages.json_depth import is_too_deep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,7 +21,7 @@ if TYPE_CHECKING:
 ToolFormat = Literal["hermes", "json", "none"]
 
 HERMES_OPEN: Final = "<tool_call>"
-_HERMES: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+HERMES_CLOSE: Final = "</tool_call>"
 
 
 class ParsedCall(NamedTuple):
@@ -55,27 +63,33 @@ def _parse_hermes(text: str) -> ParsedText:
     calls: list[ParsedCall] = []
     pieces: list[str] = []
     end = 0
-    for found, call in _hermes_calls(text):
+    for start, after, call in _hermes_calls(text):
         calls.append(call)
-        pieces.append(text[end : found.start()])
-        end = found.end()
+        pieces.append(text[end:start])
+        end = after
     if not calls:
         return ParsedText(text, ())
     pieces.append(text[end:])
     return ParsedText("".join(pieces), tuple(calls))
 
 
-def _hermes_calls(text: str) -> Iterator[tuple[re.Match[str], ParsedCall]]:
-    for found in _HERMES.finditer(text):
-        call = _call_of(found[1])
+def _hermes_calls(text: str) -> Iterator[tuple[int, int, ParsedCall]]:
+    """Each with where it begins and ends."""
+    start = text.find(HERMES_OPEN)
+    while start >= 0 and (close := text.find(HERMES_CLOSE, start)) >= 0:
+        end = close + len(HERMES_CLOSE)
+        call = _call_of(text[start + len(HERMES_OPEN) : close].strip())
         if call is not None:
-            yield found, call
+            yield start, end, call
+        start = text.find(HERMES_OPEN, end)
 
 
 def _call_of(text: str) -> ParsedCall | None:
     try:
         written = msgspec.json.decode(text, type=_Written)
-    except (msgspec.MsgspecError, UnicodeEncodeError):
+        if is_too_deep(text.encode()):
+            return None
+    except (*UNREADABLE, UnicodeEncodeError):
         return None
     arguments = written.arguments if written.arguments is not msgspec.UNSET else written.parameters
     if not written.name or arguments is msgspec.UNSET:

@@ -30,6 +30,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from penstock.messages.base import Value
+from penstock.messages.json_depth import MAX_DEPTH, is_too_deep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,13 +39,9 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES: Final = 64 * 2**20
 MAX_CONNECTIONS: Final = 8192
-MAX_DEPTH: Final = 64
-"""Of lists and objects in one another, in a body of JSON."""
 
 _LOG: Final = logging.getLogger(__name__)
 _AUTHORITY: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/@]+)(:[0-9]{1,5})?")
-_FLAT: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^\[\]{}"]++', re.DOTALL)
-_DEEPER: Final = frozenset(b"[{")
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
@@ -218,11 +215,8 @@ def decoded(body: bytes, form: type[StructT]) -> StructT:
         raise _too_deep() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(400, "invalid_request", f"the request's body: {error}") from None
-    depth = 0
-    for bracket in _FLAT.sub(b"", body):
-        depth += 1 if bracket in _DEEPER else -1
-        if depth > MAX_DEPTH:
-            raise _too_deep()
+    if is_too_deep(body):
+        raise _too_deep()
     return value
 
 

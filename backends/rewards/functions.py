@@ -31,7 +31,8 @@ declares and returns ``True``, ``False``, or ``(False, "cause")``.
 
 Invariants:
 
-* Only a finite number that the function returned becomes a reward. All else is a failure with a reason.
+* Only a number that the function returned, of at most :data:`~penstock.messages.samples.MAX_REWARD` either way, becomes
+  a reward. All else is a failure with a reason.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ from penstock.backends.rewards.wire import (
 )
 from penstock.messages.arrays import tokens_view
 from penstock.messages.option_keys import Names, is_user_code
-from penstock.messages.samples import Group
+from penstock.messages.samples import MAX_REWARD, Group
 from penstock.messages.texts import counted
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def judged(
         NoRewardError: it is none.
     """
     if not isinstance(returned, dict):
-        return Judged(call_id, elapsed_s, _number(returned, f"{who} returned"), ())
+        return Judged(call_id, elapsed_s, _reward(returned, f"{who} returned"), ())
     parts = cast("dict[object, object]", returned)
     wanted = TOTALS if key is None else (key,)
     total = next((name for name in wanted if name in parts), None)
@@ -186,13 +187,13 @@ def judged(
         names = " or ".join(repr(name) for name in wanted)
         raise NoRewardError(f"{who} returned a dict without {names}; its keys are {_short(list(parts))}")
     components = tuple(
-        (str(name), _number(value, f"component {name!r} of the reward is"))
+        (str(name), _reward(value, f"component {name!r} of the reward is"))
         for name, value in parts.items()
         if name != total and not (name == ANSWER and isinstance(value, str | None))
     )
     answer = parts.get(ANSWER)
     extracted = bounded_answer(answer) if isinstance(answer, str) else ""
-    return Judged(call_id, elapsed_s, _number(parts[total], f"{total!r} of the reward is"), components, extracted)
+    return Judged(call_id, elapsed_s, _reward(parts[total], f"{total!r} of the reward is"), components, extracted)
 
 
 def group_judged(call: GroupCall, elapsed_s: float, returned: object, key: str | None = None) -> GroupJudged:
@@ -291,6 +292,13 @@ def _filter_argument(group: Group, responses: tuple[str, ...], name: str) -> obj
             return group.prompt.label
         case _:
             return msgspec.json.decode(group.prompt.metadata) if group.prompt.metadata else {}
+
+
+def _reward(value: object, what: str) -> float:
+    number = _number(value, what)
+    if abs(number) > MAX_REWARD:
+        raise NoRewardError(f"{what} {number:g}; expected a number from -{MAX_REWARD:g} to {MAX_REWARD:g}")
+    return number
 
 
 def _number(value: object, what: str) -> float:

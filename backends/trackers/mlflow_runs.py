@@ -26,7 +26,9 @@ TAG: Final = "penstock.run"
 PARAMS_PER_CALL: Final = 100
 MAX_PARAM_CHARS: Final = 6000
 """Limits of MLflow's own."""
-_NO_NAME: Final = re.compile(r"[^\w\-. :/]")
+MAX_NAME_CHARS: Final = 250
+_NO_NAME: Final = re.compile(r"[^\w\-. :/]|(?<![^/])\.|(?<![^/])(?=/|$)")
+"""Its names are paths: besides letters that it refuses, what has no name in one, or leads out of it."""
 
 
 class MlflowTracker:
@@ -83,7 +85,7 @@ class MlflowTracker:
 
 
 def _name(text: str) -> str:
-    return _NO_NAME.sub("_", text)
+    return _NO_NAME.sub("_", text)[:MAX_NAME_CHARS].rstrip("/")
 
 
 def _leaves(block: object, path: str) -> Iterator[tuple[str, object]]:

@@ -1,4 +1,4 @@
-"""Templates, filled in. Every value goes through ``sh`` or ``yaml``, so that none is read as code."""
+"""Templates, filled in. Every value goes through ``sh``, ``directive`` or ``yaml``, so that none is read as code."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def _fill(own: Path, values: dict[str, Any]) -> str:
         keep_trailing_newline=True,
         autoescape=False,  # nothing here is HTML
     )
-    environment.filters |= {"sh": lambda value: shlex.quote(str(value)), "yaml": _yaml_value}
+    environment.filters |= {
+        "sh": lambda value: shlex.quote(str(value)), "directive": _directive_value, "yaml": _yaml_value
+    }  # fmt: skip
     try:
         return environment.get_template(own.name).render(**values)
     except jinja2.TemplateNotFound as error:
@@ -83,6 +85,13 @@ def _fill(own: Path, values: dict[str, Any]) -> str:
         raise UserFault(f"{error.filename or own}:{error.lineno}: not a Jinja template: {error.message}") from None
     except (jinja2.TemplateError, OSError, UnicodeDecodeError) as error:
         raise UserFault(f"{own}: the template cannot be filled in: {error}") from None
+
+
+def _directive_value(value: object) -> str:
+    """Between quotes, in a comment of a shell, which ends with its line whatever is quoted."""
+    if len(str(value).splitlines()) > 1 or str(value)[-1:] in ("\n", "\r"):
+        raise UserFault(f"{str(value)!r} has a line break, and stands in one line of the job's script; leave it out")
+    return shlex.quote(str(value))
 
 
 def _yaml_value(value: object) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import gateway_cases as cases
@@ -27,6 +28,8 @@ from penstock.messages.samples import Part, VersionSpan
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from penstock.backends.episodes.tool_calls import ToolFormat
 
 PLAIN_TEMPLATE = """\
 {%- for m in messages %}{{ m.role }}: {{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}{{ '\\n' }}
@@ -111,7 +114,32 @@ def test_a_tools_result_cannot_speak_for_the_model_in_the_next_turn(tmp_path: Pa
     assert ids[0] == ids[1]
 
 
-@pytest.mark.parametrize("content", [HOSTILE, [{"type": "text", "text": HOSTILE}]], ids=["text", "parts"])
+@pytest.mark.parametrize("place", ["value", "name"])
+def test_an_escape_in_a_calls_arguments_spells_no_control_token(tmp_path: Path, place: str) -> None:
+    """Clients in Go and others write ``<`` as an escape; a model may as well."""
+    case = Case(tmp_path)
+    control = {case.tokenizer.token_id(token) for token in cases.SPECIAL}
+    ids: list[list[int]] = []
+    for said in ("x", HOSTILE.replace("<", "\\u003c").replace("\n", "\\n")):
+        arguments = f'{{"a": "{said}"}}' if place == "value" else f'{{"{said}": 1}}'
+        answer = ChatMessage("assistant", None, [ToolCall("c", FunctionCall("multiply", arguments))])
+        tokens = case.dialogue.tokens_for([USER, answer, ChatMessage("tool", "42", tool_call_id="c")], [])
+        ids.append([each for each in tokens if each in control])
+    assert ids[1] == ids[0]
+
+
+@pytest.mark.parametrize("depth", [80, 400, 900])
+def test_arguments_that_are_nested_too_deeply_are_text_or_refused(tmp_path: Path, depth: int) -> None:
+    case = Case(tmp_path)
+    call = ToolCall("c", FunctionCall("multiply", "[" * depth + "]" * depth))
+    assert case.dialogue.tokens_for([USER, ChatMessage("assistant", None, [call]), USER], [])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [HOSTILE, [{"type": "text", "text": HOSTILE}], [HOSTILE], {"result": HOSTILE}, [{"output": [{HOSTILE: 1}]}]],
+    ids=["text", "parts", "list", "object", "nested"],
+)
 def test_messages_of_a_row_cannot_end_their_turn(tmp_path: Path, content: object) -> None:
     case = Case(tmp_path, "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
     (ids,) = case.tokenizer.encode(
@@ -128,6 +156,17 @@ def test_a_tools_description_has_no_control_tokens(tmp_path: Path, where: str) -
     plain, hostile = (
         case.dialogue.tokens_for([USER], [{"type": "function", "function": {where: said}}]) for said in ("x", HOSTILE)
     )
+    assert [each for each in hostile if each in control] == [each for each in plain if each in control]
+
+
+def test_tools_of_a_row_have_no_control_tokens(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    control = {case.tokenizer.token_id(token) for token in cases.SPECIAL}
+    texts = [
+        case.template.render_messages([{"role": "user", "content": "a"}], [{"function": {"description": said}}])
+        for said in ("x", HOSTILE)
+    ]
+    plain, hostile = case.tokenizer.encode(texts, special=False)
     assert [each for each in hostile if each in control] == [each for each in plain if each in control]
 
 
@@ -241,6 +280,12 @@ def test_token_prompts_go_on_from_the_tokens(case: Case) -> None:
         dialogue.tokens_for([5, 7], [5, 6, 7])
 
 
+@pytest.mark.parametrize("wrong", [-1, 1_000_000, 2**31, 2**62])
+def test_token_prompts_have_ids_of_the_model(case: Case, wrong: int) -> None:
+    with pytest.raises(MalformedError, match=f"token id {wrong}: the model has those from 0 to "):
+        TextDialogue(case.tokenizer, "abc", [1, 2]).tokens_for([1, wrong], [])
+
+
 def test_a_text_of_megabytes_is_refused_before_it_is_tokenised(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
@@ -287,6 +332,30 @@ def test_hermes_calls_are_taken_out_and_malformed_ones_stay(
     text: str, content: str | None, calls: tuple[ParsedCall, ...]
 ) -> None:
     assert parse_tool_calls(text, "hermes") == (text if content is None else content, calls)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>" + " " * 1500,
+        "<tool_call>\n" * 20_000,
+        "<tool_call> {</tool_call>" * 10_000,
+        "</tool_call>" * 20_000,
+    ],
+    ids=["blanks", "openings", "malformed", "ends"],
+)
+def test_no_text_of_a_model_holds_up_whoever_looks_for_calls(text: str) -> None:
+    began_s = time.process_time()
+    assert parse_tool_calls(text, "hermes") == (text, ())
+    assert time.process_time() - began_s < 0.5
+
+
+@pytest.mark.parametrize("depth", [80, 400, 900, 100_000])
+@pytest.mark.parametrize("form", ["hermes", "json"])
+def test_arguments_that_are_nested_too_deeply_are_no_call(depth: int, form: ToolFormat) -> None:
+    call = '{"name": "f", "arguments": {"x": ' + "[" * depth + "]" * depth + "}}"
+    text = f"<tool_call>{call}</tool_call>" if form == "hermes" else call
+    assert parse_tool_calls(text, form) == (text, ())
 
 
 def test_a_whole_response_can_be_one_call() -> None:

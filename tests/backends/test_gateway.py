@@ -337,6 +337,8 @@ def test_sampling_that_differs_from_the_scenarios_is_named_and_not_followed(benc
         {"response_format": {"type": "json_object"}},
         {"tool_choice": "required"},
         {"max_tokens": 0},
+        {"stop": ["x" * 257]},
+        {"stop": ["a", ""]},
     ],
 )
 def test_what_cannot_be_served_is_refused(bench: GatewayBench, wish: dict[str, Any]) -> None:
@@ -352,6 +354,9 @@ def test_plain_completions_go_on_from_their_own_text_and_tokens(open_bench: Benc
     first = client.completions.create(model="t", prompt=cases.QUESTION, max_tokens=4, logprobs=0)
     assert first.choices[0].logprobs is not None
     assert first.choices[0].logprobs.token_logprobs == floats_view(bench.engine.ends[0].part.logprobs).tolist()
+    token_texts, offsets = first.choices[0].logprobs.tokens, first.choices[0].logprobs.text_offset
+    assert token_texts is not None
+    assert offsets == [len("".join(token_texts[:place])) for place in range(len(token_texts))]
     text = cases.QUESTION + first.choices[0].text
     client.completions.create(model="t", prompt=f"{text} user", max_tokens=2)
     with pytest.raises(openai.ConflictError):

@@ -114,9 +114,10 @@ def test_tiktoken_files_are_refused_with_what_to_do(kimi: Path, tmp_path: Path) 
         check_checkpoint(kimi)
     with pytest.raises(UserFault, match=r"tiktoken\.model .*penstock convert MODEL COPY"):
         TextTokenizer(kimi)
-    (kimi / "tokenization_own.py").write_text("pat_str = '|'.join(made())")
-    with pytest.raises(UserFault, match=r"no tokenization\*\.py with a plain pat_str"):
-        converted(kimi, tmp_path / "copy")
+    for code in ("pat_str = '|'.join(made())", "-" * 100_000 + "1", "x" + ".a" * 50_000):
+        (kimi / "tokenization_own.py").write_text(code)
+        with pytest.raises(UserFault, match=r"no tokenization\*\.py with a plain pat_str"):
+            converted(kimi, tmp_path / "copy")
     (kimi / "tokenization_own.py").write_text(CODE)
     twice = {"added_tokens_decoder": {"276": {"content": "A"}}}  # a byte, which has a number already
     (kimi / "tokenizer_config.json").write_text(json.dumps(twice))

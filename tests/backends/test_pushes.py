@@ -273,6 +273,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (sample(logprobs=[-1.0]), "samples[0].logprobs: found 1 for 2 tokens"),
     (sample(logprobs=[-1.0, 0.5]), "logprobs[1]`"),
     (sample(logprobs=[-1.0, math.nan]), "invalid"),
+    (sample(logprobs=[-1.0, -1e300]), "logprobs[1]`"),
     (sample(logprobs=[-1.0, -math.inf]), "invalid"),
     (sample(spans=[[0, 3]]), "samples[0].spans"),
     (sample(spans=[[1, 2], [0, 1]]), "samples[0].spans"),

@@ -160,12 +160,14 @@ def test_results_are_read_as_those_of_any_reward_function(
 ) -> None:
     rewards = driver(remote(service))
     texts = ['{"reward": 0.5, "style": 2}', '{"score": 1}', "true", "null", '"1"', "[1]", '{"style": 1}', "1e999"]
+    texts += ["1e200", '{"score": 1, "style": -1e200}']  # whose squares are no numbers any more
     answers = rewards.judged(*(score_of(f"raw {text}", index) for index, text in enumerate(texts)))
     values = [answer.reward and answer.reward.value for answer in answers]
-    assert values == [0.5, 1.0, 1.0, None, None, None, None, None]
+    assert values == [0.5, 1.0, 1.0, None, None, None, None, None, None, None]
     assert [metric.name for metric in (answers[0].reward.components if answers[0].reward else ())] == ["style"]
     assert "expected a number" in answers[3].reason
     assert "without 'reward' or 'score'" in answers[6].reason
+    assert all("expected a number from -1e+09 to 1e+09" in answer.reason for answer in answers[8:])
 
 
 FAULTS = {

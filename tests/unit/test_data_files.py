@@ -9,14 +9,19 @@ import json
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from penstock.backends.data import jsonl
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.row import RawRow
 from penstock.backends.data.sources import parse_source, read_rows
+from penstock.backends.data.stream_files import open_row_file
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from penstock.backends.data.stream_files import Located
 
 
 def prompts(path: object) -> list[object]:
@@ -28,6 +33,10 @@ def refusal(path: object) -> str:
     with pytest.raises(DataError) as caught:
         prompts(path)
     return str(caught.value)
+
+
+def streamed(path: Path) -> list[Located]:
+    return [located for _, located in open_row_file(str(path), ["prompt"]).scan()]
 
 
 def lines(count: int) -> bytes:
@@ -110,6 +119,48 @@ def test_what_is_wrong_with_a_saved_folder_is_said(tmp_path: Path) -> None:
     assert "cannot be read as a stream of Arrow batches" in refusal(folder)
     (folder / "state.json").write_text("{}")
     assert "state.json cannot be read" in refusal(folder)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_an_offset_in_a_saved_folder_leads_nowhere_else(tmp_path: Path, is_streamed: bool) -> None:
+    table = pa.table({"prompt": ["one", "three"]})
+    folder = save_folder(tmp_path / "saved", table)
+    (file,) = folder.glob("*.arrow")
+    offsets = b"".join(end.to_bytes(4, "little") for end in (0, 3, 8))
+    data = file.read_bytes()
+    assert data.count(offsets) == 1
+    file.write_bytes(data.replace(offsets, offsets[:8] + (64).to_bytes(4, "little")))
+    with pytest.raises(DataError, match=f"{file.name}: its data are damaged"):
+        streamed(folder) if is_streamed else prompts(folder)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("kind", ["no UTF-8", "year 292277"])
+def test_values_that_python_does_not_have_are_said(tmp_path: Path, kind: str, is_streamed: bool) -> None:
+    text = pa.array([b"\xff\xfe"], type=pa.binary()).view(pa.string())
+    table = pa.table({"prompt": text if kind == "no UTF-8" else pa.array([2**62], type=pa.timestamp("us"))})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=r"rows\.parquet: a value cannot be read"):
+        streamed(tmp_path / "rows.parquet") if is_streamed else prompts(tmp_path / "rows.parquet")
+
+
+@pytest.mark.parametrize("name", ["../rows.arrow", "/etc/rows.arrow", "more/rows.arrow"])
+def test_a_saved_folder_names_no_file_elsewhere(tmp_path: Path, name: str) -> None:
+    table = pa.table({"prompt": ["a"]})
+    folder = save_folder(tmp_path / "saved", table)
+    (file,) = folder.glob("*.arrow")
+    file.rename(tmp_path / "rows.arrow")
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+    assert "which is no file of this folder" in refusal(folder)
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_a_packed_line_without_an_end_is_not_unpacked(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 10_000)
+    path = compress(tmp_path / f"rows.jsonl{ending}", lines(3) + b" " * 30_000 + lines(1))
+    assert f"{path}:4: a line of more than 10000 bytes" in refusal(path)
 
 
 BOUNDS = [None, -12, -10, -3, -1, 0, 1, 4, 9, 10, 12]

@@ -186,7 +186,9 @@ def test_the_prompt_source_numbers_the_rows_as_the_engine_does(tmp_path: Path, f
         ({"prompt": "a=", "response": [5, 6], "lp": [-1.0]}, 1, "'lp' has 1 values for 2 tokens"),
         ({"prompt": "a=", "response": [5], "lp": [0.5]}, 1, "a log-prob is at most 0"),
         ({"prompt": "a=", "response": "b", "r": [1, 2]}, 1, "'r' holds 2 rewards, and the row 1 responses"),
-        ({"prompt": "a=", "response": "b", "r": "good"}, 1, "'r' is a list.*expected finite numbers"),
+        ({"prompt": "a=", "response": "b", "r": "good"}, 1, "'r' is a list.*expected numbers from -1e"),
+        ({"prompt": "a=", "response": "b", "r": 1e200}, 1, "'r' is a list.*expected numbers from -1e"),
+        ({"prompt": "a=", "response": "b", "r": 10**400}, 1, "'r' is a list.*expected numbers from -1e"),
         (
             {"prompt": "a=", "response": "b", "loss": "dpo"},
             1,

@@ -137,6 +137,19 @@ nodes: 2
     assert not Path("owned").exists()
 
 
+@pytest.mark.parametrize(
+    ("config", "override"),
+    [
+        ("", "run.folder='runs\n\ntouch owned #'"),
+        ('partition: "a\\n"', "run.num_steps=1"),
+        ('memory: "1\\n"', "run.num_steps=1"),
+    ],
+    ids=["folder", "partition", "memory"],
+)
+def test_no_line_break_ends_a_directive_of_the_script(config: str, override: str) -> None:
+    assert "has a line break" in refused("slurm", "quickstart", config, override)
+
+
 def test_the_script_begins_with_a_dry_run_and_starts_ray_for_itself_alone() -> None:
     one, two = (commands(written("slurm", "quickstart", config)) for config in ("", "nodes: 2"))
     for script in (one, two):

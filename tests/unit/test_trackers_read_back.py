@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from test_trackers_told import SCENARIO, told
 
+from penstock.backends.trackers.protocol import TrackedRun
 from penstock.runtime.observability.evaluations import read_evaluations
 from penstock.runtime.observability.trackers import read_steps
 from penstock.runtime.scenario.run_options import TrackerOptions
@@ -104,6 +105,42 @@ def test_mlflow_reads_what_the_run_wrote(mlflow_run: Path, tmp_path: Path) -> No
         assert json.load(file)[0]["prompt"] == "what?"
     with open(client.download_artifacts(run, "report.html", str(tmp_path)), "rb") as file:
         assert file.read().startswith(b"<!DOCTYPE html>")
+
+
+HOSTILE_NAMES = (
+    "..",
+    "a//b",
+    "/",
+    "../../x",
+    "./a",
+    "a/..",
+    "..a",
+    "a/",
+    "n" * 400,
+    "x" * 249 + "/a",
+    "a\x1b[2J\n",
+    "",
+)
+
+
+def test_mlflow_takes_every_figure_whatever_a_service_calls_it(tmp_path: Path) -> None:
+    for module in ("mlflow", "sqlalchemy", "alembic"):
+        pytest.importorskip(module)
+    from mlflow import MlflowClient
+
+    from penstock.backends.trackers.mlflow_runs import MlflowTracker
+
+    run = TrackedRun(
+        tracker="mlflow", name="r", run_folder=tmp_path, folder=tmp_path, scenario={"..": 1}, options={}, resumes=False
+    )
+    names = [*HOSTILE_NAMES, *(f"rollout/reward/{name}" for name in HOSTILE_NAMES)]
+    MlflowTracker(run).metrics(1, {"train/loss": 0.5, **dict.fromkeys(names, 1.0)})
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("penstock")
+    assert experiment is not None
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.data.metrics["train/loss"] == 0.5
+    assert found.data.metrics["rollout/reward/_."] == 1.0
 
 
 @pytest.fixture(scope="module")

@@ -10,20 +10,18 @@ from msgspec import Meta
 from penstock.backends.data.recording import RecordedSample
 from penstock.backends.data.row import Message
 from penstock.messages.base import Value
-from penstock.messages.samples import Loss, Prompt
+from penstock.messages.samples import MAX_REWARD, Loss, Prompt
 
 MAX_TOKENS: Final = 1 << 22
 MAX_TEXT: Final = 1 << 24
 MAX_SAMPLES: Final = 4096
 MAX_METADATA_BYTES: Final = 1 << 20
-MAX_REWARD: Final = 1e9
-"""Squares of it, summed over any batch, are still numbers in float32."""
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Ids = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_TOKENS)]
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_SAMPLES)]
-Logprob = Annotated[float, Meta(le=0)]
+Logprob = Annotated[float, Meta(ge=-1e9, le=0)]  # what float32 does not have would become infinite
 Version = Annotated[int, Meta(ge=0, le=2**53)]
 Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 

@@ -380,3 +380,9 @@ def test_a_replacement_that_comes_while_its_group_is_judged_does_not_have_it_jud
     judged = driver.hear(scored(0, 0), scored(0, 1), scored(0, 2))
     assert len(drive.every(judged, JudgeGroup)) == 1
     assert drive.every(driver.hear(scored(0, 1 + SIZE)), JudgeGroup) == []
+
+
+def test_a_failure_that_is_told_again_is_no_second_failure() -> None:
+    driver = filter_of()
+    driver.hear(failed(0, 1))
+    driver.ignores(failed(0, 1))

@@ -92,8 +92,6 @@ class Assembly(msgspec.Struct):
     def is_complete(self) -> bool:
         """Every place is filled or given up, and what a replacement stands for is known too: after the loss of a
         Filter, word of the failure may come later than the replacement."""
-        if len(self.samples) + len(self.given_up) < self.size:
-            return False
         if len({index % self.size for index in self.samples} | self.given_up) < self.size:
             return False
         return all(self._is_known(i - self.size) for i in (*self.samples, *self.failed) if i >= self.size)

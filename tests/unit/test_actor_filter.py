@@ -361,3 +361,28 @@ def test_a_filter_that_is_only_behind_is_waited_for() -> None:
         driver.hear(GroupJudged(group_id=group_id, keep=True))
         assert driver.hear(TimerFired(key=SWEEP_TIMER)) == [StartTimer(SWEEP_TIMER, 60.0)]
     assert list(driver.machine.judging) == [0]
+
+
+def test_a_sample_that_failed_is_not_taken_when_it_comes_after_all() -> None:
+    driver = filter_of()
+    driver.hear(failed(0, 1))
+    driver.ignores(scored(0, 1))
+
+
+def test_two_samples_of_one_place_do_not_make_up_for_a_place_that_is_empty() -> None:
+    driver = filter_of()
+    assert driver.hear(scored(0, 0), scored(0, 1), scored(0, 1 + SIZE)) == []
+    drive.one_sent(driver.hear(scored(0, 2)), GroupAdmitted, to="buffer")
+
+
+def test_a_replacement_that_comes_while_its_group_is_judged_does_not_have_it_judged_again() -> None:
+    driver = filter_of(has_function=True)
+    judged = driver.hear(scored(0, 0), scored(0, 1), scored(0, 2))
+    assert len(drive.every(judged, JudgeGroup)) == 1
+    assert drive.every(driver.hear(scored(0, 1 + SIZE)), JudgeGroup) == []
+
+
+def test_a_failure_that_is_told_again_is_no_second_failure() -> None:
+    driver = filter_of()
+    driver.hear(failed(0, 1))
+    driver.ignores(failed(0, 1))

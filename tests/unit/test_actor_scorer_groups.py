@@ -354,3 +354,19 @@ def test_a_scorer_that_took_anothers_place_is_shown_what_that_one_had_passed_on(
     ]
     (admitted,) = (c.event for c in out if isinstance(c, Send) and isinstance(c.event, GroupAdmitted))
     assert [sample.reward for sample in admitted.group.samples] == [1.0, 0.5, 0.5], "the first result wins"
+
+
+def test_rewards_of_a_group_that_is_settled_meanwhile_are_ignored() -> None:
+    driver = scorer()
+    command = drive.one(driver.hear(generated(0), generated(1), generated(2)), ScoreGroup)
+    driver.hear(SamplesSettled(settled=SettledState(1, 4, ())))
+    assert driver.hear(scored(command, 0.0, 0.5, 1.0)) == []
+
+
+def test_rewards_of_a_call_leave_out_what_was_written_off_while_it_ran() -> None:
+    driver = scorer()
+    command = drive.one(driver.hear(generated(0), generated(1), generated(2)), ScoreGroup)
+    assert drive.one_sent(driver.hear(generated(1 + SIZE)), ScoringFailed, to="filter").key == SampleKey(3, 1)
+    out = driver.hear(scored(command, 0.0, 0.5, 1.0))
+    assert [each.sample.key.index for each in drive.sent(out, SampleScored)] == [0, 2]
+    assert indices(drive.one(out, ScoreGroup)) == [1 + SIZE]

@@ -14,8 +14,9 @@ import torch.distributed as dist
 import training_plan as plan
 from weight_cases import CPU
 
+from penstock.backends.learners.checkpoints.record import LearnerFacts
 from penstock.backends.learners.megatron.bridge.architecture import read_architecture
-from penstock.backends.learners.megatron.checkpoint.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints
+from penstock.backends.learners.megatron.checkpoint.checkpoint import POLICY, MegatronCheckpoints
 from penstock.backends.learners.megatron.layout.layout import layout_of
 from penstock.backends.learners.megatron.model.build import build_model, close_groups, open_groups
 from penstock.backends.learners.megatron.optimizer.offload import SleepingMemory, optimizer_tensors

@@ -15,15 +15,10 @@ import torch.distributed as dist
 import training_plan as plan
 from weight_cases import CPU, gathered
 
-from penstock.backends.learners.checkpoints.record import CheckpointError
+from penstock.backends.learners.checkpoints.record import CheckpointError, LearnerFacts
 from penstock.backends.learners.megatron.bridge.architecture import read_architecture
 from penstock.backends.learners.megatron.checkpoint import checkpoint_snapshot
-from penstock.backends.learners.megatron.checkpoint.checkpoint import (
-    POLICY,
-    LearnerFacts,
-    MegatronCheckpoints,
-    read_weights,
-)
+from penstock.backends.learners.megatron.checkpoint.checkpoint import POLICY, MegatronCheckpoints, read_weights
 from penstock.backends.learners.megatron.layout.layout import layout_of
 from penstock.backends.learners.megatron.model.build import build_model, close_groups, open_groups
 from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel

@@ -35,6 +35,8 @@ from penstock.backends.learners.checkpoints.record import (
     STATE_FOLDER,
     CheckpointRecord,
     FileRecord,
+    LearnerFacts,
+    MegatronRecord,
     ReferenceRecord,
     file_record,
     files_of,
@@ -61,15 +63,15 @@ class Snapshot(Protocol):
     rank is asked at the same time."""
 
     @property
-    def version(self) -> int: ...
+    def facts(self) -> LearnerFacts: ...
     @property
-    def size_bytes(self) -> int:
-        """Of what this rank has copied."""
+    def megatron(self) -> MegatronRecord | None:
+        """What the Megatron learner says beyond these; None of another."""
         ...
 
     @property
-    def reference_version(self) -> int | None:
-        """Which policy its reference is; None if it has none."""
+    def size_bytes(self) -> int:
+        """Of what this rank has copied."""
         ...
 
     def write(self, folder: Path, channel: CheckpointChannel, reference: str) -> Sequence[Path]:
@@ -84,12 +86,6 @@ class Snapshot(Protocol):
 
     def write_reference(self, folder: Path, channel: CheckpointChannel) -> None:
         """Fill another folder with the reference alone."""
-        ...
-
-    def record(
-        self, *, epoch: int, reference: ReferenceRecord | None, files: Mapping[str, FileRecord]
-    ) -> CheckpointRecord:
-        """What the checkpoint says about itself."""
         ...
 
 
@@ -123,10 +119,9 @@ class CheckpointFolder:
         Raises:
             UserFault: a disk refuses, or the folder is there already. Nothing else has changed.
         """
-        target = self.path_of(snapshot.version)
+        target, version = self.path_of(snapshot.facts.version), snapshot.facts.reference_version
         try:
             self._channel.first(self._make_room)
-            version = snapshot.reference_version
             if version is not None and not self.has_reference(version):
                 self.reference = self._write_reference(snapshot, version)
             with self._written_beside(target) as partial:
@@ -135,7 +130,7 @@ class CheckpointFolder:
             raise UserFault(self._story(target, snapshot.size_bytes, error)) from error
         return target
 
-    def has_reference(self, version: int) -> bool:
+    def has_reference(self, version: int | None) -> bool:
         """Whether the reference that lies on disk is the policy of this version."""
         return self.reference is not None and self.reference.version == version
 
@@ -178,7 +173,19 @@ class CheckpointFolder:
         _check_all_are_here(folder, files)
         copy_tokenizer(self._tokenizer_source, folder)
         files = dict(sorted((files | files_of(folder, but=files)).items()))
-        write_record(folder, snapshot.record(epoch=self._epoch, reference=self.reference, files=files))
+        facts, megatron = snapshot.facts, snapshot.megatron
+        record = CheckpointRecord(
+            version=facts.version,
+            epoch=self._epoch,
+            dtype=facts.dtype,
+            trained_tokens=facts.trained_tokens,
+            canary=facts.canary,
+            reference=None if facts.reference_version is None else self.reference,
+            files=files,
+            backend="torch" if megatron is None else "megatron",
+            megatron=megatron,
+        )
+        write_record(folder, record)
 
     def _write_reference(self, snapshot: Snapshot, version: int) -> ReferenceRecord:
         name = f"reference-{version:07d}" if version else "reference"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -58,6 +58,20 @@ class ReferenceRecord(msgspec.Struct, frozen=True):
     """Version of the policy that the reference is."""
 
 
+class LearnerFacts(NamedTuple):
+    """What a learner says of its state at one version, beside its tensors."""
+
+    version: int
+    dtype: str
+    """Type that the model computes in."""
+    trained_tokens: int
+    """Tokens that the whole run has trained so far."""
+    canary: tuple[int, ...]
+    """Token ids of the text whose log-probs are compared after a publish."""
+    reference_version: int | None = 0
+    """Which policy the reference is; None without one."""
+
+
 class MegatronRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the Megatron learner says of a checkpoint beyond that."""
 
@@ -69,17 +83,14 @@ class MegatronRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint holds beside its tensors."""
+    """What a checkpoint holds beside its tensors; see :class:`LearnerFacts`."""
 
     version: int
     epoch: int
     """The incarnation that wrote it."""
     dtype: str
-    """Type that the model computes in."""
     trained_tokens: int
-    """Tokens that the whole run has trained so far."""
     canary: tuple[int, ...]
-    """Token ids of the text whose log-probs are compared after a publish."""
     reference: ReferenceRecord | None
     files: dict[str, FileRecord]
     """Path in the checkpoint → file."""

@@ -57,6 +57,6 @@ class CheckpointWriter:
             # The thread's only way to tell; and the learner must not go on as if it had been saved.
             self._fail(error)
             return
-        self.saved = CheckpointWritten(version=snapshot.version, path=str(path))
+        self.saved = CheckpointWritten(version=snapshot.facts.version, path=str(path))
         _log.info("%s: %d bytes written in %.2f s", path, snapshot.size_bytes, time.perf_counter() - began_s)
         self._done(self.saved)

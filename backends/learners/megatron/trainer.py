@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.backends.learners.batch.packing import divide_over_ranks
-from penstock.backends.learners.batch.updates import whole_batch
 from penstock.backends.learners.learning_rate import policy_learning_rate
 from penstock.backends.learners.megatron.critic import OwnCritic, SharedCritic
 from penstock.backends.learners.megatron.layout.source_ranks import SourceRanks
@@ -34,14 +33,12 @@ from penstock.backends.learners.megatron.schedule.router_replay import replay_fr
 from penstock.backends.learners.megatron.schedule.schedule import MicroBatchRunner
 from penstock.backends.learners.megatron.speed import speed_of
 from penstock.backends.learners.objectives.asked import asks_policy, couples_tokens
-from penstock.backends.learners.objectives.objective import finished
 from penstock.backends.learners.objectives.open import open_objective
-from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.objectives.validity import needs_reference
-from penstock.backends.learners.training.batch_trainer import Added, BatchTrainer, UpdateWork
+from penstock.backends.learners.training.batch_trainer import Added, BatchTrainer
 from penstock.backends.learners.training.coupling import logprob_gradients, places_in
-from penstock.backends.learners.training.mismatched import mismatched, reference_point
-from penstock.backends.learners.training.roles import OutOfMemoryElsewhereError, OutOfMemoryError, side_by_side
+from penstock.backends.learners.training.mismatched import reference_point
+from penstock.backends.learners.training.roles import side_by_side
 from penstock.backends.learners.training.step import BatchTokens, Predictions, Scores, StepTokens
 
 if TYPE_CHECKING:
@@ -59,7 +56,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.schedule.micro_batches import MicroBatches
     from penstock.backends.learners.megatron.schedule.vocabulary import VocabularyScores
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.training.batch_trainer import StepResult
+    from penstock.backends.learners.training.batch_trainer import StepResult, UpdateWork
     from penstock.backends.learners.training.loss_scale import LossScale
     from penstock.backends.learners.training.roles import Roles
     from penstock.backends.learners.worker_group.workers import WorkerGroup
@@ -133,7 +130,7 @@ class MegatronTrainer(BatchTrainer):
         self._size_micro_batches(folder)
 
     def _size_micro_batches(self, folder: Path | None) -> None:
-        self._folder, self._can_be_finer = folder, False
+        self._folder = folder
         self._size = known_size(self._options, folder, is_speaker=self._roles.own.is_first)
         if not can_try_anew(self._model.layout, self._options.megatron):
             return
@@ -142,11 +139,6 @@ class MegatronTrainer(BatchTrainer):
         for runner in (policy, self._reference, own):
             if runner is not None:
                 runner.agree = self._roles.own.agree
-
-    @property
-    def max_tokens_per_micro_batch(self) -> int:
-        """As it was found to fit."""
-        return self._size.max_tokens
 
     def train(
         self, groups: Sequence[Group], *, version: int, min_token_version: int, mask_old_tokens: bool = False
@@ -163,40 +155,24 @@ class MegatronTrainer(BatchTrainer):
         """See :class:`.BatchTrainer`."""
         check_length(sequence, what, self._model.architecture)
 
-    def add(self, work: UpdateWork, /) -> Added:
-        """See :class:`.BatchTrainer`. With smaller micro-batches if memory does not suffice, and then the opening anew
-        as well, as it has to be of the same ones."""
-        pairs = mismatched(work.update) if loss_of(self._options.objective).needs_reference_point else None
-        run = [work.update, *(() if work.known else work.first_pass), *([] if pairs is None else [pairs])]
-        while True:
-            self._can_be_finer = not all(self._division(update).is_finest for update in run)
-            is_short = True
-            try:
-                added = self._added(work)
-            except OutOfMemoryElsewhereError:
-                is_short = False
-            except OutOfMemoryError:
-                pass
-            else:
-                self._size.worked(step=work.version + 1)
-                return added
-            if self._trainable is not None:
-                self._trainable.forget_gradients()
-            if isinstance(self._critic, SharedCritic):
-                self._critic.forget_gradients()
-            if is_short:
-                self._size.halve(can_be_finer=self._can_be_finer)
-
-    def _added(self, work: UpdateWork) -> Added:
+    def _added(self, work: UpdateWork, pairs: Update | None, /) -> Added:
+        """See :class:`.BatchTrainer`."""
         known = self._open(work.batch, work.first_pass, version=work.version) if work.known is None else work.known
-        totals = self._roles.together(lambda: self._gradients(work, known))
+        totals = self._roles.together(lambda: self._gradients(work, known, pairs))
         return Added(known, self._roles.all_figures(totals))
 
-    def _gradients(self, work: UpdateWork, known: BatchTokens) -> dict[str, float]:
+    def forget_gradients(self) -> None:
+        """See :class:`.BatchTrainer`."""
+        if self._trainable is not None:
+            self._trainable.forget_gradients()
+        if isinstance(self._critic, SharedCritic):
+            self._critic.forget_gradients()
+
+    def _gradients(self, work: UpdateWork, known: BatchTokens, pairs: Update | None) -> dict[str, float]:
         """Add those of what this rank holds; sums over the tokens of all ranks that hold it."""
         parts, num_parts = self._parts(work.update)
         batches = self._laid_out(parts, work.update.sequences[0])
-        point = self._reference_point(work.update)
+        point = None if pairs is None else self._reference_point(pairs)
         own = StepTokens(known, work.update, parts, is_only_step=work.is_only, reference_point=point)
         if self._trainable is None or not work.trains_policy:
             # With ``critic_only_steps`` the ranks of the policy alone have nothing to do.
@@ -225,17 +201,6 @@ class MegatronTrainer(BatchTrainer):
                 norms["train/mtp_grad_norm"] = further
         figures = self._roles.all_figures(norms)
         return self.scale.followed(figures, name=name) if self.scale.is_dynamic else figures
-
-    def accumulate(self, batch: TrainBatch, *, version: int) -> dict[str, float]:
-        """Find the gradient of the whole batch, as one step; returns the figures under ``train/``.
-
-        Args:
-            batch: with at least one trained token.
-            version: of the policy as it is now.
-        """
-        update = whole_batch(batch)
-        found = self.add(UpdateWork(batch, [update], update, None, version, is_only=True, trains_policy=True))
-        return {**found.known.figures(), **finished(found.totals)}
 
     def _add_apart(self, own: StepTokens, batches: MicroBatches) -> dict[str, float]:
         """For a loss that is a sum over tokens (or one micro-batch)."""
@@ -349,11 +314,8 @@ class MegatronTrainer(BatchTrainer):
             hidden=None,
         )
 
-    def _reference_point(self, update: Update) -> Tensor | None:
+    def _reference_point(self, pairs: Update) -> Tensor:
         """See :mod:`.mismatched`; the same on every rank."""
-        pairs = mismatched(update) if loss_of(self._options.objective).needs_reference_point else None
-        if pairs is None:
-            return None
         parts, _ = self._parts(pairs)
         batches = self._laid_out(parts, pairs.sequences[0])
         scores = self._all_scores(batches, places_in(pairs, parts), pairs.num_tokens, with_reference=True)
@@ -371,7 +333,7 @@ class MegatronTrainer(BatchTrainer):
         division = self._division(update)
         return division.ranks[self._sources.replica], len(division.in_order)
 
-    def _division(self, update: Update) -> Division:
+    def _division(self, update: Update, /) -> Division:
         model = self._model
         return divide_over_ranks(
             update.sequences,

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.learners.checkpoints.channel import CheckpointChannel
-from penstock.backends.learners.megatron.checkpoint.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints
+from penstock.backends.learners.checkpoints.record import LearnerFacts
+from penstock.backends.learners.megatron.checkpoint.checkpoint import POLICY, MegatronCheckpoints
 from penstock.backends.learners.megatron.critic import CRITIC, OwnCritic, SharedCritic
 from penstock.backends.learners.megatron.opened import LearnerOpener, OpenedLearner
 from penstock.backends.learners.megatron.optimizer.offload import SleepingMemory

@@ -86,15 +86,7 @@ class Accumulation:
         """Of the micro-batches."""
 
     def add(self, work: UpdateWork, pairs: Update | None) -> Added:
-        """Open the batch, if that has not been done, and add the gradients of an update.
-
-        Args:
-            work: the update.
-            pairs: what the reference point of KTO is found from; None where there is none.
-
-        Raises:
-            OutOfMemoryError: a micro-batch was too large; some gradients have been added.
-        """
+        """See :meth:`.BatchTrainer._added`."""
         known = work.known or self._opened(work)
         if self._roles.are_apart:
             totals, equal = self._roles.together(lambda: self._gradients(work, known, pairs))
@@ -110,7 +102,7 @@ class Accumulation:
         figures: Sequence[Mapping[str, Tensor]] = ()
         equal: dict[str, float] = {}
         update = work.update
-        division = self._division(update)
+        division = self.division(update)
         parts = division.ranks[self._workers.rank]
         batches, spare = laid_out(parts, update.sequences[0]), padding_micro_batch(update.sequences[0])
         point = None if pairs is None else self._reference_point(pairs, spare)
@@ -140,11 +132,8 @@ class Accumulation:
             return {}
         return {LARGEST_DIFFERENCE: require_equal(work.batch, logprobs.detach().cpu().numpy(), step=work.version + 1)}
 
-    def can_be_finer(self, updates: Sequence[Update]) -> bool:
-        """Whether some micro-batch of these has several sequences."""
-        return not all(self._division(update).is_finest for update in updates)
-
-    def _division(self, update: Update) -> Division:
+    def division(self, update: Update) -> Division:
+        """Its micro-batches, at the size that they have now."""
         return self._policy.divided(
             update.sequences, num_ranks=self._workers.num_ranks, max_tokens=self.size.max_tokens
         )
@@ -184,7 +173,7 @@ class Accumulation:
             return said
 
         spare = work.batch.sequences[0]
-        parts = [part for update in work.first_pass for part in self._division(update).ranks[self._workers.rank]]
+        parts = [part for update in work.first_pass for part in self.division(update).ranks[self._workers.rank]]
         batches = laid_out(parts, spare)
         found = self._rounds.run("opening", batches, padding_micro_batch(spare), ask)
         places = torch.cat([batch.places for batch in batches]).to(self._policy.device)
@@ -249,7 +238,7 @@ class Accumulation:
 
     def _reference_point(self, pairs: Update, spare: MicroBatch) -> Tensor:
         """See :mod:`.mismatched`; the same on every rank."""
-        parts = self._division(pairs).ranks[self._workers.rank]
+        parts = self.division(pairs).ranks[self._workers.rank]
         batches, places = laid_out(parts, pairs.sequences[0]), places_in(pairs, parts).to(self._policy.device)
         scores = self._all_scores(batches, spare, places, pairs.num_tokens, with_reference=True)
         return reference_point(pairs, scores)

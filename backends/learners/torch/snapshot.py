@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from penstock.backends.learners.checkpoints.record import STATE_FOLDER, CheckpointRecord
+from penstock.backends.learners.checkpoints.record import STATE_FOLDER, LearnerFacts
 from penstock.backends.learners.checkpoints.shards import Shard, copied_shard, is_divided, shard_of
 from penstock.backends.learners.checkpoints.state import files_of_rank, save_state
 from penstock.backends.learners.torch.checkpoint_model import write_adapters, write_model
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from penstock.backends.device_memory import ParkedMemory
     from penstock.backends.learners.checkpoints.channel import CheckpointChannel
-    from penstock.backends.learners.checkpoints.record import FileRecord, ReferenceRecord
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.trainer import PolicyTrainer
     from penstock.backends.learners.worker_group.workers import WorkerGroup
@@ -47,22 +46,18 @@ class LearnerSnapshot:
     """What one rank writes a checkpoint from; a folder that transformers loads, with the trainer's state in it. See
     :class:`.Snapshot`."""
 
-    version: int
+    facts: LearnerFacts
     model: PackedModel
     """For its class, config and names only; its weights train on."""
     weights: Mapping[str, Shard]
     """By their names in memory, each tensor under one name; none where the critic lies alone."""
     trainer: Mapping[str, Shard]
     """Optimizer, critic and random state."""
-    dtype: str
-    trained_tokens: int
-    canary: tuple[int, ...]
     reference: PackedModel | None
     """The reference model, for its class, config and names only; None without one, and where other ranks have it."""
-    reference_version: int | None
-    """Which policy the reference is; None without one."""
     reference_weights: Mapping[str, Shard]
     """Empty where the reference lies on disk already."""
+    megatron: None = None
 
     @property
     def size_bytes(self) -> int:
@@ -81,20 +76,6 @@ class LearnerSnapshot:
         """See :class:`.Snapshot`."""
         reference = self.reference or self.model  # of which a rank without has no weights to write
         channel.each(lambda: write_model(folder, reference, self.reference_weights, channel))
-
-    def record(
-        self, *, epoch: int, reference: ReferenceRecord | None, files: Mapping[str, FileRecord]
-    ) -> CheckpointRecord:
-        """See :class:`.Snapshot`."""
-        return CheckpointRecord(
-            version=self.version,
-            epoch=epoch,
-            dtype=self.dtype,
-            trained_tokens=self.trained_tokens,
-            canary=self.canary,
-            reference=reference,
-            files=dict(files),
-        )
 
 
 def take_snapshot(
@@ -127,16 +108,12 @@ def take_snapshot(
     """
     weights = _kept(model, parked) if trainer.roles.has_policy else ()
     return LearnerSnapshot(
-        version=version,
+        facts=LearnerFacts(version, dtype, trained_tokens, canary, reference_version),
         model=model,
         weights={name: copied_shard(tensor, parked, model.dtype) for name, tensor in weights},
         trainer={name: copied_shard(tensor, parked) for name, tensor in trainer.state().items()}
         | random_state(trainer.roles.everyone),
-        dtype=dtype,
-        trained_tokens=trained_tokens,
-        canary=canary,
         reference=reference,
-        reference_version=reference_version,
         reference_weights=_fixed_shards(reference, parked) if reference is not None and keeps_reference else {},
     )
 

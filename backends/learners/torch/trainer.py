@@ -8,17 +8,13 @@ Invariants:
 * Policy and critic lie on every rank, or on different ones (:mod:`.roles`); either way the figures are on all of them.
 * What overflows float16 is not applied, counted, and halves the loss scale
   (:mod:`~penstock.backends.learners.training.loss_scale`).
-* Micro-batches that memory does not suffice for are tried anew at half the size, and so are all after them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.backends.learners.batch.updates import whole_batch
 from penstock.backends.learners.learning_rate import policy_learning_rate
-from penstock.backends.learners.objectives.objective import finished
-from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.torch.accumulation import Accumulation
 from penstock.backends.learners.torch.critic import Critic
 from penstock.backends.learners.torch.model import ADAPTER_PREFIX, CheckpointError
@@ -27,10 +23,8 @@ from penstock.backends.learners.torch.parallel import copies_group, hollow, tens
 from penstock.backends.learners.torch.roles import roles_of
 from penstock.backends.learners.torch.sight import FirstLook
 from penstock.backends.learners.torch.speed import DTYPE_NAMES, speed_of
-from penstock.backends.learners.training.batch_trainer import BatchTrainer, UpdateWork
+from penstock.backends.learners.training.batch_trainer import BatchTrainer
 from penstock.backends.learners.training.loss_scale import LossScale
-from penstock.backends.learners.training.mismatched import mismatched
-from penstock.backends.learners.training.roles import OutOfMemoryElsewhereError, OutOfMemoryError
 from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
@@ -39,10 +33,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from penstock.backends.learners.batch.packing import Division
     from penstock.backends.learners.batch.sequences import TrainBatch, TrainSequence
+    from penstock.backends.learners.batch.updates import Update
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.torch.model import PackedModel
-    from penstock.backends.learners.training.batch_trainer import Added
+    from penstock.backends.learners.training.batch_trainer import Added, UpdateWork
     from penstock.backends.learners.training.roles import Roles
     from penstock.backends.learners.worker_group.workers import WorkerGroup
 
@@ -110,15 +106,11 @@ class PolicyTrainer(BatchTrainer):
             roles=roles,
             recorder=self._recorder,
         )
+        self._size = self._accumulation.size
 
     def check_length(self, sequence: TrainSequence, what: str, /) -> None:
         """See :class:`.BatchTrainer`."""
         self.model.check_length(sequence, what)
-
-    @property
-    def max_tokens_per_micro_batch(self) -> int:
-        """As it was found to fit."""
-        return self._accumulation.size.max_tokens
 
     def state(self) -> dict[str, Tensor]:
         """What the next step depends on beside the model and the version; see :meth:`.MasterAdamW.state`,
@@ -147,52 +139,29 @@ class PolicyTrainer(BatchTrainer):
         self._scale.restore(tensors)
 
     def accumulate(self, batch: TrainBatch, *, version: int) -> dict[str, float]:
-        """Add the gradient of the whole batch, as one step, to the gradients of policy and critic, on every rank that
-        of all ranks; returns the figures under ``train/``.
-
-        Args:
-            batch: with at least one trained token.
-            version: of the policy as it is now.
-        """
-        update = whole_batch(batch)
-        found = self.add(UpdateWork(batch, [update], update, None, version, is_only=True, trains_policy=True))
+        """See :class:`.BatchTrainer`; on every rank the gradients are those of all ranks."""
+        figures = super().accumulate(batch, version=version)
         for optimizer in self._optimizers:
             optimizer.sum_gradients()
-        return {**found.known.figures(), **finished(found.totals)}
+        return figures
 
     def trained_weights(self) -> list[Tensor]:
         """Of the policy, as the optimizer changes them, with their gradients."""
         return [] if self._optimizer is None else self._optimizer.weights()
 
     def forget_gradients(self) -> None:
-        """Those of policy and critic."""
+        """See :class:`.BatchTrainer`."""
         for optimizer in self._optimizers:
             optimizer.forget_gradients()
 
-    def add(self, work: UpdateWork, /) -> Added:
-        """See :class:`.BatchTrainer`. With smaller micro-batches if memory does not suffice, and then the opening anew
-        as well, as it has to be of the same ones."""
+    def _added(self, work: UpdateWork, pairs: Update | None, /) -> Added:
+        """See :class:`.BatchTrainer`."""
         if self._look is not None and work.known is None:
             self._look.at(work.batch, version=work.version)
-        pairs = mismatched(work.update) if loss_of(self._options.objective).needs_reference_point else None
-        while True:
-            try:
-                added = self._accumulation.add(work, pairs)
-            except OutOfMemoryElsewhereError:
-                can_be_finer = None
-            except OutOfMemoryError:
-                run = [work.update, *(() if work.known else work.first_pass)]
-                if pairs is not None:
-                    run.append(pairs)
-                can_be_finer = self._accumulation.can_be_finer(run)
-            else:
-                self._accumulation.size.worked(step=work.version + 1)
-                return added
-            self.forget_gradients()
-            if self._recorder is not None:
-                self._recorder.forget()
-            if can_be_finer is not None:
-                self._accumulation.size.halve(can_be_finer=can_be_finer)
+        return self._accumulation.add(work, pairs)
+
+    def _division(self, update: Update, /) -> Division:
+        return self._accumulation.division(update)
 
     def change(self, totals: Mapping[str, float], *, step: int, name: str) -> dict[str, float]:
         """See :class:`.BatchTrainer`."""

@@ -7,6 +7,8 @@ Invariants:
 * Every rank is given every batch, whole, and all end with the same figures.
 * Which samples come together in which step is a function of seed, version and pass.
 * A batch without any trained token changes nothing, not even the optimizer's momentum.
+* Micro-batches that memory does not suffice for are tried anew at half the size, and so are all after them. With them
+  the opening of the batch is, as it has to be of the same ones.
 * One optimizer step has the figures that it has. Those of several are means, weighted as the loss weighs: by tokens, or
   by samples where the loss is a mean over samples. What compares the engine with the learner is that of the first
   step: later ones have moved away from the weights that the engine had.
@@ -23,15 +25,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from torch.profiler import record_function
 
 from penstock.backends.learners.batch.sequences import read_groups
-from penstock.backends.learners.batch.updates import divide_batch
+from penstock.backends.learners.batch.updates import divide_batch, whole_batch
 from penstock.backends.learners.hooks.agreement import check_agreement
 from penstock.backends.learners.hooks.batches import BatchHooks
 from penstock.backends.learners.learning_rate import critic_learning_rate, policy_learning_rate
 from penstock.backends.learners.objectives.mismatch import COMPARISON_SUMS
 from penstock.backends.learners.objectives.objective import finished
+from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.objectives.validity import compares_rewards
 from penstock.backends.learners.training.alarms import LOSS_SCALE, OVERFLOWS, Alarms
 from penstock.backends.learners.training.metrics import as_metrics, batch_metrics
+from penstock.backends.learners.training.mismatched import mismatched
+from penstock.backends.learners.training.roles import OutOfMemoryElsewhereError, OutOfMemoryError
 from penstock.backends.learners.training.token_records import TokenRecorder
 from penstock.backends.profiling import ThreadProfiler
 
@@ -39,10 +44,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from penstock.backends.learners.batch.packing import Division
     from penstock.backends.learners.batch.sequences import TrainBatch, TrainSequence
     from penstock.backends.learners.batch.updates import Update
     from penstock.backends.learners.objective_names import Reduction
     from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.torch.rounds import MicroBatchSize
     from penstock.backends.learners.training.flops import Speed
     from penstock.backends.learners.training.step import BatchTokens
     from penstock.backends.learners.worker_group.workers import WorkerGroup
@@ -105,6 +112,9 @@ class TrainedUpdate(NamedTuple):
 class BatchTrainer(ABC):
     """Owns models and optimizers, reads batches, divides them into updates, and collects the figures."""
 
+    _size: MicroBatchSize
+    """Of the micro-batches; found by the subclass."""
+
     def __init__(
         self,
         options: LearnerOptions,
@@ -136,6 +146,8 @@ class BatchTrainer(ABC):
         self._num_steps = num_steps
         self._seed = seed
         self._speed = speed
+        self._running: Sequence[Update] = ()
+        """Whose micro-batches are run, or were run last."""
         self._alarms = Alarms(options, dtype, quantizes=quantizes)
         self._workers = workers
         self._hooks = BatchHooks(options, workers)
@@ -154,8 +166,24 @@ class BatchTrainer(ABC):
         """
 
     @abstractmethod
-    def add(self, work: UpdateWork, /) -> Added:
-        """Open the batch, if that has not been done, and add the gradients of an update."""
+    def _added(self, work: UpdateWork, pairs: Update | None, /) -> Added:
+        """Open the batch, if that has not been done, and add the gradients of an update.
+
+        Args:
+            work: the update.
+            pairs: what the reference point of KTO is found from; None where there is none.
+
+        Raises:
+            OutOfMemoryError: a micro-batch was too large; some gradients have been added.
+        """
+
+    @abstractmethod
+    def _division(self, update: Update, /) -> Division:
+        """Its micro-batches, at the size that they have now."""
+
+    @abstractmethod
+    def forget_gradients(self) -> None:
+        """Those of policy and critic."""
 
     @abstractmethod
     def change(self, totals: Mapping[str, float], *, step: int, name: str) -> dict[str, float]:
@@ -169,6 +197,53 @@ class BatchTrainer(ABC):
         Raises:
             DivergedError: loss or gradient is not finite; that optimizer step has not changed the weights.
         """
+
+    @property
+    def max_tokens_per_micro_batch(self) -> int:
+        """As it was found to fit."""
+        return self._size.max_tokens
+
+    def add(self, work: UpdateWork, /) -> Added:
+        """Open the batch, if that has not been done, and add the gradients of an update.
+
+        Raises:
+            MemoryError: a micro-batch does not fit, and cannot be made smaller.
+        """
+        pairs = mismatched(work.update) if loss_of(self._options.objective).needs_reference_point else None
+        self._running = [work.update, *(() if work.known else work.first_pass), *([] if pairs is None else [pairs])]
+        while True:
+            is_short = True
+            try:
+                added = self._added(work, pairs)
+            except OutOfMemoryElsewhereError:
+                is_short = False
+            except OutOfMemoryError:
+                pass
+            else:
+                self._size.worked(step=work.version + 1)
+                return added
+            # Out of the handler, and with it of every frame and tensor that the error held.
+            self.forget_gradients()
+            if self._recorder is not None:
+                self._recorder.forget()
+            if is_short:
+                self._size.halve(can_be_finer=self._can_be_finer)
+
+    @property
+    def _can_be_finer(self) -> bool:
+        """Whether some micro-batch that is run has several sequences."""
+        return not all(self._division(update).is_finest for update in self._running)
+
+    def accumulate(self, batch: TrainBatch, *, version: int) -> dict[str, float]:
+        """Find the gradient of the whole batch, as one step, and leave the weights alone; the figures under ``train/``.
+
+        Args:
+            batch: with at least one trained token.
+            version: of the policy as it is now.
+        """
+        update = whole_batch(batch)
+        found = self.add(UpdateWork(batch, [update], update, None, version, is_only=True, trains_policy=True))
+        return {**found.known.figures(), **finished(found.totals)}
 
     def train(
         self, groups: Sequence[Group], *, version: int, min_token_version: int, mask_old_tokens: bool = False

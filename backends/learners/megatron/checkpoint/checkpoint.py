@@ -27,12 +27,7 @@ from penstock.backends.learners.checkpoints.record import STATE_FOLDER, Checkpoi
 from penstock.backends.learners.checkpoints.state import load_state
 from penstock.backends.learners.checkpoints.writer import CheckpointWriter
 from penstock.backends.learners.megatron.bridge.families import MTP_BLOCK
-from penstock.backends.learners.megatron.checkpoint.checkpoint_snapshot import (
-    OWN_TENSOR,
-    POLICY,
-    LearnerFacts,
-    take_snapshot,
-)
+from penstock.backends.learners.megatron.checkpoint.checkpoint_snapshot import OWN_TENSOR, POLICY, take_snapshot
 from penstock.backends.learners.megatron.checkpoint.dist_format import DistReader, is_distributed
 from penstock.backends.learners.megatron.checkpoint.sharded import load_model, load_optimizer
 from penstock.backends.learners.megatron.weights.load import load_weights
@@ -47,7 +42,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from penstock.backends.learners.checkpoints.record import CheckpointRecord
+    from penstock.backends.learners.checkpoints.record import CheckpointRecord, LearnerFacts
     from penstock.backends.learners.megatron.model.build import ParallelModel
     from penstock.backends.learners.megatron.optimizer.offload import SleepingMemory
     from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
@@ -56,7 +51,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.protocol import Fail
 
-__all__ = ["POLICY", "LearnerFacts", "MegatronCheckpoints", "StoredCheckpoint", "read_weights"]
+__all__ = ["POLICY", "MegatronCheckpoints", "StoredCheckpoint", "read_weights"]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -191,16 +186,16 @@ class MegatronCheckpoints:
         """
         self._writer.wait()
         is_elsewhere = not self._roles.has_policy and needs_reference(self._options.objective)
+        has_reference = reference is not None or is_elsewhere
         snapshot = take_snapshot(
             trainables,
-            facts,
+            facts if has_reference else facts._replace(reference_version=None),
             reference=reference,
             keeps_reference=not self._folder.has_reference(facts.reference_version),
             tensors=tensors or {},
             model_folder=self._model_folder,
             roles=self._roles,
             own_channel=self._own_channel,
-            has_reference=reference is not None or is_elsewhere,
             distributed_optimizer=self._options.megatron.distributed_optimizer,
             asleep=asleep,
         )

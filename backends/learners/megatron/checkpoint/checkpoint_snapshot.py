@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from penstock.backends.checkpoint.config_file import write_config
-from penstock.backends.learners.checkpoints.record import STATE_FOLDER, CheckpointRecord, MegatronRecord
+from penstock.backends.learners.checkpoints.record import STATE_FOLDER, MegatronRecord
 from penstock.backends.learners.checkpoints.shards import shard_of
 from penstock.backends.learners.checkpoints.state import files_of_rank as state_files_of_rank
 from penstock.backends.learners.checkpoints.state import save_state
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from penstock.backends.learners.checkpoints.channel import CheckpointChannel
-    from penstock.backends.learners.checkpoints.record import FileRecord, ReferenceRecord
+    from penstock.backends.learners.checkpoints.record import LearnerFacts
     from penstock.backends.learners.checkpoints.shards import Shard
     from penstock.backends.learners.megatron.model.build import ParallelModel
     from penstock.backends.learners.megatron.optimizer.offload import SleepingMemory
@@ -58,18 +58,6 @@ if TYPE_CHECKING:
 POLICY: Final = "policy"
 OWN_TENSOR: Final = "own/"
 """Before the names of the caller's own tensors, so that they do not get mixed up with the rest."""
-
-
-class LearnerFacts(NamedTuple):
-    """What a checkpoint says beside its tensors."""
-
-    version: int
-    dtype: str
-    """Type of the model, as the scenario calls it."""
-    trained_tokens: int
-    canary: tuple[int, ...]
-    reference_version: int = 0
-    """Which policy the reference is."""
 
 
 class CopiedModel(NamedTuple):
@@ -89,28 +77,15 @@ class MegatronSnapshot:
     facts: LearnerFacts
     models: Mapping[str, CopiedModel]
     """Those that this rank has a part of."""
-    optimizer_steps: Mapping[str, int]
-    """Of all models."""
     rest: Mapping[str, Shard]
     """Random state, and tensors of the caller; empty where the critic lies alone."""
     has_policy: bool
     own_channel: CheckpointChannel
     """To the ranks that hold what this one holds."""
-    has_reference: bool
-    """On this rank or on others."""
     reference: CopiedModel | None
     """None where it lies on disk already, and where other ranks have it."""
     model_folder: Path
-    layout: str
-    distributed_optimizer: bool
-
-    @property
-    def version(self) -> int:
-        return self.facts.version
-
-    @property
-    def reference_version(self) -> int | None:
-        return self.facts.reference_version if self.has_reference else None
+    megatron: MegatronRecord
 
     @property
     def size_bytes(self) -> int:
@@ -144,26 +119,6 @@ class MegatronSnapshot:
             self._write_model(folder / POLICY, self.reference)
             self.own_channel.first(lambda: write_config(self.model_folder, folder, self.facts.dtype))
 
-    def record(
-        self, *, epoch: int, reference: ReferenceRecord | None, files: Mapping[str, FileRecord]
-    ) -> CheckpointRecord:
-        """See :class:`.Snapshot`."""
-        return CheckpointRecord(
-            version=self.version,
-            epoch=epoch,
-            dtype=self.facts.dtype,
-            trained_tokens=self.facts.trained_tokens,
-            canary=self.facts.canary,
-            reference=reference if self.has_reference else None,
-            files=dict(files),
-            backend="megatron",
-            megatron=MegatronRecord(
-                layout=self.layout,
-                distributed_optimizer=self.distributed_optimizer,
-                optimizer_steps=dict(self.optimizer_steps),
-            ),
-        )
-
     def _write_model(self, folder: Path, model: CopiedModel) -> list[Path]:
         channel = self.own_channel
         channel.first(folder.mkdir)
@@ -181,7 +136,6 @@ def take_snapshot(
     model_folder: Path,
     roles: Roles,
     own_channel: CheckpointChannel,
-    has_reference: bool,
     distributed_optimizer: bool,
     asleep: SleepingMemory | None = None,
 ) -> MegatronSnapshot:
@@ -196,7 +150,6 @@ def take_snapshot(
         model_folder: whose config the checkpoint gets.
         roles: which ranks hold what.
         own_channel: to those that hold what this one holds.
-        has_reference: whether there is one, here or on other ranks.
         distributed_optimizer: whether its state is divided over data-parallel ranks.
         asleep: what has their memory while the learner sleeps.
     """
@@ -209,15 +162,16 @@ def take_snapshot(
     return MegatronSnapshot(
         facts=facts,
         models=models,
-        optimizer_steps={name: int(count) for name, count in steps.items()},
         rest=_random_state(roles) | own,
         has_policy=roles.has_policy,
         own_channel=own_channel,
-        has_reference=has_reference,
         reference=None if reference is None or not keeps_reference else copied_model(reference, asleep),
         model_folder=model_folder,
-        layout=str(next(iter(trainables.values())).model.layout),
-        distributed_optimizer=distributed_optimizer,
+        megatron=MegatronRecord(
+            layout=str(next(iter(trainables.values())).model.layout),
+            distributed_optimizer=distributed_optimizer,
+            optimizer_steps={name: int(count) for name, count in steps.items()},
+        ),
     )
 
 

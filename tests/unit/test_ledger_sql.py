@@ -140,6 +140,12 @@ def test_every_table_and_column_is_listed_with_its_meaning(tmp_path: Path) -> No
         assert all(f"{column.name} " in text for column in table.columns)
 
 
+def test_a_run_that_is_not_there_is_said_so_without_a_query_too(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["ledger", str(tmp_path / "gone")])
+    assert isinstance(result.exception, UserFault)
+    assert str(result.exception).endswith("gone: no such folder")
+
+
 @pytest.mark.usefixtures("store")
 def test_what_is_documented_is_what_the_file_has(tmp_path: Path) -> None:
     database = open_read_only(tmp_path / LEDGER_FILE)

@@ -96,16 +96,9 @@ class PolicyTrainer(BatchTrainer):
         self._look = None if model.eyes is None else FirstLook(model, temperature)
         self._optimizers = [one for one in (self._optimizer, self._critic) if one is not None]
         self._accumulation = Accumulation(
-            model,
-            reference,
-            self._critic,
-            options,
-            temperature=temperature,
-            check_stop=check_stop,
-            scale=scale,
-            roles=roles,
-            recorder=self._recorder,
-        )
+            model, reference, self._critic, options, temperature=temperature, check_stop=check_stop, scale=scale,
+            roles=roles, recorder=self._recorder,
+        )  # fmt: skip
         self._size = self._accumulation.size
 
     def check_length(self, sequence: TrainSequence, what: str, /) -> None:

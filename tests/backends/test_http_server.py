@@ -21,7 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.backends.episodes.http import answer_errors, json_response, key_check
-from penstock.backends.processes.http_server import MAX_DEPTH, Bounds, application, decoded, listen
+from penstock.backends.processes.http_server import Bounds, application, decoded, listen
+from penstock.messages.json_depth import MAX_DEPTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

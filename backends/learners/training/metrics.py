@@ -86,20 +86,14 @@ def pass_at_k(corrects: Sequence[Sequence[bool]]) -> dict[int, float]:
     """Chance that at least one of ``k`` samples drawn from those of a prompt is correct, the mean over the prompts, for
     k of 1, 2, 4, … up to the samples of the smallest group; empty where that has one or none.
 
-    ``1 − Π_{i=n−c+1}^{n} (1 − k / i)`` with c of n samples correct, without bias: Chen et al., arXiv 2107.03374.
+    ``1 − C(n − c, k) / C(n, k)`` with c of n samples correct, without bias: Chen et al., arXiv 2107.03374.
     """
     smallest = min((len(group) for group in corrects), default=0)
     if smallest < 2:
         return {}
     powers = [2**power for power in range(smallest.bit_length())]
-    return {k: statistics.fmean(_pass_at_k(len(group), sum(group), k) for group in corrects) for k in powers}
-
-
-def _pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    wrong = num_samples - num_correct
-    if wrong < k:
-        return 1.0
-    return 1.0 - math.prod(1.0 - k / drawn for drawn in range(wrong + 1, num_samples + 1))
+    counts = [(len(group), len(group) - sum(group)) for group in corrects]
+    return {k: statistics.fmean(1.0 - math.comb(wrong, k) / math.comb(n, k) for n, wrong in counts) for k in powers}
 
 
 def as_metrics(figures: Mapping[str, float]) -> tuple[Metric, ...]:

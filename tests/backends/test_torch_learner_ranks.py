@@ -415,7 +415,7 @@ def train(
     options = learner_options(name, learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5, **keys)
     model = loaded(folder)
     heard = Heard()
-    logging.getLogger("penstock.backends.learners.torch.rounds").addHandler(heard)
+    logging.getLogger("penstock.backends.learners.training.micro_batch_size").addHandler(heard)
     learner = Learner.open(workers, model, options)
     if limit is not None and limit.rank == workers.rank:
         impose(limit, model)
@@ -423,7 +423,7 @@ def train(
     for version in (1, 2, 3):
         result = learner.trainer.train(make_batch(100 + version, longest), version=version, min_token_version=0)
         found.append({m.name: m.value for m in result.metrics if not m.name.startswith("perf/")})
-    logging.getLogger("penstock.backends.learners.torch.rounds").removeHandler(heard)
+    logging.getLogger("penstock.backends.learners.training.micro_batch_size").removeHandler(heard)
     weights = torch.cat([whole(weight).reshape(-1) for weight in learner.weights().values()])
     return Trained(found, weights.double().numpy(), learner.trainer.max_tokens_per_micro_batch, heard.lines)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.durable import publish
-from penstock.backends.learners.torch.rounds import MicroBatchSize
+from penstock.backends.learners.training.micro_batch_size import MicroBatchSize
 from penstock.messages.base import UNREADABLE, Value
 
 if TYPE_CHECKING:

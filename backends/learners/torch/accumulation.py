@@ -24,10 +24,11 @@ from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.torch.collectives import Collectives
 from penstock.backends.learners.torch.parallel import data_workers
-from penstock.backends.learners.torch.rounds import MicroBatchSize, Rounds, laid_out, padding_micro_batch
+from penstock.backends.learners.torch.rounds import ADVICE, Rounds, laid_out, padding_micro_batch
 from penstock.backends.learners.training.batch_trainer import Added
 from penstock.backends.learners.training.coupling import logprob_gradients, places_in
 from penstock.backends.learners.training.exactness import LARGEST_DIFFERENCE, require_equal
+from penstock.backends.learners.training.micro_batch_size import MicroBatchSize
 from penstock.backends.learners.training.mismatched import reference_point
 from penstock.backends.learners.training.step import BatchTokens, Predictions, Scores, StepTokens
 
@@ -82,7 +83,7 @@ class Accumulation:
         roots = [*of_policy, *([] if critic is None else critic.roots)]
         can_recover = options.tensor_parallel == 1
         self._rounds = Rounds(workers, Collectives(roots if can_recover else ()), check_stop, can_recover=can_recover)
-        self.size = MicroBatchSize(options.max_tokens_per_micro_batch, is_speaker=workers.is_first)
+        self.size = MicroBatchSize(options.max_tokens_per_micro_batch, is_speaker=workers.is_first, advice=ADVICE)
         """Of the micro-batches."""
 
     def add(self, work: UpdateWork, pairs: Update | None) -> Added:

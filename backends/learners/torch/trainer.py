@@ -67,11 +67,10 @@ class PolicyTrainer(BatchTrainer):
                 (:func:`.parallelize`). Where that is the critic alone it is what that begins with, and is not kept.
             options: the ``learner:`` block.
             temperature: of the sampling, so that log-probs are of the distribution that was sampled from.
-            num_steps, seed, run_folder, quantizes: as for :class:`.BatchTrainer`.
+            num_steps, seed, workers, run_folder, quantizes: as for :class:`.BatchTrainer`.
             reference: the policy that the KL term pulls to; None where ``kl_coef`` is 0.
             check_stop: called before each micro-batch; raises to end the step.
-            workers: all ranks; each has such a trainer, and they are called alike.
-            roles: which of them hold what; None: as the options say.
+            roles: which of the ranks hold what; None: as the options say.
 
         Raises:
             CheckpointError: the model cannot have such a critic.

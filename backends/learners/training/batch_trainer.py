@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from penstock.backends.learners.batch.updates import Update
     from penstock.backends.learners.objective_names import Reduction
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.torch.rounds import MicroBatchSize
     from penstock.backends.learners.training.flops import Speed
+    from penstock.backends.learners.training.micro_batch_size import MicroBatchSize
     from penstock.backends.learners.training.step import BatchTokens
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.messages.base import Metric

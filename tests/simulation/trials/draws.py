@@ -161,8 +161,11 @@ def _stand_still(trial: Trial, rng: random.Random) -> Trial:
         )
         for _ in range(rng.choice((0, 1, 2, 4)))
     )
+    # With more noise one step in 100,000 takes longer than it may, and again in every Learner that tries it.
+    even = msgspec.structs.replace(trial.learner, jitter_sigma=min(0.3, trial.learner.jitter_sigma))
     return msgspec.structs.replace(
         trial,
+        learner=even,
         hang_rate=rng.choice((0.0, 0.05, 0.2)),
         lease_timeout_s=20.0,
         step_timeout_s=120.0,

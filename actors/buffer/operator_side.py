@@ -5,7 +5,7 @@ Invariants:
 
 * A request is answered by what then holds. It is repeated until it is answered for good, so it is carried out once:
   what holds already is accepted without a further record, and a repeat gets the answer that it got. No Buffer takes
-  back what its predecessor has promised.
+  back what it or its predecessor has promised: a checkpoint that is asked for is written before a stop is over.
 * A policy, a pause and the engines of the run are in the ledger before anything follows from them, and hold for every
   grant after that entry.
 * The supervisor is told which engines are recorded by every Buffer, so a run that is resumed has those that it had.
@@ -204,7 +204,8 @@ class OperatorSide:
             # Its predecessor may have promised this one. It is repeated, and the Learner is about to say where it is.
             self._promise(event.request, books.version)
             return "", ""
-        if self._run.phase is not Phase.RUNNING:
+        is_promised = event.request in self._saves and self._run.phase in (Phase.ENDING, Phase.STOPPING)
+        if self._run.phase is not Phase.RUNNING and not is_promised:
             return f"the run is {self._run.phase}", ""
         if not books.version:
             return "no batch is trained yet, so there is nothing to save", ""

@@ -246,8 +246,11 @@ class SimulatedLearnerOptions(Options, frozen=True, kw_only=True):
     """Of the weights of one version."""
     digest_s: NonNegative = 0.0
     """From then on until engines can be told of them. Meanwhile it trains on; without `engines.placement: colocate`."""
+    snapshot_s: NonNegative = 0.0
+    """To copy the state for a checkpoint, before the next step."""
     checkpoint_s: NonNegative | None = None
-    """To write a checkpoint; null: as `publish_s`."""
+    """From then on until the checkpoint is written; null: as `publish_s`. Meanwhile it trains on, up to the next
+    version that is to be saved."""
     start_s: NonNegative = 0.0
     """From the start of its process until it is ready, of a replacement too."""
     jitter_sigma: Annotated[float, Meta(ge=0, le=10)] = 0.0

@@ -3,6 +3,7 @@
 Invariants:
 
 * One command at a time, in order, as on a real device: a publish waits for the step before it.
+* The state is copied for a checkpoint between two steps. Writing the copy goes on beside what follows, one at a time.
 * The digest of a version and the log-probs of the canary under it are pure functions of the run's seed and the
   version, so an engine that loaded the right weights agrees with the learner exactly, and any other does not.
 """
@@ -16,7 +17,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.draws import normal
-from penstock.backends.simulated.shared_cores import tell_work
+from penstock.backends.simulated.shared_cores import by_the_clock, tell_work
 from penstock.messages.arrays import TOKEN_BYTES, pack_floats, pack_tokens, tokens_view
 from penstock.messages.base import Metric
 from penstock.messages.commands import (
@@ -88,6 +89,8 @@ class SimulatedLearner:
         self._is_digesting = False
         self._held: Callable[[], None] | None = None
         """Takes the next copy when the last one was looked at."""
+        self._writing: int | None = None
+        """Version of the checkpoint that is copied or written."""
         self._is_asleep = False
         self._num_waiting = 0
 
@@ -105,9 +108,7 @@ class SimulatedLearner:
             case PublishWeights():
                 self._publish(command)
             case SaveCheckpoint():
-                written = CheckpointWritten(version=command.version, path=checkpoint_path(command.version))
-                checkpoint_s = self._model.checkpoint_s
-                self._finish_after(self._model.publish_s if checkpoint_s is None else checkpoint_s, written)
+                self._save(command.version)
             case OpenLearner():
                 self._finish_after(self._model.start_s, _opened(command))
             case SleepLearner():
@@ -124,7 +125,7 @@ class SimulatedLearner:
         self._is_asleep = is_asleep
 
     def gauges(self) -> tuple[Metric, ...]:
-        """Commands under way or waiting."""
+        """Commands under way or waiting; a checkpoint counts until its state is copied."""
         return (Metric("learner/commands", self._num_waiting),)
 
     def close(self, timeout_s: float) -> None:
@@ -153,6 +154,25 @@ class SimulatedLearner:
             self._free_s = max(self._free_s, self._digested_s)
             self._call_after(publish_s, partial(self._copied, copied, published))
             self._digested_s = self._free_s + model.digest_s
+
+    def _save(self, version: int) -> None:
+        with self._lock:
+            if self._writing is not None:
+                raise RuntimeError(f"SaveCheckpoint({version}) came while that of version {self._writing} is written")
+            self._writing = version
+        self._call_after(self._model.snapshot_s, partial(self._write, version))
+
+    def _write(self, version: int) -> None:
+        """The disk is what takes time, and no core."""
+        checkpoint_s = self._model.checkpoint_s
+        self._ended()
+        write_s = self._model.publish_s if checkpoint_s is None else checkpoint_s
+        by_the_clock(self._timers).call_later(write_s, partial(self._written, version))
+
+    def _written(self, version: int) -> None:
+        with self._lock:
+            self._writing = None
+        self._emit(CheckpointWritten(version=version, path=checkpoint_path(version)))
 
     def _copied(self, copied: Callable[[], None], published: WeightsPublished) -> None:
         """A copy is taken, and looked at from now on; a process that is slow may look at the last one still."""
@@ -186,12 +206,15 @@ class SimulatedLearner:
 
     def _answering(self, answer: LocalEvent) -> Callable[[], None]:
         def call() -> None:
-            with self._lock:
-                self._num_waiting -= 1
-                self._tell_work(self._num_waiting > 0)
+            self._ended()
             self._emit(answer)
 
         return call
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._num_waiting -= 1
+            self._tell_work(self._num_waiting > 0)
 
     def _manifest(self, command: PublishWeights) -> WeightManifest:
         digest = hashlib.blake2b(f"{self._seed} {command.version}".encode(), digest_size=16).hexdigest()

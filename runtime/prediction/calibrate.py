@@ -31,7 +31,7 @@ from penstock.runtime.prediction.cores_fit import at_own_speed, fit_cores, why_n
 from penstock.runtime.prediction.decode_fit import fit_decode
 from penstock.runtime.prediction.episode_fit import fit_episodes
 from penstock.runtime.prediction.fitting import CERTAIN, MIN_COUNT, Error, error_of, fit_line
-from penstock.runtime.prediction.learner_fit import fit_steps
+from penstock.runtime.prediction.learner_fit import fit_snapshot, fit_steps
 from penstock.runtime.prediction.lengths_fit import correlation_of, drift_of_samples, quantiles_of
 from penstock.runtime.prediction.models import FitResult, Models
 from penstock.runtime.prediction.prompts_fit import fit_reread
@@ -331,9 +331,7 @@ class _Fits:
             self._unknown("learner.publish_s: no export of weights was traced; 0 is modelled")
         else:
             self._keep("export of weights", publish, prefix="learner.")
-        checkpoints = self._work("checkpoint")
-        if not checkpoints:
-            self._unknown("learner.checkpoint_s: no checkpoint was written after the first steps; as publish_s")
+        snapshot_s, checkpoint_s = self._checkpoint()
         return SimulatedLearnerOptions(
             step_s=line.values["step_s"] * even_out,
             token_s=line.values.get("token_s", 0.0) * even_out,
@@ -344,9 +342,22 @@ class _Fits:
             publish_byte_s=0.0 if publish is None else publish.values.get("publish_byte_s", 0.0),
             size_bytes=round(statistics.fmean(work.size for work in publishes)) if publishes else 0,
             digest_s=self._mean("digest", "digest_s", prefix="learner.") if self._work("digest") else 0.0,
-            checkpoint_s=self._mean("checkpoint", "checkpoint_s", prefix="learner.") if checkpoints else None,
+            snapshot_s=snapshot_s,
+            checkpoint_s=checkpoint_s,
             start_s=self._start("learner", "learner.start_s"),
         )
+
+    def _checkpoint(self) -> tuple[float, float | None]:
+        if not (works := self._work("checkpoint")):
+            self._unknown("learner.checkpoint_s: no checkpoint was written after the first steps; as publish_s")
+            return 0.0, None
+        line = self._line(works, {"whole_s": None})
+        snapshot_s = fit_snapshot(self._recordings, line.values["whole_s"])
+        if snapshot_s is None:
+            self._unknown("learner.snapshot_s: no copy of the state was timed; 0 is modelled")
+        found = {"snapshot_s": snapshot_s or 0.0, "checkpoint_s": line.values["whole_s"] - (snapshot_s or 0.0)}
+        self._add("checkpoint", found, len(line.fitted), line.error, "learner.")
+        return found["snapshot_s"], found["checkpoint_s"]
 
     # --- rewards ----------------------------------------------------------------------------------------------------
 

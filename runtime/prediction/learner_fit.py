@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +36,12 @@ class StepsFit(NamedTuple):
     """That sequences were divided over; 1 where runs differ."""
     why_no_packing: str
     """Why micro-batches were not counted; empty: they were."""
+
+
+def fit_snapshot(recordings: Sequence[Recording], whole_s: float) -> float | None:
+    """Seconds of a checkpoint's ``whole_s`` in which its state is copied; None: nobody has timed that."""
+    told = [recording.snapshot_s for recording in recordings if recording.snapshot_s is not None]
+    return min(statistics.fmean(told), whole_s) if told else None
 
 
 def fit_steps(recordings: Sequence[Recording]) -> StepsFit:

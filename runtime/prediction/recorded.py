@@ -24,6 +24,7 @@ from penstock.backends.engines.decode_passes import DISTURBED, bands_in
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
+from penstock.messages.names import LEARNER
 from penstock.messages.samples import is_evaluation
 from penstock.messages.texts import counted
 from penstock.messages.training import Activity
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.engines.decode_passes import DecodeBand
+    from penstock.runtime.observability.actors_file import ActorNow
     from penstock.runtime.observability.traces import SpanRow
     from penstock.runtime.observability.trackers import ActivityRow, StepRow
     from penstock.runtime.prediction.steady import Steady
@@ -179,6 +181,8 @@ class Recording(NamedTuple):
     evaluations too; of each, the last incarnation."""
     disturbed: Sequence[DecodeBand] = ()
     """Likewise those that waited for a core, and that came after one which did."""
+    snapshot_s: float | None = None
+    """That the learner took last to copy its state for a checkpoint; None: it was not told."""
     learner_waits: float | None = None
     """Time of the steps' training ÷ the time in which the thread that trains had a core; None: it was not told, or
     trained on a device of its own."""
@@ -234,8 +238,13 @@ def read_recording(folder: Path) -> Recording:
         cores_used=[CoresUsed(row.at_s, row.cpu_s, row.core_wait_s) for row in steps if row.cpu_s],
         bands=[] if said is None else [band for each in said.actors for band in bands_in(each.metrics)],
         disturbed=[] if said is None else [band for each in said.actors for band in bands_in(each.metrics, DISTURBED)],
+        snapshot_s=None if said is None else _snapshot_s(said.actors),
         learner_waits=_learner_waits(steps[0 if stretch is None else stretch[0] :]) if on_cpu else None,
     )
+
+
+def _snapshot_s(actors: Sequence[ActorNow]) -> float | None:
+    return next((each.metrics.get("learner/snapshot_time_s") for each in actors if each.name == LEARNER), None)
 
 
 def _learner_waits(steps: Sequence[StepRow]) -> float | None:

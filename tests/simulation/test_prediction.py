@@ -315,6 +315,14 @@ def test_what_was_played_is_fitted_and_gives_its_models_back(models: Models) -> 
     assert decode.error < 0.05
 
 
+@pytest.mark.parametrize(("told_s", "fitted"), [(None, (0.0, 0.9)), (0.3, (0.3, 0.6)), (5.0, (0.9, 0.0))])
+def test_of_a_checkpoint_steps_wait_for_the_copy_alone(
+    recording: Recording, told_s: float | None, fitted: tuple[float, float]
+) -> None:
+    learner = calibrate([recording._replace(snapshot_s=told_s)]).learner
+    assert (learner.snapshot_s, learner.checkpoint_s) == pytest.approx(fitted, rel=0.01)
+
+
 @pytest.mark.parametrize("policy", list(AGES))
 def test_fitted_models_predict_policies_that_they_have_not_seen(models: Models, policy: str) -> None:
     real = forecast_of_truth(policy)

@@ -16,9 +16,19 @@ from penstock.backends.simulated.learner import SimulatedLearner
 from penstock.backends.simulated.lengths import quantile
 from penstock.backends.simulated.rewards import JudgingModel, SimulatedScorer
 from penstock.messages.arrays import pack_tokens
-from penstock.messages.commands import FetchWeights, Generate, OpenEngine, OpenLearner, PublishWeights, SaveCheckpoint
+from penstock.messages.commands import (
+    FetchWeights,
+    Generate,
+    OpenEngine,
+    OpenLearner,
+    PublishWeights,
+    SaveCheckpoint,
+    SleepLearner,
+    Train,
+)
 from penstock.messages.commands import Score as ScoreCommand
 from penstock.messages.local import (
+    BatchTrained,
     CheckpointWritten,
     EngineOpened,
     GenerationEnded,
@@ -207,6 +217,21 @@ def test_checkpoints_and_starts_take_their_own_time() -> None:
     engine.execute(OpenEngine())
     line.clock.run(100)
     assert [at_s for at_s, _ in line.of(EngineOpened)] == [12.0]
+
+
+def test_a_step_waits_for_the_copy_of_a_checkpoint_and_not_for_its_writing() -> None:
+    bench = Learner(step_s=2.0, snapshot_s=0.5, checkpoint_s=3.0)
+    bench.learner.execute(SaveCheckpoint(0))
+    bench.learner.execute(Train(version=1, groups=(), min_token_version=0))
+    with pytest.raises(RuntimeError, match=r"SaveCheckpoint\(1\) came while that of version 0 is written"):
+        bench.learner.execute(SaveCheckpoint(1))
+    bench.clock.run(3.4)
+    bench.learner.execute(SleepLearner())  # its memory is not what is written from
+    bench.clock.run(5.0)
+    bench.learner.execute(SaveCheckpoint(1))
+    bench.clock.run(100)
+    assert [at_s for at_s, _ in bench.of(BatchTrained)] == [2.5]
+    assert [(at_s, event.version) for at_s, event in bench.of(CheckpointWritten)] == [(3.5, 0), (8.5, 1)]
 
 
 def judged(model: JudgingModel, num_groups: int) -> list[tuple[float, SampleJudged]]:

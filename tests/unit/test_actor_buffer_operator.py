@@ -144,6 +144,19 @@ def test_a_checkpoint_is_asked_for_once_and_answered_when_it_is_recorded() -> No
     assert bench.buffer.run.phase is Phase.RUNNING, "a run that is saved goes on"
 
 
+def test_a_stop_does_not_take_back_a_checkpoint_that_was_promised() -> None:
+    bench = Bench(eta=0, groups_per_batch=2).started()
+    bench.admit(0)
+    bench.admit(1)
+    bench.train()
+    assert not answer(bench.hear(SAVE)).is_final
+    bench.hear(StopAsked(reason="ctrl-c"))
+    again = answer(bench.hear(SAVE))  # asked again while the stop waits for that very checkpoint
+    assert (again.accepted, again.is_final) == (True, False)
+    assert "stopping" in answer(bench.hear(SaveAsked(request=7))).text
+    assert answer(bench.hear(CheckpointSaved(version=1, path="c1"))).text == "version 1 is saved: c1"
+
+
 def test_the_next_buffer_does_not_take_back_a_checkpoint_that_was_promised() -> None:
     run = Ledgered(Bench(groups_per_batch=1))
     run.bench.started()

@@ -231,7 +231,8 @@ class _Fits:
             token_s=line.values["token_s"] * even_out,
             jitter_sigma=jitter,
             publish_s=publish_s or 0.0,
-            checkpoint_s=run.mean_of("checkpoint_s") or 0.0,
+            snapshot_s=run.mean_of("checkpoint_s") or 0.0,  # its loop waits until it is written
+            checkpoint_s=0.0,
             sleep_s=0.0,
             wake_s=0.0,
         )

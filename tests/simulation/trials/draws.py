@@ -123,6 +123,9 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _await_gpus(trial, random.Random(f"gpus {policy} {seed}"))
     trial = _stand_still(trial, random.Random(f"hangs {policy} {seed}"))
     trial = _stop(trial, random.Random(f"stops {policy} {seed}"))
+    trial = _save_slowly(trial, random.Random(f"saving {policy} {seed}"))
+    trial = _archive(trial, random.Random(f"archives {policy} {seed}"))
+    trial = _misfit(trial, random.Random(f"misfits {policy} {seed}"))
     return _start_slowly(trial, random.Random(f"starts {policy} {seed}"))
 
 
@@ -158,8 +161,11 @@ def _stand_still(trial: Trial, rng: random.Random) -> Trial:
         )
         for _ in range(rng.choice((0, 1, 2, 4)))
     )
+    # With more noise one step in 100,000 takes longer than it may, and again in every Learner that tries it.
+    even = msgspec.structs.replace(trial.learner, jitter_sigma=min(0.3, trial.learner.jitter_sigma))
     return msgspec.structs.replace(
         trial,
+        learner=even,
         hang_rate=rng.choice((0.0, 0.05, 0.2)),
         lease_timeout_s=20.0,
         step_timeout_s=120.0,
@@ -174,6 +180,53 @@ def _stop(trial: Trial, rng: random.Random) -> Trial:
     span_s = trial.num_steps * (trial.learner.step_s + 2.0)
     stops_s = tuple(rng.uniform(0.0, span_s) for _ in range(rng.choice((1, 1, 2))))
     return msgspec.structs.replace(trial, stops_s=stops_s)
+
+
+def _save_slowly(trial: Trial, rng: random.Random) -> Trial:
+    """One of five writes its checkpoints for longer than a step, most of them after each or every second one, so that
+    training has to wait for them; it is often lost or stopped meanwhile."""
+    if rng.random() >= 0.2 or trial.only is not None:
+        return trial
+    learner = msgspec.structs.replace(
+        trial.learner, snapshot_s=rng.choice((0.0, 0.3, 2.0)), checkpoint_s=rng.choice((0.01, 3.0, 12.0, 40.0))
+    )
+    span_s = trial.num_steps * (trial.learner.step_s + 2.0)
+    is_hit = rng.random() < 0.6 and trial.supervision.max_restarts > MAX_HITS
+    faults = tuple(
+        Fault(at_s=rng.uniform(0.0, 1.5 * span_s), kind=FaultKind.KILL, target=rng.choice((LEARNER, LEARNER, BUFFER)))
+        for _ in range(rng.choice((1, 1, 2)) if is_hit else 0)
+    )
+    stops_s = tuple(rng.uniform(0.0, 1.5 * span_s) for _ in range(rng.choice((0, 0, 1, 2))))
+    return msgspec.structs.replace(
+        trial,
+        learner=learner,
+        save_every=rng.choice((1, 1, 2, 3)),
+        faults=(*trial.faults, *faults),
+        stops_s=trial.stops_s or stops_s,
+    )
+
+
+def _archive(trial: Trial, rng: random.Random) -> Trial:
+    """One of six keeps what it trained, which is written within a step or over several."""
+    if rng.random() >= 1 / 6 or trial.only is not None:
+        return trial
+    return msgspec.structs.replace(trial, archive_s=rng.choice((0.0, 0.5, 6.0, 30.0)))
+
+
+def _misfit(trial: Trial, rng: random.Random) -> Trial:
+    """One of ten publishes weights that no engine finds right; of three with teachers one has such as answer for other
+    tokens, or not at all; of four with episodes one has tools that hang."""
+    exports, teachers, tools = rng.random() < 0.1, rng.random() < 1 / 3, rng.random() < 0.25
+    rates = rng.choice((0.1, 0.4)), rng.choice(((0.1, 0.0), (0.0, 0.1), (0.2, 0.1))), rng.choice((0.05, 0.2))
+    if trial.supervision.max_restarts <= MAX_HITS:
+        return trial
+    if exports:
+        trial = msgspec.structs.replace(trial, bad_exports_rate=rates[0])
+    if teachers and trial.num_teachers:
+        trial = msgspec.structs.replace(trial, misfit_rate=rates[1][0], silence_rate=rates[1][1])
+    if tools and trial.save_share is not None:
+        trial = msgspec.structs.replace(trial, hang_rate=rates[2], lease_timeout_s=20.0)
+    return trial
 
 
 def _await_gpus(trial: Trial, rng: random.Random) -> Trial:

@@ -96,7 +96,9 @@ class TrialRun:
     def __init__(self, trial: Trial, *, with_digest: bool = True) -> None:
         self.trial = trial
         self.digest = EventDigest() if with_digest else None
-        casting = trial.casting(lambda: has_recorded_rows(self.host.ledger))
+        self.archived: set[int] = set()
+        """Steps whose samples were."""
+        casting = trial.casting(lambda: has_recorded_rows(self.host.ledger), self.archived.add)
         self.host = VirtualHost(trial.names, casting, trial.host, digest=self.digest)
         self.host.ledger.snapshot_every = SNAPSHOT_EVERY
         self.oracle = Oracle(rules_of(trial), self.host)
@@ -145,6 +147,8 @@ class TrialRun:
         if not ending.completed:
             raise UnfinishedError(f"{ending.story}\n{host.story()}")
         oracle.assert_ended()
+        if trial.archive_s is not None:
+            assert self.archived == set(range(1, oracle.version + 1)), f"archived are only {sorted(self.archived)}"
         if trial.is_quick and oracle.num_needless:
             raise NeedlessError(f"{oracle.num_needless} samples were issued again while somebody had them finished")
         if trial.loses_nothing and oracle.num_regenerated:

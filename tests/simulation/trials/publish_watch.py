@@ -8,6 +8,7 @@ Invariants:
   its copy. A Learner that takes turns with them tells at the end of its turn, and then of the last alone.
 * The backend lets exports go only of versions older than one that engines were told of.
 * A checkpoint that was let go is not loaded again.
+* A version that is due for a checkpoint is not trained away before its state is to be copied.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from penstock.messages.commands import (
     OpenLearner,
     PublishWeights,
     ReleaseWeights,
+    SaveCheckpoint,
     Send,
     SleepLearner,
     Train,
 )
-from penstock.messages.local import WeightsCopied, WeightsPublished
+from penstock.messages.local import BatchTrained, CheckpointWritten, WeightsCopied, WeightsPublished
 from penstock.messages.names import LEARNER, WEIGHT_PUBLISHER
 from penstock.messages.weights import VersionAnnounced, WeightsExported
 from penstock.runtime.hosts.virtual.host import IdleWatcher
@@ -42,6 +44,12 @@ class PublishWatch(IdleWatcher):
     def __init__(self) -> None:
         self.num_beside = 0
         """Batches whose training began while a copy was looked at."""
+        self.num_beside_saves = 0
+        """Likewise while a checkpoint was written."""
+        self._trained: dict[Process, int] = {}
+        """By incarnation of the Learner: the version that it made last."""
+        self._saving: dict[Process, tuple[int, bool]] = {}
+        """The version that was saved last, and whether it is written still."""
         self._publishing: dict[Process, int] = {}
         """By incarnation of the Learner: the version that the backend needs its weights for."""
         self._copied: dict[Process, int] = {}
@@ -62,6 +70,10 @@ class PublishWatch(IdleWatcher):
             elif isinstance(event, WeightsPublished):
                 self._copied.pop(process, None) if process in self._copied else self._publishing.pop(process)
                 self._untold.setdefault(process, []).append(event.manifest.publish)
+            elif isinstance(event, BatchTrained):
+                self._trained[process] = event.version
+            elif isinstance(event, CheckpointWritten):
+                self._saving[process] = event.version, False
             for command in commands:
                 self._asked(process, command)
 
@@ -74,6 +86,11 @@ class PublishWatch(IdleWatcher):
                 kind, version = type(command).__name__, self._publishing.get(process)
                 assert version is None, f"{kind}, and version {version} is not copied yet"
                 self.num_beside += isinstance(command, Train) and process in self._copied
+                if isinstance(command, Train):
+                    self._trains_on(process)
+            case SaveCheckpoint():
+                assert not self._saving.get(process, (0, False))[1], "a checkpoint is asked for beside another"
+                self._saving[process] = command.version, True
             case Send(event=WeightsExported() as exported):
                 publish, untold = exported.manifest.publish, self._untold.get(process, [])
                 machine = process.shell.machine
@@ -94,3 +111,12 @@ class PublishWatch(IdleWatcher):
                 )
             case _:
                 pass
+
+    def _trains_on(self, process: Process) -> None:
+        machine = process.shell.machine
+        assert isinstance(machine, Learner)
+        saved, is_written_still = self._saving.get(process, (0, False))
+        trained = self._trained.get(process, 0)
+        is_due = trained % machine.settings.save_every == 0
+        assert not is_due or saved == trained, f"version {trained} is trained away, and is due for a checkpoint"
+        self.num_beside_saves += is_written_still

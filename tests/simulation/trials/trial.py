@@ -31,10 +31,13 @@ from penstock.backends.engines.teacher_options import TeacherLatencyOptions, Tea
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.evaluation.options import EvaluationDataset, EvaluationOptions
 from penstock.backends.learners.options import LearnerOptions, SimulatedLearnerOptions
+from penstock.backends.ledger.backend import LedgerBackend
 from penstock.backends.rewards.options import RewardAlarmOptions, RewardOptions
 from penstock.backends.simulated.engine import SimulatedEngine
+from penstock.backends.simulated.learner import SimulatedLearner
 from penstock.backends.simulated.opening import open_simulated
 from penstock.backends.simulated.rewards import JudgingModel
+from penstock.backends.simulated.teacher import SimulatedTeacher
 from penstock.messages.ledger import EPOCHS_PER_DRIVE
 from penstock.messages.names import (
     BUFFER,
@@ -71,6 +74,7 @@ from trials.fan_out import Parts, PassingEngine
 from trials.faults import Fault, FaultKind
 from trials.faulty_engine import FaultyEngine, Where
 from trials.late_gpus import GpuTrial
+from trials.misfits import FaultyLearner, FaultyTeacher, SlowArchive
 from trials.requests import Request
 
 if TYPE_CHECKING:
@@ -192,10 +196,18 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     num_teachers: int = 0
     teacher_slots: int = 4
     teacher_latency: TeacherLatencyOptions = TeacherLatencyOptions()
+    misfit_rate: float = 0.0
+    """Share of the teachers' answers that lack a token."""
+    silence_rate: float = 0.0
+    """Share of them that never come."""
     passes_on: bool = False
     """Engines pass weights on to each other."""
     bad_weights_rate: float = 0.0
     """Share of the fetches, and of the swaps, that go wrong."""
+    bad_exports_rate: float = 0.0
+    """Share of the publishes that no engine finds right."""
+    archive_s: float | None = None
+    """How long an archive of trained samples takes; None: none are kept."""
     hang_rate: float = 0.0
     """Share of attempts that stand still at their engine."""
     step_timeout_s: float = 3600.0
@@ -240,7 +252,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_calm(self) -> bool:
         """Whether nothing happens for which an actor would have to be replaced."""
-        return self.loses_nothing and not (self.faults or self.bad_weights_rate or self.hang_rate or self.num_teachers)
+        are_wrong = self.bad_weights_rate or self.bad_exports_rate or self.hang_rate
+        return self.loses_nothing and not (self.faults or are_wrong or self.num_teachers)
 
     @property
     def chooses_rows(self) -> bool:
@@ -294,7 +307,13 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     def scenario(self) -> Scenario:
         """As a user would write it."""
         return Scenario(
-            run=RunOptions(name="trial", seed=self.seed, num_steps=self.num_steps, only=self.only),
+            run=RunOptions(
+                name="trial",
+                seed=self.seed,
+                num_steps=self.num_steps,
+                only=self.only,
+                keep_samples=self.archive_s is not None,
+            ),
             data=DataOptions(
                 path=None if self.own_source else "lines:1000",
                 source="trial.py:Rows" if self.own_source else None,
@@ -422,8 +441,13 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     # --- who plays whom ---------------------------------------------------------------------------------------
 
-    def casting(self, has_recorded_rows: Callable[[], bool] = lambda: False) -> Casting:
-        """Who plays whom in this trial; ``has_recorded_rows``: whether the ledger has any."""
+    def casting(
+        self,
+        has_recorded_rows: Callable[[], bool] = lambda: False,
+        archived: Callable[[int], None] = lambda _: None,
+    ) -> Casting:
+        """Who plays whom in this trial; ``has_recorded_rows``: whether the ledger has any; ``archived`` is told the
+        steps whose samples were archived."""
         first_plan = self.plan
         parts: Parts = set()
 
@@ -436,6 +460,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             if isinstance(machine, Buffer) and self.rank != "policy" and machine.books.policy_recorded is None:
                 machine.books.policy = self._ranked_policy()
             backend = self._backend(name, plan, epoch, timers, store)
+            if self.archive_s is not None and isinstance(backend, LedgerBackend):
+                assert store is not None, "the Buffer has one"
+                backend = SlowArchive(backend, store.reader(), timers, self.archive_s, archived)
             if self.passes_on and isinstance(backend, SimulatedEngine | FaultyEngine | EpisodicEngine):
                 backend = PassingEngine(backend, f"{name} {epoch}", parts, timers)
             return Player(machine=machine, hears=hears(name), inbox=inbox_union(name), backend=backend)
@@ -446,7 +473,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         self, name: str, plan: RunPlan, epoch: int, timers: Timers, store: LedgerStore | None
     ) -> Backend[Any] | None:
         if name in (BUFFER, WEIGHT_PUBLISHER):
-            return open_backend(name, plan, epoch=epoch, store=store)
+            plain = msgspec.structs.replace(plan.scenario.run, keep_samples=False)  # on no disk
+            scenario = msgspec.structs.replace(plan.scenario, run=plain)
+            return open_backend(name, msgspec.structs.replace(plan, scenario=scenario), epoch=epoch, store=store)
         scenario = plan.scenario
         backend = open_simulated(
             role_of(name),
@@ -465,6 +494,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(backend, SimulatedEngine):
             engine = self._faulty(backend, (self.seed, engine_index(name), epoch))
             return engine if self.save_share is None else EpisodicEngine(engine, self.save_share)
+        if isinstance(backend, SimulatedLearner) and self.bad_exports_rate:
+            return FaultyLearner(backend, (self.seed, epoch), self.bad_exports_rate)
+        if isinstance(backend, SimulatedTeacher) and (self.misfit_rate or self.silence_rate):
+            where = self.seed, teacher_index(name), epoch
+            return FaultyTeacher(backend, where, misfit_rate=self.misfit_rate, silence_rate=self.silence_rate)
         return backend
 
     def _engines_of(self, name: str) -> EnginesOptions:

@@ -39,8 +39,9 @@ NUM_MORE: Final = 3 * NUM_STEPS * GROUPS_PER_BATCH
 SLACK: Final = NUM_MORE // 24
 """Entries by which a collection may differ: what was cleared last, or waited for at the last look."""
 WALKED: Final = ("penstock.actors.", "penstock.runtime.shell.", "penstock.runtime.observability.stages")
-BESIDE: Final = ("_host", "_observer", "settings", "_recorder", "_ids", "kept")
-"""Not the actor's, or bounded by a number of its own."""
+BESIDE: Final = ("_host", "_observer", "settings", "_recorder", "_ids", "kept", "_heaps")
+"""Not the actor's, or bounded by a number of its own (the Router's heaps are cleared of what is out of date when that
+is most of them)."""
 EARLY_KILLS: Final = tuple(
     Fault(at_s=4.0 + 5 * index, kind=FaultKind.KILL, target=target, after_effects=index % 3)
     for index, target in enumerate(("engine/0", "scorer", "filter", "prompt_source", "buffer", "learner"))

@@ -33,13 +33,13 @@ from penstock.backends.learners.checkpoints.channel import CheckpointChannel
 from penstock.backends.learners.checkpoints.names import CHECKPOINT
 from penstock.backends.learners.checkpoints.record import (
     STATE_FOLDER,
-    CheckpointRecord,
     FileRecord,
     LearnerFacts,
     MegatronRecord,
     ReferenceRecord,
     file_record,
     files_of,
+    record_of,
     write_record,
 )
 from penstock.backends.learners.worker_group.workers import SOLO
@@ -173,19 +173,10 @@ class CheckpointFolder:
         _check_all_are_here(folder, files)
         copy_tokenizer(self._tokenizer_source, folder)
         files = dict(sorted((files | files_of(folder, but=files)).items()))
-        facts, megatron = snapshot.facts, snapshot.megatron
-        record = CheckpointRecord(
-            version=facts.version,
-            epoch=self._epoch,
-            dtype=facts.dtype,
-            trained_tokens=facts.trained_tokens,
-            canary=facts.canary,
-            reference=None if facts.reference_version is None else self.reference,
-            files=files,
-            backend="torch" if megatron is None else "megatron",
-            megatron=megatron,
+        write_record(
+            folder,
+            record_of(snapshot.facts, snapshot.megatron, epoch=self._epoch, reference=self.reference, files=files),
         )
-        write_record(folder, record)
 
     def _write_reference(self, snapshot: Snapshot, version: int) -> ReferenceRecord:
         name = f"reference-{version:07d}" if version else "reference"

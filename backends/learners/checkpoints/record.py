@@ -100,6 +100,28 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Of a checkpoint that the Megatron learner wrote."""
 
 
+def record_of(
+    facts: LearnerFacts,
+    megatron: MegatronRecord | None,
+    *,
+    epoch: int,
+    reference: ReferenceRecord | None,
+    files: dict[str, FileRecord],
+) -> CheckpointRecord:
+    """Of a checkpoint with these files; ``reference``: the one on disk, if the learner has any."""
+    return CheckpointRecord(
+        version=facts.version,
+        epoch=epoch,
+        dtype=facts.dtype,
+        trained_tokens=facts.trained_tokens,
+        canary=facts.canary,
+        reference=None if facts.reference_version is None else reference,
+        files=files,
+        backend="torch" if megatron is None else "megatron",
+        megatron=megatron,
+    )
+
+
 class _Versioned(msgspec.Struct):
     format_version: int
 

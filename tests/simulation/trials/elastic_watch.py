@@ -70,7 +70,7 @@ class ElasticWatch(IdleWatcher):
         self._num_lost: Counter[Process] = Counter()
         """By incarnation of PromptSource: engines that it has heard were lost, and not before that they leave."""
         self._newcomers: dict[Process, set[str]] = {}
-        """By incarnation of PromptSource: those that came late and serve nothing yet; of WeightPublisher: all who did."""
+        """By incarnation of PromptSource: who came late and serves nothing yet; of WeightPublisher: who came late."""
         self._turns: dict[tuple[Process, str, int], int] = {}
         """By incarnation of PromptSource and of an engine that is lent its devices: the last turn that was heard of."""
         self._leavers: dict[Process, set[str]] = {}

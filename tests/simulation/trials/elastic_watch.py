@@ -70,7 +70,7 @@ class ElasticWatch(IdleWatcher):
         self._num_lost: Counter[Process] = Counter()
         """By incarnation of PromptSource: engines that it has heard were lost, and not before that they leave."""
         self._newcomers: dict[Process, set[str]] = {}
-        """By incarnation of PromptSource and of WeightPublisher: those that came late and do not serve yet."""
+        """By incarnation of PromptSource: who came late and serves nothing yet; of WeightPublisher: who came late."""
         self._turns: dict[tuple[Process, str, int], int] = {}
         """By incarnation of PromptSource and of an engine that is lent its devices: the last turn that was heard of."""
         self._leavers: dict[Process, set[str]] = {}
@@ -151,8 +151,8 @@ class ElasticWatch(IdleWatcher):
 
     def _at_ready(self, process: Process, machine: PromptSource, event: EngineReady) -> None:
         view = machine.table.router.engines.get(event.engine)
-        if view is None or view.epoch != event.engine_epoch:
-            return
+        if view is None or view.epoch != event.engine_epoch or event.engine in self._leavers[process]:
+            return  # of what leaves nobody expects anything, so it does not make those newcomers who come now
         served, newcomers = self._served[process], self._newcomers[process]
         served.discard(event.engine)
         life = process, event.engine, event.engine_epoch
@@ -174,15 +174,16 @@ class ElasticWatch(IdleWatcher):
     def _at_publisher(
         self, process: Process, machine: WeightPublisher, event: Event, commands: list[AnyCommand]
     ) -> None:
-        newcomers = self._newcomers.setdefault(process, set())
+        late = self._newcomers.setdefault(process, set())
         if isinstance(event, EngineJoined) and machine.announced >= 0:
-            newcomers.add(event.name)
+            late.add(event.name)
         elif isinstance(event, EngineLost | EngineLeaving):
-            newcomers.discard(event.name)
+            late.discard(event.name)
         elif isinstance(event, EngineReady) and event.turn:  # lent its devices: it begins again without weights
-            newcomers.add(event.engine)
+            late.add(event.engine)
         engines = machine.engines.by_name
-        newcomers -= {name for name in newcomers if name in engines and engines[name].version >= 0}
+        # One that served and was found wrong serves nothing again.
+        newcomers = {name for name in late if name not in engines or engines[name].version < 0}
         counted = [
             engine.version
             for name, engine in engines.items()

@@ -32,8 +32,8 @@ SLOW = SimulatedLearnerOptions(step_s=0.5, publish_s=0.1, snapshot_s=0.2, checkp
 
 
 def trial(*faults: Fault, **fields: Any) -> Trial:  # noqa: ANN401 - fields of a Trial
-    own = {"learner": SLOW, "save_every": 1, "num_steps": 6, "num_engines": 3, **fields}
-    modes = {"policy": "fully_async", "max_staleness": 4, "update_mode": UpdateMode.IN_FLIGHT}
+    own: dict[str, Any] = {"learner": SLOW, "save_every": 1, "num_steps": 6, "num_engines": 3, **fields}
+    modes: dict[str, Any] = {"policy": "fully_async", "max_staleness": 4, "update_mode": UpdateMode.IN_FLIGHT}
     return Trial(seed=3, faults=faults, **modes, **own)
 
 

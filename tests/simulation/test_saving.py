@@ -118,7 +118,7 @@ def test_a_teacher_that_answers_for_other_tokens_or_not_at_all_spoils_no_sample(
 
 
 def test_an_answer_for_other_tokens_that_is_taken_is_found() -> None:
-    with patch.object(teachers, "_misfit", lambda *_: ""), pytest.raises(ArrayLengthError):
+    with patch.object(teachers, "_misfit", return_value=""), pytest.raises(ArrayLengthError):
         TrialRun(trial(num_teachers=2, misfit_rate=0.2)).run()
 
 

@@ -42,7 +42,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Buffer]:
     path = tmp_path_factory.mktemp("run") / "ledger.sqlite"
     with pytest.MonkeyPatch.context() as patch, closing(SqliteStore(path)) as store:
         patch.setattr(sqlite, "SNAPSHOT_EVERY", 10)
-        run = TrialRun(draw_trial("fully_async", 4), with_digest=False)
+        run = TrialRun(draw_trial("fully_async", 57), with_digest=False)
         run.host.watch(Copyist(store), events=False)
         run.run()
         buffer = run.host.supervisor.processes[BUFFER].shell.machine

@@ -68,7 +68,8 @@ def has_no_markup(tab: Tab) -> None:
 
 
 def rows(tab: Tab) -> list[list[str]]:
-    """Texts of the cells that are in the page."""
+    """Texts of the cells that are in the page, once every row in sight has come."""
+    expect(tab.page.locator(f"{ROW} [role=gridcell]").get_by_text("…", exact=True)).to_have_count(0)
     return [text.split("\n") for text in tab.page.locator(ROW).all_inner_texts()]
 
 

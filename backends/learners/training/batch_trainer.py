@@ -211,6 +211,7 @@ class BatchTrainer(ABC):
         """
         pairs = mismatched(work.update) if loss_of(self._options.objective).needs_reference_point else None
         self._running = [work.update, *(() if work.known else work.first_pass), *([] if pairs is None else [pairs])]
+        is_retried = False
         while True:
             is_short = True
             try:
@@ -220,9 +221,11 @@ class BatchTrainer(ABC):
             except OutOfMemoryError:
                 pass
             else:
-                self._size.worked(step=work.version + 1)
+                if is_retried:
+                    self._size.worked(step=work.version + 1)
                 return added
             # Out of the handler, and with it of every frame and tensor that the error held.
+            is_retried = True
             self.forget_gradients()
             if self._recorder is not None:
                 self._recorder.forget()

@@ -43,7 +43,7 @@ class MicroBatchSize:
         self.max_tokens = max(1, self.max_tokens // 2)
 
     def worked(self, *, step: int) -> None:
-        """A step was computed with it."""
+        """A step was computed with it, after one that lacked memory."""
         if self.max_tokens != self._told and self._is_speaker:
             _log.warning(
                 "step %d: out of memory with micro-batches of %d tokens, so they have %d from now on; the result is "

@@ -373,8 +373,8 @@ def test_a_sample_that_failed_is_not_taken_when_it_comes_after_all() -> None:
 
 def test_two_samples_of_one_place_do_not_make_up_for_a_place_that_is_empty() -> None:
     driver = filter_of()
-    assert driver.hear(scored(0, 0), scored(0, 1), scored(0, 1 + SIZE)) == []
-    drive.one_sent(driver.hear(scored(0, 2)), GroupAdmitted, to="buffer")
+    assert driver.hear(scored(0, 0), scored(0, 1), scored(0, 1 + SIZE, reward=1.0)) == []
+    assert indices(driver.hear(scored(0, 2))) == [0, 2, 1 + SIZE]
 
 
 @pytest.mark.parametrize("late", [scored(0, 1 + SIZE), failed(0, 1 + SIZE)])

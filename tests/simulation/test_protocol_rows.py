@@ -489,7 +489,7 @@ def has_a_place_twice(one: Trial) -> bool:
 
 @pytest.mark.parametrize("takes_all", [False, True], ids=["the Buffer", "the oracle"])
 def test_a_place_that_would_count_twice_is_noticed(*, takes_all: bool) -> None:
-    """Where the Filter has forgotten the rule the Buffer refuses the group; where that takes all, the oracle sees it."""
+    """The Filter has forgotten the rule: the Buffer refuses the group, and the oracle sees it where that takes all."""
     assert_needed(
         several(
             patch.object(Assembly, "_write_off", does_nothing),

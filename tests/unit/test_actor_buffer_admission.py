@@ -205,6 +205,11 @@ def test_a_birth_at_the_granted_version_leaves_the_deadline() -> None:
     assert deadline_of(bench.admit(0, (0, 4), (7, 1))) == 2
 
 
+def test_a_group_without_a_token_keeps_the_deadline_of_its_grant() -> None:
+    bench = Bench(eta=2).started()
+    assert deadline_of(bench.admit(0, (0, 0))) == 2
+
+
 def test_a_changed_policy_does_not_lower_a_deadline_that_was_granted() -> None:
     bench = Bench(eta=4).started()
     bench.hear(PolicyChanged(policy="sync", max_staleness=0, update_mode=UpdateMode.DRAIN))

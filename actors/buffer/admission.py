@@ -1,6 +1,7 @@
 """Groups come in: admitted, or turned away, and what is heard of them before.
 
-Invariant: a group comes in once. What is heard of one that is not awaited changes nothing.
+Invariants: a group comes in once, with one sample for each of its places at most. What is heard of one that is not
+awaited changes nothing.
 """
 
 from __future__ import annotations
@@ -35,12 +36,10 @@ class Admission:
         tracked = self._books.table.get(group.group_id)
         if tracked is None or tracked.status is not Status.GRANTED:
             return
-        oldest = group.oldest_version
-        if oldest is not None and oldest < tracked.min_version:
-            self._run.fail(
-                f"group {group.group_id} has a token of version {oldest}, it was granted for {tracked.min_version}"
-            )
+        if story := self._refusal(group, tracked.min_version):
+            self._run.fail(story)
             return
+        oldest = group.oldest_version
         deadline = tracked.deadline if oldest is None else max(tracked.deadline, oldest + tracked.max_staleness)
         self._keeper.note(recorded(group, deadline, kept_cause))
         self._keeper.outbox.came_in(sample.key for sample in group.samples)
@@ -49,6 +48,16 @@ class Admission:
             self._keeper.send(SUPERVISOR, report)
         if self._books.policy.on_stale is OnStale.MASK:
             self._keeper.expire()  # it may be old throughout; what else expires does so with the version
+
+    def _refusal(self, group: Group, min_version: int) -> str:
+        """Why the run ends rather than take this group; empty: it is as it has to be."""
+        oldest, size = group.oldest_version, self._books.settings.samples_per_group
+        if oldest is not None and oldest < min_version:
+            return f"group {group.group_id} has a token of version {oldest}, it was granted for {min_version}"
+        indices = [sample.key.index for sample in group.samples]
+        if len({index % size for index in indices}) < len(indices):
+            return f"group {group.group_id} has a place twice: samples {indices}, and each group has {size} places"
+        return ""
 
     def rejected(self, event: GroupRejected) -> None:
         tracked = self._books.table.get(event.group_id)

@@ -4,13 +4,14 @@ A group of ``n`` has ``n`` places. Place ``i`` is filled by the sample of index 
 ``i + n``, ``i + 2n``, …, each of which is asked for when the one before it has failed.
 
 Invariants: a place is filled, waited for, or given up; a failed sample stays on the record, and so does one that a
-user's filter dropped: its place is not filled again.
+user's filter dropped: its place is not filled again. A place counts once: a sample whose replacement is known has
+failed.
 """
 
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -27,6 +28,9 @@ from penstock.messages.samples import (
 
 if TYPE_CHECKING:
     from penstock.messages.local import DroppedSample
+
+
+REPLACED: Final = "it had failed before, and its replacement is there"
 
 
 class Assembly(msgspec.Struct):
@@ -46,20 +50,31 @@ class Assembly(msgspec.Struct):
     """A user's filter has judged the samples one by one."""
 
     def add(self, sample: Sample) -> bool:
-        """A scored sample; False when this one is known, or given up."""
+        """A scored sample; False when this one is known."""
         index = sample.key.index
-        if index in self.samples or index in self.failed:
+        if self._is_known(index):
             return False
         self.samples[index] = sample
+        self._write_off(index % self.size)
         return True
 
     def fail(self, end: SampleEnd) -> bool:
         """A sample that will not come; False when that was known."""
         index = end.key.index
-        if index in self.failed or index in self.samples:
+        if self._is_known(index):
             return False
         self.failed[index] = end
+        self._write_off(index % self.size)
         return True
+
+    def _write_off(self, place: int) -> None:
+        """What is replaced has failed, as a Filter knew that is gone, though a Scorer that took another's place may
+        have a reward for it."""
+        newest = max((*self.samples, *self.failed))
+        known = [index for index in range(place, newest + 1, self.size) if self._is_known(index)]
+        for index in known[:-1]:
+            if (sample := self.samples.pop(index, None)) is not None:
+                self.failed[index] = _ended(sample, "scoring_failed", REPLACED, TerminalState.FAILED)
 
     def missing(self) -> tuple[SampleKey, ...]:
         """The replacements that are waited for."""
@@ -104,7 +119,7 @@ class Assembly(msgspec.Struct):
         self.is_sifted = True
         for item in dropped:
             if (sample := self.samples.get(item.index)) is not None:
-                self.dropped[item.index] = _filtered(sample, item.cause, item.reason)
+                self.dropped[item.index] = _ended(sample, item.cause, item.reason)
 
     def group(self, *, counts_dropped: bool = False) -> Group:
         """What is left, as a group. ``counts_dropped``: the rewards of what was dropped belong to its statistics."""
@@ -132,12 +147,12 @@ class Assembly(msgspec.Struct):
         samples = tuple(self.samples[index] for index in sorted(self.samples))
         ended = [self.dropped[index] for index in sorted(self.dropped)]
         if reason:
-            ended += [_filtered(sample, cause, reason) for sample in samples if sample.key.index not in self.dropped]
+            ended += [_ended(sample, cause, reason) for sample in samples if sample.key.index not in self.dropped]
         return Group(group_id=self.group_id, prompt=self.prompt, samples=samples, ended=tuple(ended))
 
     def rejected(self, cause: str, reason: str = "") -> tuple[SampleEnd, ...]:
         """The ends of all samples of a group that is turned away. What never came is cancelled."""
-        ended = [self.dropped.get(index) or _filtered(sample, cause, reason) for index, sample in self.samples.items()]
+        ended = [self.dropped.get(index) or _ended(sample, cause, reason) for index, sample in self.samples.items()]
         known = {index % self.size for index in (*self.samples, *self.failed)}
         never_came = [
             SampleEnd(key=SampleKey(self.group_id, place), state=TerminalState.CANCELLED, cause="group_rejected")
@@ -147,10 +162,10 @@ class Assembly(msgspec.Struct):
         return (*ended, *self.failed.values(), *never_came)
 
 
-def _filtered(sample: Sample, cause: str, reason: str) -> SampleEnd:
+def _ended(sample: Sample, cause: str, reason: str, state: TerminalState = TerminalState.FILTERED) -> SampleEnd:
     return SampleEnd(
         key=sample.key,
-        state=TerminalState.FILTERED,
+        state=state,
         cause=cause,
         num_tokens=sample.num_tokens,
         num_given_tokens=sample.num_given_tokens,

@@ -3,13 +3,16 @@
 Invariants:
 
 * Every group of which something has come in goes out once, admitted or rejected, with every one of its samples.
+* A place of a group goes out with one sample at most, also after the loss of a Filter and of a Scorer, who both knew
+  that a sample had failed and is replaced.
 * No group waits for a sample that will not come: a failed one is replaced, left out, or closes the group.
 * Groups are told apart by their id, never by position.
 * Samples that are imitated are compared with none: equal rewards turn no group of them away.
 * Groups of an evaluation go out as they are: nothing of them is judged, shown, dropped or replaced; one without a
   single sample left goes out too.
 * A complete group is judged in this order: each of its samples by a user's function, the group by length, number and
-  spread, the group by a user's function. What was judged is not judged again.
+  spread, the group by a user's function. What was judged is not judged again, and nothing joins a group that is
+  being judged.
 * Where a function scores whole groups, a Scorer that took another's place is shown the samples of unfinished groups.
 * Whether a group that is turned away is kept after all is for the Buffer to decide; here it has gone out.
 
@@ -158,11 +161,12 @@ class Filter:
     # --- groups -----------------------------------------------------------------------------------------------
 
     def _assembly(self, key: SampleKey, size: int, prompt: Prompt) -> Assembly | None:
-        """The group of a sample; None when it has gone out."""
-        assembly = self.assemblies.get(key.group_id)
-        if assembly is None and key.group_id not in self._gone:
-            assembly = self.assemblies[key.group_id] = Assembly(key.group_id, size, prompt)
-        return assembly
+        """The group of a sample; None when it is complete: being judged, or gone out."""
+        if key.group_id in self.judging or key.group_id in self._gone:
+            return None
+        if key.group_id not in self.assemblies:
+            self.assemblies[key.group_id] = Assembly(key.group_id, size, prompt)
+        return self.assemblies[key.group_id]
 
     def _forget(self, group_id: int) -> None:
         del self.assemblies[group_id]
@@ -215,7 +219,7 @@ class Filter:
     def _complete(self, assembly: Assembly) -> None:
         if assembly.failed:
             self._note_missing(assembly.group_id, assembly.missing())
-        if not assembly.is_complete or assembly.group_id in self.judging:
+        if not assembly.is_complete:
             return
         if is_evaluation(assembly.group_id):
             self._admit(assembly)
@@ -333,6 +337,9 @@ class Filter:
             assert group_id == assembly.group_id
             assert not assembly.is_complete or group_id in self.judging, f"group {group_id} is complete and still here"
             assert not (assembly.samples.keys() & assembly.failed.keys())
+            known = assembly.samples.keys() | assembly.failed.keys()
+            replaced = {index - assembly.size for index in known} & assembly.samples.keys()
+            assert not replaced, f"group {group_id} has replacements for {replaced}, which count too"
             assert assembly.dropped.keys() <= assembly.samples.keys()
             assert assembly.is_sifted or not assembly.dropped
             assert self._missing.get(group_id, ()) == assembly.missing()

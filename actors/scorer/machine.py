@@ -229,8 +229,7 @@ class Scorer:
     def _hold(self, event: SampleGenerated, *, needs_reward: bool) -> None:
         key = event.sample.key
         group = self.held.of(key.group_id, event.group_size, refills=event.purpose is Purpose.TRAIN)
-        if key.index in group.failed:
-            group.failed.discard(key.index)  # this Scorer has said so of an earlier attempt; now it has come after all
+        group.failed.discard(key.index)  # it may have been said to have failed; now it has come after all
         group.here[key.index] = needs_reward
         for index in group.superseded():
             self._fail(self.pending[SampleKey(key.group_id, index)], SUPERSEDED)
@@ -263,14 +262,12 @@ class Scorer:
         self.workload.calls.discard(group.group_id)
         asked = [(self.pending.get(judged.key), judged) for judged in event.samples]
         open_ones = [
-            (item, judged)
-            for item, judged in asked
-            if item is not None and item.reward is None and item.event.sample.attempt == judged.attempt
+            (item, judged) for item, judged in asked if item is not None and item.event.sample.attempt == judged.attempt
         ]
-        failed = [judged for _, judged in open_ones if judged.reward is None]
+        failed = [(item, judged) for item, judged in open_ones if judged.reward is None]
         if len(failed) < len(open_ones):
             self._num_fruitless = None
-        for judged in failed:
+        for _, judged in failed:
             self._hear_failure(judged.key, judged.reason)
         if failed and self._tries_again(group.num_tries):
             group.num_tries += 1
@@ -281,9 +278,8 @@ class Scorer:
                 group.here[judged.key.index] = False
                 item.reward = judged.reward
                 self._complete(item)
-        for item, judged in open_ones:
-            if judged.reward is None:
-                self._fail(item, judged.reason)
+        for item, judged in failed:
+            self._fail(item, judged.reason)
         group.asked = ()
         self._ask_when_due(group)
 

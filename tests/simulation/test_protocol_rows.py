@@ -8,7 +8,7 @@ all rules; those of other tests too.
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -16,24 +16,28 @@ import msgspec
 import pytest
 from trials import source_watch
 from trials.faults import Fault, FaultKind, inject
-from trials.fuzz import NeedlessError, TrialRun, run_trial
+from trials.fuzz import NeedlessError, TrialRun, run_trial, several
 from trials.requests import Request
 from trials.trial import Trial
 
 from penstock.actors.buffer import batching, machine, selection
+from penstock.actors.buffer.admission import Admission
 from penstock.actors.buffer.grants import Grants
 from penstock.actors.engine_worker.machine import EngineWorker
+from penstock.actors.filter.assembly import Assembly
+from penstock.actors.filter.machine import Filter
 from penstock.actors.prompt_source.census import Census
 from penstock.actors.prompt_source.machine import PromptSource
 from penstock.actors.prompt_source.recovering import Recovering
 from penstock.backends.engines.options import LatencyOptions
 from penstock.backends.learners.options import SimulatedLearnerOptions
+from penstock.backends.simulated.rewards import JudgingModel
 from penstock.messages.commands import Generate, Send
 from penstock.messages.flow import GrantSpan, SampleGenerated, SampleIssued
 from penstock.messages.ledger import GroupRecorded, PauseRecorded, PolicyRecorded, VersionRecorded
 from penstock.messages.local import WeightsSwapped
 from penstock.messages.membership import EngineLost, LeasesAsked
-from penstock.messages.names import BUFFER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER, is_engine
+from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER, is_engine
 from penstock.messages.operator import GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
 from penstock.messages.samples import Group, SampleKey, TerminalState
 from penstock.messages.training import NoticeGiven, OnStale, UpdateMode
@@ -453,6 +457,48 @@ def test_sample_that_kills_engines_ends_as_failed() -> None:
     run.run()
     assert run.oracle.ends[SampleKey(0, 1)] is TerminalState.FAILED
     assert 100 - watch.times == 4
+
+
+def fails_at_one_scorer(seed: int) -> Trial:
+    """Many samples get no reward from the first Scorer, and have one from the next. Scorer and Filter die within a
+    second, while groups have both a sample and what was made in its place."""
+    at_s = 1.0 + (seed % 20) / 5
+    return trial(
+        seed,
+        kill(at_s, SCORER),
+        kill(at_s + (seed % 3 - 1) / 2, FILTER),
+        judging=JudgingModel(latency_s=0.01, failure_rate=0.4),
+        latency=LatencyOptions(response_tokens_median=12.0, response_tokens_sigma=1.2, prefill_s=0.05, token_s=0.05),
+        samples_per_group=4,
+        num_slots=2,
+    )
+
+
+def test_a_place_counts_once_though_filter_and_scorer_were_lost() -> None:
+    assert_needed(patch.object(Assembly, "_write_off", does_nothing), fails_at_one_scorer)
+
+
+def has_a_place_twice(one: Trial) -> bool:
+    """Whether that is what somebody notices."""
+    try:
+        run_trial(one, with_digest=False)
+    except AssertionError as error:
+        return "has a place twice" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("takes_all", [False, True], ids=["the Buffer", "the oracle"])
+def test_a_place_that_would_count_twice_is_noticed(*, takes_all: bool) -> None:
+    """The Filter has forgotten the rule: the Buffer refuses the group, and the oracle sees it where that takes all."""
+    assert_needed(
+        several(
+            patch.object(Assembly, "_write_off", does_nothing),
+            patch.object(Filter, "validate", does_nothing),
+            patch.object(Admission, "_refusal", lambda *_: "") if takes_all else nullcontext(),
+        ),
+        fails_at_one_scorer,
+        goes_wrong=has_a_place_twice,
+    )
 
 
 # --- batches, receipts, checkpoints -----------------------------------------------------------------------------------

@@ -178,8 +178,8 @@ MUTANTS = (
     Mutant(
         "a token of the oldest version that is allowed fails the run",
         "actors/buffer/admission.py",
-        "if oldest is not None and oldest < tracked.min_version:",
-        "if oldest is not None and oldest <= tracked.min_version:",
+        "if oldest is not None and oldest < min_version:",
+        "if oldest is not None and oldest <= min_version:",
         BUFFER,
     ),
     Mutant(
@@ -213,8 +213,29 @@ MUTANTS = (
     Mutant(
         "a late sample begins a group anew that has gone out",
         "actors/filter/machine.py",
-        "if assembly is None and key.group_id not in self._gone:",
-        "if assembly is None:",
+        "if key.group_id in self.judging or key.group_id in self._gone:",
+        "if key.group_id in self.judging:",
+        FILTER,
+    ),
+    Mutant(
+        "a late sample joins a group that is being judged",
+        "actors/filter/machine.py",
+        "if key.group_id in self.judging or key.group_id in self._gone:",
+        "if key.group_id in self._gone:",
+        FILTER,
+    ),
+    Mutant(
+        "what is replaced counts beside its replacement",
+        "actors/filter/assembly.py",
+        "for index in known[:-1]:",
+        "for index in known[:0]:",
+        FILTER,
+    ),
+    Mutant(
+        "a group is complete before it is known what its first replacement stands for",
+        "actors/filter/assembly.py",
+        "(*self.samples, *self.failed) if i >= self.size)",
+        "(*self.samples, *self.failed) if i > self.size)",
         FILTER,
     ),
     Mutant(
@@ -243,6 +264,13 @@ MUTANTS = (
         "actors/scorer/machine.py",
         "item is not None and item.event.sample.attempt == event.attempt and item.reward is None:",
         "item is not None and item.reward is None:",
+        SCORER,
+    ),
+    Mutant(
+        "while every call for a group fails all of them are tried again",
+        "actors/scorer/machine.py",
+        "if len(failed) < len(open_ones):",
+        "if len(failed) <= len(open_ones):",
         SCORER,
     ),
     Mutant(

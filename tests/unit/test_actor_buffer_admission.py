@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.messages.commands import FailRun, Record, Send
-from penstock.messages.flow import DemandGranted, GrantSpan, SettledState
+from penstock.messages.flow import DemandGranted, GrantSpan, GroupAdmitted, SettledState
 from penstock.messages.ledger import (
     GroupRecorded,
     GroupsGranted,
@@ -19,6 +19,7 @@ from penstock.messages.ledger import (
 )
 from penstock.messages.local import Started
 from penstock.messages.operator import PolicyChanged
+from penstock.messages.samples import Group
 from penstock.messages.training import (
     LearnerReady,
     UpdateMode,
@@ -204,10 +205,24 @@ def test_a_birth_at_the_granted_version_leaves_the_deadline() -> None:
     assert deadline_of(bench.admit(0, (0, 4), (7, 1))) == 2
 
 
+def test_a_group_without_a_token_keeps_the_deadline_of_its_grant() -> None:
+    bench = Bench(eta=2).started()
+    assert deadline_of(bench.admit(0, (0, 0))) == 2
+
+
 def test_a_changed_policy_does_not_lower_a_deadline_that_was_granted() -> None:
     bench = Bench(eta=4).started()
     bench.hear(PolicyChanged(policy="sync", max_staleness=0, update_mode=UpdateMode.DRAIN))
     assert deadline_of(bench.admit(0)) == 4
+
+
+def test_a_group_that_has_a_place_twice_stops_the_run() -> None:
+    """Sample 3 of a group of two stands for sample 1."""
+    bench = Bench().started()
+    samples = tuple(drive.sample(0, index, reward=0.0) for index in (0, 1, 3))
+    commands = bench.hear(GroupAdmitted(group=Group(group_id=0, prompt=drive.prompt(0), samples=samples)))
+    assert "group 0 has a place twice: samples [0, 1, 3]" in drive.one(commands, FailRun).story
+    assert drive.recorded(commands, GroupRecorded) == []
 
 
 def test_a_token_older_than_the_granted_version_stops_the_run() -> None:

@@ -28,6 +28,8 @@ from penstock.messages.membership import LeaseStage
 from penstock.messages.samples import SampleKey, TerminalState
 
 if TYPE_CHECKING:
+    from random import Random
+
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
 
@@ -371,15 +373,67 @@ def test_a_sample_that_failed_is_not_taken_when_it_comes_after_all() -> None:
 
 def test_two_samples_of_one_place_do_not_make_up_for_a_place_that_is_empty() -> None:
     driver = filter_of()
-    assert driver.hear(scored(0, 0), scored(0, 1), scored(0, 1 + SIZE)) == []
-    drive.one_sent(driver.hear(scored(0, 2)), GroupAdmitted, to="buffer")
+    assert driver.hear(scored(0, 0), scored(0, 1), scored(0, 1 + SIZE, reward=1.0)) == []
+    assert indices(driver.hear(scored(0, 2))) == [0, 2, 1 + SIZE]
 
 
-def test_a_replacement_that_comes_while_its_group_is_judged_does_not_have_it_judged_again() -> None:
+@pytest.mark.parametrize("late", [scored(0, 1 + SIZE), failed(0, 1 + SIZE)])
+def test_nothing_joins_a_group_that_is_judged(late: Event) -> None:
     driver = filter_of(has_function=True)
     judged = driver.hear(scored(0, 0), scored(0, 1), scored(0, 2))
     assert len(drive.every(judged, JudgeGroup)) == 1
-    assert drive.every(driver.hear(scored(0, 1 + SIZE)), JudgeGroup) == []
+    driver.ignores(late)
+    assert indices(driver.hear(GroupJudged(group_id=0, keep=True))) == [0, 1, 2]
+
+
+# --- one Filter after another -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [(1, 4), (4, 1)])
+def test_what_a_lost_filter_had_replaced_does_not_count_beside_its_replacement(order: tuple[int, int]) -> None:
+    """Sample 1 failed to be scored, and 4 was made in its place. Then Scorer and Filter were lost; the engines sent
+    both to the new Scorer, whose function had a reward for each."""
+    lost = filter_of(drop_zero_spread=False)
+    assert missing(lost.hear(scored(0, 0), scoring_failed(0, 1))) == (SampleKey(0, 4),)
+    lost.hear(scored(0, 4))
+
+    driver = filter_of(drop_zero_spread=False)
+    assert driver.hear(*(scored(0, index) for index in (0, *order))) == []
+    commands = driver.hear(scored(0, 2))
+    assert indices(commands) == [0, 2, 4]
+    (end,) = drive.one_sent(commands, GroupAdmitted).group.ended
+    assert (end.key.index, end.state, end.cause, end.num_tokens) == (1, TerminalState.FAILED, "scoring_failed", 4)
+    assert "its replacement is there" in end.reason
+
+
+def test_what_was_replaced_has_failed_also_where_its_replacement_fails() -> None:
+    driver = filter_of(drop_zero_spread=False)
+    driver.hear(scored(0, 0), scored(0, 1))
+    assert missing(driver.hear(failed(0, 4))) == (SampleKey(0, 7),)
+    driver.ignores(scored(0, 1))
+    assert indices(driver.hear(scored(0, 2), scored(0, 7))) == [0, 2, 7]
+
+
+@given(
+    chains=st.lists(st.lists(st.booleans(), max_size=2), min_size=SIZE, max_size=SIZE),
+    order=st.randoms(use_true_random=False),
+)
+@settings(max_examples=150)
+def test_a_place_counts_once_in_whatever_order_what_was_replaced_comes(chains: list[list[bool]], order: Random) -> None:
+    """Of each place any number were replaced, and have a reward now or have failed again; the last one has a reward."""
+    driver = filter_of(drop_zero_spread=False, min_group_size=1, max_refills=9)
+    words: list[Event] = []
+    for place, chain in enumerate(chains):
+        for step, has_reward in enumerate([*chain, True]):
+            words.append((scored if has_reward else failed)(0, place + step * SIZE))
+    order.shuffle(words)
+    group = drive.one_sent(driver.hear(*words), GroupAdmitted).group
+    counted = [sample.key.index for sample in group.samples]
+    assert sorted(index % SIZE for index in counted) == list(range(SIZE))
+    ended = {end.key.index: end.state for end in group.ended}
+    assert not ended.keys() & set(counted)
+    for index in (*counted, *ended):
+        assert index < SIZE or ended[index - SIZE] is TerminalState.FAILED
 
 
 def test_a_failure_that_is_told_again_is_no_second_failure() -> None:

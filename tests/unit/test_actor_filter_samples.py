@@ -81,6 +81,13 @@ def test_samples_are_judged_once_their_group_is_complete_and_once_only() -> None
     driver.ignores(drop(1))
 
 
+def test_a_second_verdict_on_samples_changes_nothing_while_their_group_is_judged() -> None:
+    driver = filter_of(has_function=True)
+    complete(driver)
+    drive.one(driver.hear(drop(1)), JudgeGroup)
+    driver.ignores(drop(0))
+
+
 def test_a_sample_dropped_before_the_statistics_leaves_its_group() -> None:
     driver = filter_of()
     complete(driver)

@@ -110,6 +110,19 @@ def test_word_that_a_place_is_given_up_may_come_before_its_group() -> None:
     assert indices(drive.one(driver.hear(generated(2)), ScoreGroup)) == [0, 2]
 
 
+def test_a_sample_that_comes_after_word_of_its_failure_completes_the_group() -> None:
+    driver = scorer()
+    driver.hear(generated(0), failed(1), generated(2))
+    assert indices(drive.one(driver.hear(generated(1)), ScoreGroup)) == [0, 1, 2]
+
+
+def test_word_of_the_failure_of_a_sample_that_is_here_only_passes_through() -> None:
+    driver = scorer()
+    driver.hear(generated(0), generated(1))
+    assert driver.hear(failed(1)) == [Send("filter", failed(1))]
+    assert indices(drive.one(driver.hear(generated(2)), ScoreGroup)) == [0, 1, 2]
+
+
 def test_a_replacement_completes_the_group() -> None:
     driver = scorer()
     driver.hear(generated(0), failed(1), generated(2))
@@ -163,6 +176,8 @@ def test_evaluations_wait_for_nobody_who_has_failed() -> None:
 def test_purposes_that_score_samples_one_by_one_do_so() -> None:
     driver = scorer(whole_groups=(Purpose.EVALUATE,))
     assert drive.one(driver.hear(generated(0)), Score).sample.key == SampleKey(3, 0)
+    driver.hear(failed(1))
+    assert driver.machine.held.groups == {}
 
 
 def test_settled_groups_are_forgotten() -> None:
@@ -361,6 +376,31 @@ def test_rewards_of_a_group_that_is_settled_meanwhile_are_ignored() -> None:
     command = drive.one(driver.hear(generated(0), generated(1), generated(2)), ScoreGroup)
     driver.hear(SamplesSettled(settled=SettledState(1, 4, ())))
     assert driver.hear(scored(command, 0.0, 0.5, 1.0)) == []
+
+
+def test_a_reward_for_another_attempt_counts_for_none() -> None:
+    driver = scorer()
+    command = drive.one(driver.hear(generated(0), generated(1), generated(2)), ScoreGroup)
+    first, *others = scored(command, 0.0, 0.5, 1.0).samples
+    out = driver.hear(GroupScored(group_id=3, samples=(msgspec.structs.replace(first, attempt=1), *others)))
+    assert [each.sample.key.index for each in drive.sent(out, SampleScored)] == [1, 2]
+    assert indices(drive.one(out, ScoreGroup)) == [0]
+
+
+@pytest.mark.parametrize("gives_one", [False, True])
+def test_while_every_call_fails_only_the_first_groups_are_tried_again(*, gives_one: bool) -> None:
+    driver = scorer(num_retries=1, fruitless_calls=4)
+    num_again = 0
+    for group_id in range(4):
+        command = drive.one(driver.hear(*(generated(index, group_id) for index in range(SIZE))), ScoreGroup)
+        while True:
+            reward = 1.0 if gives_one and not group_id else None
+            again = drive.every(driver.hear(scored(command, None, None, reward)), ScoreGroup)
+            if not again:
+                break
+            (command,) = again
+            num_again += 1
+    assert num_again == (4 if gives_one else 1)
 
 
 def test_rewards_of_a_call_leave_out_what_was_written_off_while_it_ran() -> None:

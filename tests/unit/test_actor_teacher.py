@@ -104,6 +104,15 @@ def test_a_sample_goes_on_when_reward_and_log_probs_are_there_whichever_comes_fi
     assert driver.machine.leases() == ()
 
 
+def test_a_reward_that_is_there_stays_as_it_is() -> None:
+    """A call that was taken for lost, and made again, is answered twice."""
+    driver = scorer()
+    driver.hear(generated(3), judged(3))
+    driver.ignores(SampleJudged(key=SampleKey(3, 0), attempt=0, reward=None, reason="it raised"))
+    driver.ignores(SampleJudged(key=SampleKey(3, 0), attempt=0, reward=Reward(value=0.75)))
+    assert drive.one_sent(driver.hear(answered(3)), SampleScored).sample.reward == 0.5
+
+
 def test_every_part_of_an_episode_is_asked_about_after_its_own_context() -> None:
     parts = (
         Part(tokens=pack_tokens([5, 6]), logprobs=pack_floats([-1, -1]), spans=(VersionSpan(0, 2),)),

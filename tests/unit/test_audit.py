@@ -281,7 +281,12 @@ WRONG: dict[str, tuple[Edit, int, str]] = {
     "a replacement of nothing": (
         replaced(4, make.admitted(0, indices=(0, 1, 5))),
         4,
-        "group 0 has replacements 5 of samples that it does not have",
+        "group 0 has replacements 5 of samples that have not failed",
+    ),
+    "a place twice": (
+        replaced(4, make.admitted(0, indices=(0, 1, 2))),
+        4,
+        "group 0 has replacements 2 of samples that have not failed",
     ),
     "older than its grant": (
         replaced(13, make.admitted(4, version=0, deadline=3)),

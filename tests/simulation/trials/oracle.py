@@ -341,7 +341,7 @@ class Oracle(IdleWatcher):
         samples = payload.samples
         assert samples, f"group {group.group_id} is admitted without a sample"
         assert_noted(entry)
-        assert_places([*(s.key for s in samples), *(e.key for e in payload.ended)], group, self.rules)
+        assert_places(samples, payload.ended, group, self.rules)
         assert_counted(payload, self.rules)
         self.rows.admitted(entry.group_id, payload.prompt.row)
         for sample in samples:
@@ -361,8 +361,8 @@ class Oracle(IdleWatcher):
             self._num_rejected += 1
             self.rows.rejected()
         keys = [end.key for end in entry.ended]
-        assert_places(keys, group, self.rules)
         if group.payload is None:
+            assert_places((), entry.ended, group, self.rules)
             self._num_in_generation -= 1
         else:
             held = [*(s.key for s in group.payload.samples), *(e.key for e in group.payload.ended)]

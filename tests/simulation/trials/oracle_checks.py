@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.messages.ledger import BatchLeased, GroupRecorded
-    from penstock.messages.samples import Prompt, Sample, SampleKey
+    from penstock.messages.samples import Prompt, Sample, SampleEnd
     from penstock.runtime.hosts.virtual.process import Process
 
 TOKENS_MODULUS: Final = 1000
@@ -87,14 +87,18 @@ def kept_by(processes: Iterable[Process]) -> list[str]:
     return found
 
 
-def assert_places(keys: Sequence[SampleKey], group: WatchedGroup, rules: Rules) -> None:
-    """Every sample of the group stands there once; a replacement only beside the failed one that it replaces."""
+def assert_places(samples: Sequence[Sample], ended: Sequence[SampleEnd], group: WatchedGroup, rules: Rules) -> None:
+    """Every sample of the group stands there once, and so does every place: a replacement only beside the failed one
+    that it replaces."""
+    failed = {end.key.index for end in ended if end.state is TerminalState.FAILED}
+    keys = [*(sample.key for sample in samples), *(end.key for end in ended)]
     assert len(set(keys)) == len(keys), f"group {group.group_id} has a sample twice"
     assert all(key.group_id == group.group_id for key in keys)
     indices = {key.index for key in keys}
     assert set(range(rules.samples_per_group)) <= indices, f"group {group.group_id} lacks samples: {sorted(indices)}"
     for index in indices:
-        assert index < rules.samples_per_group or index - rules.samples_per_group in indices
+        replaced = index - rules.samples_per_group
+        assert replaced < 0 or replaced in failed, f"group {group.group_id} has a place twice: {sorted(indices)}"
 
 
 def assert_counted(group: Group, rules: Rules) -> None:

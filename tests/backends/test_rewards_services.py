@@ -217,7 +217,7 @@ def test_what_may_pass_is_tried_again(service: Service, driver: Callable[..., Re
 def test_a_request_that_may_have_arrived_is_repeated_only_where_that_does_no_harm(
     service: Service, driver: Callable[..., RewardDriver]
 ) -> None:
-    rewards = driver(remote(service, num_retries=3, breaker_failures=1000, repeats=False))
+    rewards = driver(remote(service, num_retries=3, breaker_failures=1000, repeats=False, request_timeout_s=3.0))
     faults = ["status 500 1", "reset 1", "hang", "status 503 1", "status 429 1"]
     values = rewards.values(*(score_of(fault, index) for index, fault in enumerate(faults)))
     assert [isinstance(value, str) for value in values] == [True, True, True, False, False]
@@ -303,10 +303,10 @@ def test_calls_that_wait_for_a_place_do_not_lose_their_time(
 ) -> None:
     """One request at a time: when the last one begins, more time has passed than each of them has."""
     rewards = driver(
-        remote(service, max_concurrent=1, num_retries=0, breaker_failures=1000, timeout_s=8.0, request_timeout_s=5.0)
+        remote(service, max_concurrent=1, num_retries=0, breaker_failures=1000, timeout_s=4.0, request_timeout_s=2.5)
     )
     values = rewards.values(*(score_of("hang", index) for index in range(2)), score_of("fine", 2))
-    assert [str(value) for value in values[:2]] == ["reward.remote: no answer within 5 s (1 tries)"] * 2
+    assert [str(value) for value in values[:2]] == ["reward.remote: no answer within 2.5 s (1 tries)"] * 2
     assert values[2] == 1.0
 
 
@@ -400,7 +400,7 @@ def test_servers_that_the_run_has_started_are_found_when_they_are_there(
     from penstock.backends.engines.run_endpoints import write_endpoint
 
     path = template(tmp_path, "SAY:{{response}}")
-    options = judge(service, url=None, engine="self", template=path, num_retries=0, timeout_s=10.0)
+    options = judge(service, url=None, engine="self", template=path, num_retries=0, timeout_s=5.0)
     rewards = driver(options, Surroundings(run_folder=str(tmp_path)))
     (reason,) = rewards.values(score_of("yes"))
     assert "there is no engine to ask at the moment" in str(reason)

@@ -47,7 +47,7 @@ class ComponentNames:
         self._is_told = True
         first = terminal_text(self._first_left_out, max_chars=80)
         return (
-            f"figures of the reward are left out of the metrics, '{first}' first: a run follows {MAX_NAMES} names of up "
-            f"to {MAX_NAME_CHARACTERS} characters, of components and of rewards that whole groups have; have the reward "
-            "function or the agent use fixed names (samples that are kept have all of them)"
+            f"figures of the reward are left out of the metrics, '{first}' first: a run follows {MAX_NAMES} names of "
+            f"up to {MAX_NAME_CHARACTERS} characters, of components and of rewards that whole groups have; have the "
+            "reward function or the agent use fixed names (samples that are kept have all of them)"
         )

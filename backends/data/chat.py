@@ -132,8 +132,8 @@ class ChatTemplate:
         except TemplateWorkError as error:
             raise EndlessTemplateError(
                 "the chat template does not end",
-                f"{self._folder}: the chat template {error}; mend it (chat_template.jinja, or chat_template in "
-                "tokenizer_config.json), or copy that of the model's authors",
+                f"{self._folder}: the chat template {error} for one conversation; mend it (chat_template.jinja, or "
+                "chat_template in tokenizer_config.json), or copy that of the model's authors",
             ) from error
         except _REFUSALS as error:
             raise BadColumnError(

@@ -29,8 +29,6 @@ STEP_WORK: Final = 64
 """A round of a loop or a call of a macro, as so many characters."""
 COPIED_PER_WORK: Final = 64
 """A text that is put together and not written costs a character for so many."""
-MAX_BITS: Final = 1 << 16
-"""Of a whole number."""
 _START, _STEP, _WRITTEN, _MADE = (f"penstock {what}" for what in ("start", "step", "written", "made"))
 """Names of filters, which have a space so that no template can write them."""
 
@@ -58,20 +56,19 @@ def _compiled(text: str) -> jinja2.Template:
     """In place of transformers' own, with its filters, tags and globals."""
     from transformers.utils import chat_template_utils
 
-    empty: Any = chat_template_utils._cached_compile_jinja_template("")  # pyright: ignore[reportPrivateUsage]
-    environment: Any = empty.environment
+    environment: Any = chat_template_utils._cached_compile_jinja_template("").environment  # pyright: ignore
     environment.filters.update({_START: _start, _STEP: _step, _WRITTEN: _written, _MADE: _made})
     environment.intercepted_binops = frozenset({"+", "*", "**"})
-    environment.binop_table.update({"+": lambda a, b: _charged(a + b), "*": _product, "**": _power})
+    environment.binop_table.update({"+": lambda a, b: _made(None, a + b), "*": _product, "**": _power})
     tree = _Metering().visit(environment.parse(text))
     tree.set_environment(environment)
     return environment.from_string(tree)  # type: ignore[no-any-return]
 
 
 class _Metering(NodeTransformer):
-    """Puts the charges into a template."""
+    """Puts the charges into a template. The names of its methods are Jinja's."""
 
-    def visit_Template(self, node: nodes.Template) -> nodes.Node:  # noqa: N802 - Jinja's names, here and below
+    def visit_Template(self, node: nodes.Template) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         node.body.insert(0, nodes.ExprStmt(_asks(_START, nodes.Const(0), node), lineno=node.lineno))
         return node
@@ -81,15 +78,6 @@ class _Metering(NodeTransformer):
         if node.test is not None:  # which is asked in a loop of its own
             node.test = nodes.And(_asks(_STEP, nodes.Const(STEP_WORK), node), node.test, lineno=node.lineno)
         return node
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
-        return self._stepping(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:  # noqa: N802
-        return self._stepping(node)
-
-    def visit_Block(self, node: nodes.Block) -> nodes.Node:  # noqa: N802
-        return self._stepping(node)
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -108,6 +96,8 @@ class _Metering(NodeTransformer):
         node.body.insert(0, nodes.ExprStmt(_asks(_STEP, nodes.Const(cost), node), lineno=node.lineno))
         return node
 
+    visit_Macro = visit_CallBlock = visit_Block = _stepping  # noqa: N815
+
 
 def _asks(name: str, value: nodes.Expr, at: nodes.Node) -> nodes.Filter:
     return nodes.Filter(value, name, [], [], None, None, lineno=at.lineno)
@@ -116,10 +106,7 @@ def _asks(name: str, value: nodes.Expr, at: nodes.Node) -> nodes.Filter:
 def _spend(work: int) -> None:
     _METER.left -= work
     if _METER.left < 0:
-        raise TemplateWorkError(
-            f"does more than {MAX_WORK // STEP_WORK} rounds of loops or {MAX_WORK} characters, all in all, for one "
-            "conversation"
-        )
+        raise TemplateWorkError(f"does more than {MAX_WORK // STEP_WORK} rounds of loops or {MAX_WORK} characters")
 
 
 # They are given the context, which they do not need, so that Jinja does not work them out when it compiles.
@@ -146,10 +133,6 @@ def _written(_: object, value: object) -> str:
 
 @jinja2.pass_context
 def _made(_: object, value: object) -> object:
-    return _charged(value)
-
-
-def _charged(value: object) -> object:
     if isinstance(value, str):
         _spend(len(value) // COPIED_PER_WORK if len(value) <= MAX_WORK else len(value))
     elif isinstance(value, list | tuple):
@@ -159,7 +142,7 @@ def _charged(value: object) -> object:
 
 def _product(left: Any, right: Any) -> object:  # noqa: ANN401 - whatever a template multiplies
     if isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() + right.bit_length())
+        _spend_bits(left.bit_length() + right.bit_length())
     for many, times in ((left, right), (right, left)):
         if isinstance(many, str | list | tuple) and isinstance(times, int):
             _spend(len(many) * max(0, times))
@@ -168,10 +151,10 @@ def _product(left: Any, right: Any) -> object:  # noqa: ANN401 - whatever a temp
 
 def _power(left: Any, right: Any) -> object:  # noqa: ANN401
     if isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() * right)
+        _spend_bits(left.bit_length() * max(0, right))
     return left**right
 
 
-def _check_bits(bits: int) -> None:
-    if bits > MAX_BITS:
-        raise TemplateWorkError(f"makes a whole number of more than {MAX_BITS} bits")
+def _spend_bits(bits: int) -> None:
+    """Of a whole number: numbers of everyday cost nothing, and one of 65536 bits everything."""
+    _spend(bits // 64 << 16)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.messages.samples import Media
 
 FETCH_TIMEOUT_S: Final = 60.0
-"""For all that one prompt names."""
+"""For one of them."""
 MAX_HOPS: Final = 5
 READ_BYTES: Final = 1 << 16
 _REDIRECTIONS: Final = frozenset({301, 302, 303, 307, 308})
@@ -48,19 +48,17 @@ class MediaFetcher:
         Raises:
             BadReply: one cannot be fetched.
         """
-        if not any(is_address(each) for each in media):
-            return media
         found: list[Media] = []
-        headers = {"Accept-Encoding": "identity"}
-        async with aiohttp.ClientSession(headers=headers, trust_env=True) as session:  # proxies as a server's own
-            shown = ""
-            try:
-                async with asyncio.timeout(min(timeout_s, FETCH_TIMEOUT_S)):
-                    for each in media:
-                        shown = f"{each.kind} {each.reference[:200]}"
-                        found.append(await self._fetched(session, each) if is_address(each) else each)
-            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                raise BadReply(f"{shown} cannot be fetched: {error or type(error).__name__}") from None
+        async with aiohttp.ClientSession(headers={"Accept-Encoding": "identity"}, trust_env=True) as session:
+            for each in media:
+                if each.reference[:4].lower() == "http":
+                    try:
+                        async with asyncio.timeout(min(timeout_s, FETCH_TIMEOUT_S)):
+                            each = await self._fetched(session, each)
+                    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                        why = error if str(error) else type(error).__name__
+                        raise BadReply(f"{each.kind} {each.reference[:200]} cannot be fetched: {why}") from None
+                found.append(each)
         return tuple(found)
 
     async def _fetched(self, session: aiohttp.ClientSession, media: Media) -> Media:
@@ -82,8 +80,3 @@ class MediaFetcher:
                         raise ValueError(f"it has more than {self._max_bytes} bytes (data.max_media_bytes)")
                 return replace(media, reference=data_address(bytes(data)))
         raise ValueError(f"it is redirected {MAX_HOPS} times")
-
-
-def is_address(media: Media) -> bool:
-    """Whether it would have to be fetched."""
-    return media.reference[:4].lower() == "http"

@@ -119,9 +119,7 @@ def test_a_run_follows_so_many_names_of_components_and_tells_once_of_others(tmp_
     summary = read_summary(tmp_path)
     assert summary is not None
     (warning,) = summary.warnings
-    assert warning.startswith(
-        f"components of the reward are left out of the metrics, '{'x' * 79}…' first: a run follows "
-    )
+    assert warning.startswith(f"figures of the reward are left out of the metrics, '{'x' * 79}…' first: a run follows ")
 
     again = RunRecorder(tmp_path, FACTS, resumes=True)
     again.step(named(3, "c", "a1"), 4.0)

@@ -43,7 +43,7 @@ ENDLESS = {
     "products": "{{ 'a' * 10000000000 }}",
     "what costs less than nothing": f"{{% for i in {R} %}}{{% for j in {R} %}}{{{{ 2 ** -99999 }}}}{{{{ 'a' * -9 }}}}"
     "{% endfor %}{% endfor %}",
-    "powers": "{{ 10 ** 10 ** 9 }}",
+    "powers": "{{ 10 ** 1000000000 }}",
     "squares": "{% set ns = namespace(a=3) %}{% for i in range(60) %}{% set ns.a = ns.a * ns.a %}{% endfor %}",
 }
 HONEST = {

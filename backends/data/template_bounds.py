@@ -59,7 +59,7 @@ def _compiled(text: str) -> jinja2.Template:
     environment: Any = chat_template_utils._cached_compile_jinja_template("").environment  # pyright: ignore
     environment.filters.update({_START: _start, _STEP: _step, _WRITTEN: _written, _MADE: _made})
     environment.intercepted_binops = frozenset({"+", "*", "**"})
-    environment.binop_table.update({"+": lambda a, b: _made(None, a + b), "*": _product, "**": _power})
+    environment.binop_table.update({"+": _total, "*": _product, "**": _power})
     tree = _Metering().visit(environment.parse(text))
     tree.set_environment(environment)
     return environment.from_string(tree)  # type: ignore[no-any-return]
@@ -140,7 +140,11 @@ def _made(_: object, value: object) -> object:
     return value
 
 
-def _product(left: Any, right: Any) -> object:  # noqa: ANN401 - whatever a template multiplies
+def _total(left: Any, right: Any) -> object:  # noqa: ANN401 - whatever a template adds, and so on
+    return _made(None, left + right)
+
+
+def _product(left: Any, right: Any) -> object:  # noqa: ANN401
     if isinstance(left, int) and isinstance(right, int):
         _spend_bits(left.bit_length() + right.bit_length())
     for many, times in ((left, right), (right, left)):

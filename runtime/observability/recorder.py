@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -122,8 +123,9 @@ class RunRecorder:
         self.figures.restore(rows, summary)
         times = [0.0 if summary is None else summary.training_s, *(row.training_s for row in rows[-1:])]
         self.training.before_s = max(times)
-        self._evaluations = {row.evaluation: row for row in read_evaluations(run_folder)}
-        self._components = ComponentNames(name for row in (*rows, *self._evaluations.values()) for name in row.metrics)
+        evaluations = read_evaluations(run_folder)
+        self._evaluations = {row.evaluation: row for row in evaluations}
+        self._components = ComponentNames(chain(*(row.metrics for row in rows), *(e.metrics for e in evaluations)))
         self._warnings += () if summary is None else summary.warnings
         if self._view is not None:
             self._view.restore(rows, summary)

@@ -56,6 +56,8 @@ class Host:
                     await response.write(bytes(MAX_BYTES))
             case "/silent":
                 await asyncio.Event().wait()
+            case _:
+                pass
         raise web.HTTPNotFound
 
 
@@ -66,7 +68,7 @@ async def host() -> AsyncGenerator[Host]:
     app.router.add_get("/{path:.*}", host.answer)
     server = TestServer(app, host="127.0.0.1")
     await server.start_server(shutdown_timeout=0.0)
-    host.url = f"http://127.0.0.1:{server.port}"
+    host.url = str(server.make_url("/")).rstrip("/")
     try:
         yield host
     finally:

@@ -48,7 +48,11 @@ def bound_rendering() -> None:
     """From now on what transformers renders in this process is bounded."""
     from transformers.utils import chat_template_utils
 
-    chat_template_utils._compile_jinja_template = _compiled  # pyright: ignore[reportPrivateUsage]
+    utils: Any = chat_template_utils
+    if (
+        utils._compile_jinja_template is not _compiled
+    ):  # which a transformers without it says, before anything is rendered
+        utils._compile_jinja_template = _compiled
 
 
 @lru_cache
@@ -56,7 +60,8 @@ def _compiled(text: str) -> jinja2.Template:
     """In place of transformers' own, with its filters, tags and globals."""
     from transformers.utils import chat_template_utils
 
-    environment: Any = chat_template_utils._cached_compile_jinja_template("").environment  # pyright: ignore
+    utils: Any = chat_template_utils
+    environment = utils._cached_compile_jinja_template("").environment
     environment.filters.update({_START: _start, _STEP: _step, _WRITTEN: _written, _MADE: _made})
     environment.intercepted_binops = frozenset({"+", "*", "**"})
     environment.binop_table.update({"+": _total, "*": _product, "**": _power})

@@ -26,7 +26,11 @@ from jinja2.visitor import NodeTransformer
 MAX_WORK: Final = 1 << 26
 """Of one render, in characters that it writes."""
 STEP_WORK: Final = 64
-"""A round of a loop or a call of a macro, as so many characters."""
+"""A round of a loop, as so many characters, besides what stands in it."""
+CALL_WORK: Final = 1024
+"""A call of a macro, a block or a recursive loop."""
+EXPRESSION_WORK: Final = 4
+"""Each that stands in a loop or a macro, with every round or call."""
 COPIED_PER_WORK: Final = 64
 """A text that is put together and not written costs a character for so many."""
 _START, _STEP, _WRITTEN, _MADE = (f"penstock {what}" for what in ("start", "step", "written", "made"))
@@ -96,8 +100,10 @@ class _Metering(NodeTransformer):
         return _asks(_MADE, node, node)
 
     def _stepping(self, node: nodes.For | nodes.Macro | nodes.CallBlock | nodes.Block) -> nodes.Node:
+        cost = STEP_WORK if isinstance(node, nodes.For) and not node.recursive else CALL_WORK
+        cost += sum(len(text.data) for text in node.find_all(nodes.TemplateData))
+        cost += EXPRESSION_WORK * sum(1 for _ in node.find_all(nodes.Expr))
         self.generic_visit(node)
-        cost = STEP_WORK + sum(len(text.data) for text in node.find_all(nodes.TemplateData))
         node.body.insert(0, nodes.ExprStmt(_asks(_STEP, nodes.Const(cost), node), lineno=node.lineno))
         return node
 

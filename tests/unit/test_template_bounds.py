@@ -31,6 +31,8 @@ ENDLESS = {
     "a recursive loop": "{% for i in [1, 2] recursive %}{% if loop.depth < 40 %}{{ loop([1, 2]) }}{% endif %}"
     "{% endfor %}",
     "macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}",
+    "long rounds": f"{{% for i in {R} %}}{{% for j in {R} %}}{'{% if i == j + 1 %}{% endif %}' * 999}{{% endfor %}}"
+    "{% endfor %}",
     "blocks": "{% set ns = namespace(d=0) %}{% block b %}{% set ns.d = ns.d + 1 %}{% if ns.d < 40 %}{{ self.b() }}"
     "{{ self.b() }}{% endif %}{% set ns.d = ns.d - 1 %}{% endblock %}",
     "calls": "{% macro m(n) %}{{ caller() }}{{ caller() }}{% endmacro %}"
@@ -97,9 +99,17 @@ def test_transformers_tokenizer_is_bounded_too(tmp_path: Path) -> None:
 
 
 def test_each_conversation_has_all_of_the_work(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, "{% for i in range(90000) %}{% for j in range(9) %}{% endfor %}{% endfor %}.")
+    folder = folder_with(tmp_path, "{% for i in range(90000) %}{% for j in range(7) %}{% endfor %}{% endfor %}.")
     template = ChatTemplate(folder, None, FolderTemplate(folder))
     assert [template.render("a") for _ in range(3)] == ["."] * 3
+
+
+def test_a_long_conversation_is_rendered(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, TEMPLATE)
+    tools = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(1000)]
+    messages: list[Message] = [{"role": "user", "content": "x" * 1000}] * 20_000
+    text = ChatTemplate(folder, None, FolderTemplate(folder)).render_messages(messages, tools)
+    assert text.count("x") == 20_000_000
 
 
 @pytest.mark.parametrize("name", HONEST)

@@ -106,7 +106,7 @@ def test_each_conversation_has_all_of_the_work(tmp_path: Path) -> None:
 
 def test_a_long_conversation_is_rendered(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, TEMPLATE)
-    tools = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(1000)]
+    tools: list[Message] = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(1000)]
     messages: list[Message] = [{"role": "user", "content": "x" * 1000}] * 20_000
     text = ChatTemplate(folder, None, FolderTemplate(folder)).render_messages(messages, tools)
     assert text.count("x") == 20_000_000

@@ -26,6 +26,8 @@ MAX_ANSWER_CHARACTERS: Final = 200
 """Of an extracted answer that travels and is written down."""
 MAX_REWARD: Final = 1e9
 """Either way, as others give it: squares of it, summed over any batch, are still numbers in float32."""
+MAX_COMPONENTS: Final = 64
+"""That a function or an agent may report beside one reward."""
 
 
 class Purpose(StrEnum):

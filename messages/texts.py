@@ -1,4 +1,4 @@
-"""Numbers in sentences, variables in paths, and addresses without what is secret in them."""
+"""Numbers in sentences, variables in paths, addresses without what is secret in them, and texts that messages hold."""
 
 from __future__ import annotations
 
@@ -40,3 +40,8 @@ def unexpanded(path: str) -> str:
         f"; {found[0]} is taken as it stands, since no variable is expanded in a scenario: write the path itself, "
         "or give it on the command line as KEY=PATH, where your shell expands it"
     )
+
+
+def valid_text(text: str) -> str:
+    """Without halves of surrogates, which an escape of JSON may spell for Python and no message can hold."""
+    return text.encode("utf-8", "replace").decode()

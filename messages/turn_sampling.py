@@ -16,8 +16,8 @@ class TurnSampling(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     temperature: Annotated[float, Meta(ge=0, le=10)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0)] | None = None
-    """0: all."""
+    top_k: Annotated[int, Meta(ge=0, le=1 << 30)] | None = None
+    """0: all. A server keeps it in 32 bits, and one that is larger could end it."""
     min_p: Annotated[float, Meta(ge=0, lt=1)] | None = None
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     """Of this turn, in place of one that follows from the sample's. The tokens are of the same distribution."""

@@ -3,19 +3,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol, cast
 
 import jinja2
 
 from penstock.backends.data.control_tokens import ControlTokens
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.row import BadColumnError
+from penstock.backends.data.template_bounds import TemplateWorkError, bound_rendering
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from penstock.backends.data.row import Message
+
+
+_REFUSALS: Final = (
+    jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError,
+    ValueError,
+)  # fmt: skip
+"""What templates raise for messages that they are not made for; ``range`` in the sandbox an OverflowError."""
 
 
 class _AddedToken(Protocol):
@@ -40,6 +48,18 @@ class ChatTokenizer(Protocol):
         add_generation_prompt: bool,
         **arguments: object,
     ) -> object: ...
+
+
+class EndlessTemplateError(BadColumnError):
+    """The template does more for some messages than it may. For rows that is the end, and no row is to blame: the
+    others would take as long, one after the other."""
+
+    def at(self, place: str) -> NoReturn:
+        """
+        Raises:
+            DataError: in any case.
+        """
+        raise DataError(f"{place}: {self.message}") from self
 
 
 class ChatTemplate:
@@ -92,7 +112,7 @@ class ChatTemplate:
         messages of others than the assistant, and within tools, are text.
 
         Raises:
-            BadColumnError: the template refuses the messages.
+            BadColumnError: the template refuses the messages; an :class:`EndlessTemplateError`: it does not end.
         """
         try:
             return str(
@@ -109,7 +129,13 @@ class ChatTemplate:
                 f"{self._folder}: the chat template is broken at its line {error.lineno}: {error.message}; mend it "
                 "(chat_template.jinja, or chat_template in tokenizer_config.json), or copy that of the model's authors"
             ) from error
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        except TemplateWorkError as error:
+            raise EndlessTemplateError(
+                "the chat template does not end",
+                f"{self._folder}: the chat template {error} for one conversation; mend it (chat_template.jinja, or "
+                "chat_template in tokenizer_config.json), or copy that of the model's authors",
+            ) from error
+        except _REFUSALS as error:
             raise BadColumnError(
                 "the chat template refuses the messages", f"the chat template refuses the messages: {error}"
             ) from error
@@ -118,6 +144,7 @@ class ChatTemplate:
 def _loaded(folder: Path) -> ChatTokenizer:
     from transformers import AutoTokenizer
 
+    bound_rendering()
     try:
         return cast("ChatTokenizer", AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from penstock.backends.checkpoint.hf_config import TOKENIZER_CONFIG_FILE
 from penstock.backends.data.problems import DataError
+from penstock.backends.data.template_bounds import bound_rendering
 from penstock.backends.data.tokenizer import FILE_NAME
 from penstock.messages.base import UNREADABLE
 
@@ -65,6 +66,7 @@ class FolderTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         assert not tokenize
+        bound_rendering()
         given: dict[str, Any] = {**self._special, **arguments}
         texts, _ = cast(
             "tuple[list[str], object]",

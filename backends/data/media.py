@@ -2,7 +2,7 @@
 
 | in the row | what travels |
 |---|---|
-| ``https://…`` of a host in ``data.media_hosts`` | the address: the server fetches it |
+| ``https://…`` of a host in ``data.media_hosts`` | the address: the engine fetches it and hands it to its server |
 | a path in the folder of the rows | the absolute path: the server has to see the same files |
 | ``data:…;base64,…`` | itself |
 | bytes, or ``datasets``' ``{bytes, path}`` | ``data:…;base64,…`` |
@@ -10,7 +10,7 @@
 Invariants:
 
 * A reference that travels names one thing, and is not larger than the scenario allows.
-* No row says whom a server asks: what stands behind its firewall (a cloud's metadata, other services of the cluster)
+* No row says whom an engine asks: what stands behind its firewall (a cloud's metadata, other services of the cluster)
   is fetched only from a host that the scenario names. The host is read off a form so narrow that every reader of
   addresses reads the same one.
 * A prompt has as many places for images, videos and sounds as it has of them: nothing is put where nobody said.
@@ -134,6 +134,12 @@ def data_address(data: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
+def host_of(address: str) -> str | None:
+    """In small letters; None for what is no address that every reader reads alike."""
+    found = _ADDRESS.fullmatch(address)
+    return None if found is None or len(address) > MAX_ADDRESS_LENGTH else found[1].lower()
+
+
 def _form(part: object) -> Message:
     return cast("Message", part) if isinstance(part, dict) else {}
 
@@ -199,13 +205,12 @@ def _reference(value: object, key: str, *, folder: Path, max_bytes: int, hosts: 
 
 
 def _checked_address(value: str, key: str, hosts: Sequence[str]) -> str:
-    found = _ADDRESS.fullmatch(value)
-    if found is None or len(value) > MAX_ADDRESS_LENGTH:
+    if (host := host_of(value)) is None:
         raise BadColumnError(
             f"{key!r} is no address",
             f"{key!r} holds {shown(value)}, which is no http(s) address of a host, a port if need be, and a path",
         )
-    if (host := found[1].lower()) not in hosts:
+    if host not in hosts:
         raise BadColumnError(
             f"{key!r} is at a host that is not allowed",
             f"{key!r} holds {shown(value)}, and nothing is fetched from {host}; download it and name its file, beside "

@@ -140,9 +140,9 @@ class DataOptions(Options, frozen=True, kw_only=True):
     multimodal_keys: MediaKeys = MediaKeys()
     """Columns with images, videos and sounds, for engines that take them: ``{image: images}`` (docs/vision.md)."""
     media_hosts: tuple[HostName, ...] = ()
-    """Hosts, in small letters, that servers may fetch images, videos and sounds of rows from, where they look at them
-    by themselves (docs/data.md). An address of another host makes the row a bad one: rows would say whom the servers
-    ask, behind your firewall too. A server follows redirections, so name hosts that you trust."""
+    """Hosts, in small letters, that engines may fetch images, videos and sounds of rows from, where a server looks at
+    them by itself (docs/data.md). An address of another host makes the row a bad one: rows would say whom the engines
+    ask, behind your firewall too. Redirections are followed to these hosts alone."""
     max_media_bytes: Annotated[int, Meta(ge=1)] = 20_000_000
     """Of one file that a prompt refers to, or of what stands in the row itself; more makes the row a bad one."""
     max_image_pixels: Annotated[int, Meta(ge=1)] = 16_777_216

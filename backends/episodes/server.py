@@ -32,7 +32,16 @@ from penstock.backends.episodes.replies import EpisodeEndedError, Replies, event
 from penstock.backends.episodes.sessions import ignored_fields
 from penstock.backends.processes.http_server import BOUNDS, RequestError, application, decoded
 from penstock.messages.base import Metric
-from penstock.messages.samples import MAX_REWARD, Completed, InfraError, PolicyError, Reward, StopReason, Truncated
+from penstock.messages.samples import (
+    MAX_COMPONENTS,
+    MAX_REWARD,
+    Completed,
+    InfraError,
+    PolicyError,
+    Reward,
+    StopReason,
+    Truncated,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,7 +55,6 @@ if TYPE_CHECKING:
 
 MAX_WAIT_S: Final = 600.0
 STREAM_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-MAX_COMPONENTS: Final = 64
 MAX_DETAIL_CHARS: Final = 4096
 COMPONENT_NAME: Final = re.compile(r"[\w.][\w .@/:+-]{0,63}")
 _LOG: Final = logging.getLogger(__name__)

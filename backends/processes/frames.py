@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 LENGTH_BYTES: Final = 4
 READ_BYTES: Final = 1 << 16
+MAX_FRAME_BYTES: Final = 1 << 30
 
 MessageT = TypeVar("MessageT")
 
@@ -60,7 +61,10 @@ class FrameReader(Generic[MessageT]):
         self._data += data
         start = 0
         while (body := start + LENGTH_BYTES) <= len(self._data):
-            end = body + int.from_bytes(self._data[start:body], "little")
+            size_bytes = int.from_bytes(self._data[start:body], "little")
+            if size_bytes > MAX_FRAME_BYTES:  # before it is waited for, and kept meanwhile
+                raise msgspec.DecodeError(f"a frame of {size_bytes} bytes; at most {MAX_FRAME_BYTES} are taken")
+            end = body + size_bytes
             if end > len(self._data):
                 break
             yield from self._decoder.decode(bytes(self._data[body:end]))

@@ -21,7 +21,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.messages.errors import UserFault
-from penstock.messages.texts import unexpanded
+from penstock.messages.texts import unexpanded, valid_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +101,7 @@ def named(error: BaseException) -> str:
 def text_of(error: BaseException) -> str:
     """What it says, also where the class is a user's and cannot say it."""
     try:
-        return str(error)
+        return valid_text(str(error))
     except Exception:
         return "its message cannot be shown"
 

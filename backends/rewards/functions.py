@@ -74,8 +74,8 @@ from penstock.backends.rewards.wire import (
 )
 from penstock.messages.arrays import tokens_view
 from penstock.messages.option_keys import Names, is_user_code
-from penstock.messages.samples import MAX_REWARD, Group
-from penstock.messages.texts import counted
+from penstock.messages.samples import MAX_COMPONENTS, MAX_REWARD, Group
+from penstock.messages.texts import counted, valid_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -187,10 +187,12 @@ def judged(
         names = " or ".join(repr(name) for name in wanted)
         raise NoRewardError(f"{who} returned a dict without {names}; its keys are {_short(list(parts))}")
     components = tuple(
-        (str(name), _reward(value, f"component {name!r} of the reward is"))
+        (valid_text(str(name)), _reward(value, f"component {name!r} of the reward is"))
         for name, value in parts.items()
         if name != total and not (name == ANSWER and isinstance(value, str | None))
     )
+    if len(components) > MAX_COMPONENTS:
+        raise NoRewardError(f"{who} returned {len(components)} components; at most {MAX_COMPONENTS} are taken")
     answer = parts.get(ANSWER)
     extracted = bounded_answer(answer) if isinstance(answer, str) else ""
     return Judged(call_id, elapsed_s, _reward(parts[total], f"{total!r} of the reward is"), components, extracted)
@@ -234,7 +236,7 @@ def kept(call_id: int, elapsed_s: float, returned: object) -> Kept:
         case bool(keep):
             return Kept(call_id, elapsed_s, keep, "")
         case (bool(keep), str(cause)):
-            return Kept(call_id, elapsed_s, keep, "" if keep else cause)
+            return Kept(call_id, elapsed_s, keep, "" if keep else valid_text(cause))
         case other:
             raise NoRewardError(f"the filter returned {_short(other)}; expected True, False, or (False, 'cause')")
 

@@ -49,9 +49,9 @@ LOOK_AGAIN_S: Final = 5.0
 SESSION_HEADER: Final = "X-Penstock-Session"
 _SESSION_NAME: Final = re.compile(r"([0-9]{1,9})-[0-9a-z-]{1,64}")
 """As engines make them; it becomes a part of an address."""
-_HOP_HEADERS: Final = frozenset(
-    {"connection", "keep-alive", "transfer-encoding", "content-length", "host", "upgrade", "content-encoding"}
-)
+_HOP_HEADERS: Final = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "host", "upgrade"})
+_UNDONE_HEADERS: Final = _HOP_HEADERS | {"content-encoding"}
+"""Of requests, whose bodies are unpacked when they are read; those of answers pass through as they are."""
 
 
 class DoorStatus(msgspec.Struct, frozen=True):
@@ -104,7 +104,8 @@ class FrontDoor:
 
     async def _open_client(self, _: web.Application) -> AsyncIterator[None]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=FORWARD_TIMEOUT_S)
-        headers = {"Authorization": f"Bearer {self._token}"}
+        # What this door reads itself is not unpacked either.
+        headers = {"Authorization": f"Bearer {self._token}", "Accept-Encoding": "identity"}
         async with aiohttp.ClientSession(
             timeout=timeout, headers=headers, auto_decompress=False, connector=aiohttp.TCPConnector(limit=0)
         ) as self._client:
@@ -206,7 +207,7 @@ class FrontDoor:
         return await self._forward_to(request, f"{url}{PATH}", "whoever takes finished groups")
 
     async def _forward_to(self, request: web.Request, url: str, who: str) -> web.StreamResponse:
-        headers = {key: value for key, value in request.headers.items() if key.lower() not in _HOP_HEADERS}
+        headers = {key: value for key, value in request.headers.items() if key.lower() not in _UNDONE_HEADERS}
         try:
             reply = await self._engines.request(request.method, url, data=await request.read(), headers=headers)
         except aiohttp.ClientError as error:  # one that is killed just now refuses, resets or answers half

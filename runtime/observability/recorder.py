@@ -11,7 +11,10 @@ from __future__ import annotations
 import logging
 import sqlite3
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from penstock import __version__
 from penstock.backends.ledger.kept_samples import read_kept
@@ -20,6 +23,7 @@ from penstock.messages.errors import UserFault
 from penstock.messages.names import Role
 from penstock.runtime.observability.accounting import read_accounts
 from penstock.runtime.observability.actors_file import ActorsFile
+from penstock.runtime.observability.component_names import ComponentNames
 from penstock.runtime.observability.evaluations import evaluation_row, outcomes_of, read_evaluations
 from penstock.runtime.observability.facts import REPORT_FILE, Start, write_start
 from penstock.runtime.observability.figures import RunFigures, mean
@@ -105,6 +109,7 @@ class RunRecorder:
         self._warnings: list[str] = []
         self._shown: KeptSample | None = None
         self._evaluations: dict[int, EvaluationRow] = {}
+        self._components = ComponentNames()
         if resumes:
             self._restore(run_folder)
         now = datetime.now(UTC).astimezone() if resumes else self._started_at
@@ -118,7 +123,9 @@ class RunRecorder:
         self.figures.restore(rows, summary)
         times = [0.0 if summary is None else summary.training_s, *(row.training_s for row in rows[-1:])]
         self.training.before_s = max(times)
-        self._evaluations = {row.evaluation: row for row in read_evaluations(run_folder)}
+        evaluations = read_evaluations(run_folder)
+        self._evaluations = {row.evaluation: row for row in evaluations}
+        self._components = ComponentNames(chain(*(row.metrics for row in rows), *(e.metrics for e in evaluations)))
         self._warnings += () if summary is None else summary.warnings
         if self._view is not None:
             self._view.restore(rows, summary)
@@ -144,6 +151,7 @@ class RunRecorder:
     def step(self, report: StepReported, now_s: float) -> None:
         """A step is recorded."""
         self.training.step()
+        report = replace(report, metrics=tuple(each for each in report.metrics if self._components.follows(each.name)))
         row = StepRow.of(
             now_s,
             report,
@@ -171,6 +179,9 @@ class RunRecorder:
             return
         facts = self._facts
         row = evaluation_row(finished, facts.evaluation, now_s, first_version=facts.first_version)
+        row = replace(
+            row, metrics={name: value for name, value in row.metrics.items() if self._components.follows(name)}
+        )
         self._evaluations[row.evaluation] = row
         self._append(row)
         if self._metrics is not None:
@@ -268,6 +279,8 @@ class RunRecorder:
         self._activity.abandon()
 
     def _append(self, row: StepRow | EvaluationRow) -> None:
+        if (told := self._components.warning()) is not None:
+            self._complain([told])
         self._steps.append(row)
         if self._trackers is not None:
             self._trackers.grown()

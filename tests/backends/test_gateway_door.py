@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 import struct
@@ -180,3 +181,28 @@ def die_while_asked(dying: socket.socket, answer: bytes | None) -> None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         else:
             connection.sendall(answer)
+
+
+def test_packed_bodies_arrive_as_what_they_are(tmp_path: Path) -> None:
+    """A request is unpacked at the door, and an answer where it is read."""
+    packed = gzip.compress(b'{"a":"b"}')
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n".encode()
+    heard = bytearray()
+
+    def answer(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            while not heard.endswith(b'{"asked":1}'):
+                heard.extend(connection.recv(1 << 16))
+            connection.sendall(head + packed)
+
+    with socket.create_server(("127.0.0.1", 0)) as server, open_door(tmp_path, "key") as door:
+        server.settimeout(WAIT_S)
+        thread = threading.Thread(target=answer, args=(server,))
+        thread.start()
+        write_push_address(tmp_path, f"http://127.0.0.1:{server.getsockname()[1]}")
+        asked = gzip.compress(b'{"asked":1}')
+        reply = door.http.post("/trajectories", content=asked, headers={"Content-Encoding": "gzip"})
+        thread.join(WAIT_S)
+    assert reply.json() == {"a": "b"}
+    assert b"content-encoding" not in bytes(heard).lower()

@@ -258,6 +258,30 @@ def test_calls_sent_ahead_of_a_hang_are_not_lost(judges: list[Judge], tmp_path: 
     assert {key.index for key, answer in answers.items() if answer.reward is None} == {100, 101, 180}
 
 
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_what_python_makes_of_an_escape_reaches_us(
+    kind: str, judges: list[Judge], tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """No message can hold a half of a surrogate, and one that could not be sent was the end of its process."""
+    judge = open_judge(
+        judges,
+        tmp_path,
+        tokenizer_folder,
+        f"""
+        import json
+        HALF = json.loads('"\\\\ud800"')
+        {kind} score(response):
+            if response == "a":
+                raise ValueError("no number: " + HALF)
+            return {{"reward": 1.0, HALF: 0.5}}
+        """,
+    )
+    raised, named = judge.score(command(0, response="a"), command(1, response="b")).values()
+    assert "ValueError: no number: ?" in raised.reason
+    assert named.reward == Reward(value=1.0, components=(Metric("?", 0.5),))
+    assert judge.gauge("reward/replaced_processes") == 0
+
+
 @pytest.mark.parametrize(
     ("how", "reason"),
     [

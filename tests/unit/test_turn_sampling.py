@@ -48,6 +48,8 @@ def test_what_is_drawn_as_the_run_draws_is_trained_and_nothing_else(asked: TurnS
         (TurnSampling(top_p=float("nan")), None, "top_p"),
         (TurnSampling(top_p=0.0), None, "> 0"),
         (TurnSampling(seed=-1), None, ">= 0"),
+        (TurnSampling(top_k=1 << 31), None, "<= 1073741824"),
+        (TurnSampling(top_k=10**30), None, "<= 1073741824"),
         (TurnSampling(regex="a"), Capability.CONSTRAINED, "engines of sglang can"),
         (TurnSampling(regex="a", json_schema="{}"), None, "exclude each other"),
         (TurnSampling(json_schema="[1]"), None, "JSON object"),

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from penstock.backends.ledger.kept_books import decoded
+from penstock.backends.processes.frames import MAX_FRAME_BYTES, FrameReader, frame
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.service_messages import service_at
 from penstock.backends.weights.tensor_file import LENGTH_BYTES, parse_header
@@ -65,3 +66,12 @@ def test_a_location_that_is_nested_too_deeply_names_no_service() -> None:
 @pytest.mark.parametrize("data", [b"\x81\xa4more" + b"\x91" * 100_000, b"\x93\xa1\xff"], ids=["too deep", "no UTF-8"])
 def test_kept_books_that_cannot_be_read_are_wrong(data: bytes) -> None:
     assert decoded(3, data).is_wrong
+
+
+def test_a_frame_that_is_too_long_is_not_waited_for() -> None:
+    reader = FrameReader(msgspec.msgpack.Decoder(list[str]))
+    assert list(reader.feed(frame(["a", "b"]))) == ["a", "b"]
+    assert list(reader.feed(MAX_FRAME_BYTES.to_bytes(4, "little"))) == [], "which may still come"
+    other = FrameReader(msgspec.msgpack.Decoder(list[str]))
+    with pytest.raises(msgspec.MsgspecError, match=f"a frame of {MAX_FRAME_BYTES + 1} bytes; at most"):
+        list(other.feed((MAX_FRAME_BYTES + 1).to_bytes(4, "little")))

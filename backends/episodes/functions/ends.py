@@ -18,6 +18,7 @@ from penstock.backends.episodes.interfaces import EpisodeInfraError, EpisodePoli
 from penstock.backends.episodes.play import End, EpisodeLimitError
 from penstock.backends.processes.user_code import described, named, text_of
 from penstock.backends.rewards.functions import NoRewardError, judged
+from penstock.messages.texts import valid_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,9 +47,9 @@ def end_of(episode: int, returned: object, *, is_cut_off: bool) -> Ended:
     if returned.reward is None:
         if returned.components:
             raise NoRewardError("End has components and no reward; components are reported beside one")
-        return Ended(episode, outcome, returned.detail)
+        return Ended(episode, outcome, _short(returned.detail))
     found = judged(0, 0.0, {**returned.components, "reward": returned.reward})
-    return Ended(episode, outcome, returned.detail, found.value, found.components)
+    return Ended(episode, outcome, _short(returned.detail), found.value, found.components)
 
 
 def failure_of(episode: int, error: BaseException, path: Path | None) -> Ended:
@@ -83,4 +84,4 @@ def _policy_error(episode: int, error: EpisodePolicyError) -> Ended:
 
 
 def _short(text: str) -> str:
-    return text[:MAX_DETAIL_CHARACTERS]
+    return valid_text(text[:MAX_DETAIL_CHARACTERS])

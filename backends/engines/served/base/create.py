@@ -47,6 +47,7 @@ def served_engine(
         sleeps=context.sleeps,
         remote_ranks=context.remote_ranks,
         takes_over=context.takes_over,
+        data=context.data,
     )
     rules = RequestRules(
         tag=secrets.token_hex(4),

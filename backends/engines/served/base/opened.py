@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from penstock.backends.data.options import DataOptions
     from penstock.backends.engines.options import EnginesOptions
     from penstock.backends.engines.served.base.generator import Generator
     from penstock.backends.engines.served.base.settings import ServerSettings
@@ -63,6 +64,8 @@ class EngineSetup:
     """The other nodes of its placement group, if there are any."""
     takes_over: bool = False
     """A server that an earlier incarnation of its actor has left may be taken over."""
+    data: DataOptions | None = None
+    """Of its prompts; None: they are of text alone."""
 
     def log_path(self, kind: str) -> Path:
         """Where the log of its server is kept, in a folder that is there."""

@@ -31,7 +31,9 @@ from penstock.messages.top_logprobs import TopLogprobs
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from penstock.backends.engines.served.base.calls import Chunk, Generated
     from penstock.backends.engines.served.base.http import ServerHttp
+    from penstock.backends.engines.served.sglang.media_fetch import MediaFetcher
     from penstock.backends.engines.served.sglang.replies import MetaInfo
 
 LINGER_S: Final = 2.5
@@ -130,18 +132,31 @@ class SglangGenerator(Generator):
         priorities: bool = False,
         retry: RetryPolicy | None = None,
         abort_at: Sequence[ServerHttp] = (),
+        fetcher: MediaFetcher | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """``vocab_size``: rows of the embedding. ``incremental``: the server's ``incremental_streaming_output``.
         ``stream_interval``: tokens between two events. ``seeded``, ``priorities``: whether the server heeds them.
-        ``abort_at``: the servers behind a router, which does not pass aborts on."""
+        ``abort_at``: the servers behind a router, which does not pass aborts on. ``fetcher``: of what prompts name by
+        its address; None: they name nothing."""
         controls = [SglangControl(server) for server in abort_at or (http,)]
         super().__init__(http, vocab_size=vocab_size, abort_at=controls, retry=retry, clock=clock, sleep=sleep)
         self._incremental = incremental
         self._stream_interval = stream_interval
         self._seeded = seeded
         self._priorities = priorities
+        self._fetcher = fetcher
+
+    async def generate(self, call: GenerateCall, on_chunk: Callable[[Chunk], None]) -> Generated:
+        """See :class:`~penstock.backends.engines.served.base.generator.Generator`."""
+        if self._fetcher is not None and call.media:
+            try:
+                media = await self._fetcher.fetched(call.media, call.deadline_s)
+            except BadReply as error:
+                return self._assembler(call).failed(error)
+            call = msgspec.structs.replace(call, media=media)
+        return await super().generate(call, on_chunk)
 
     async def score(
         self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float, first: int = 1, num_top: int = 0

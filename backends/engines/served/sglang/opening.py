@@ -37,6 +37,7 @@ from penstock.backends.engines.served.sglang.control import CacheNotFlushed, NoO
 from penstock.backends.engines.served.sglang.endpoint import IDLE_S, SglangEndpoint
 from penstock.backends.engines.served.sglang.environment import SGLANG_VERSION, find_environment
 from penstock.backends.engines.served.sglang.generate import SglangGenerator
+from penstock.backends.engines.served.sglang.media_fetch import MediaFetcher
 from penstock.backends.engines.served.sglang.profile import ServerProfile
 from penstock.backends.engines.served.sglang.router import await_router
 from penstock.backends.engines.served.sglang.server_options import command_line, defaults, merged
@@ -230,6 +231,7 @@ def _opened(
             seeded=info.deterministic,
             priorities=info.priority_scheduling,
             abort_at=[endpoint.http for endpoint in endpoints],
+            fetcher=None if setup.data is None else MediaFetcher(setup.data),
         )
 
     scorers = tuple(generator_of(endpoint.http) for endpoint in endpoints)

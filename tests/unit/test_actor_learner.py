@@ -420,7 +420,7 @@ def test_a_learner_that_only_waits_for_samples_does_not_blame_the_checkpoint_tha
     bench.hear(batch(2))
     assert bench.activity() is Activity.WORKING
     bench.trained(2)
-    assert bench.activity() is Activity.WAITING_FOR_SAMPLES, "the next version is due, and no batch is kept from anything"
+    assert bench.activity() is Activity.WAITING_FOR_SAMPLES, "the next one is due, and keeps no batch"
     bench.hear(batch(3))
     assert (bench.activity(), bench.learner.state) == (Activity.CHECKPOINTING, "checkpointing")
 

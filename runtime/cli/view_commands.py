@@ -153,8 +153,8 @@ def ledger(
     from penstock.runtime.cli.ledger import ask_ledger, list_tables
 
     if sql is None:
-        if run is not None and not run.is_dir():  # though every ledger has these tables
-            raise UserFault(f"{run}: no such folder")
+        if run is not None:
+            run_folder(run)  # says if it is not there, though every ledger has these tables
         list_tables(console)
         return
     ask_ledger(run_folder(run), sql, console, as_csv=csv, timeout_s=timeout)

@@ -7,8 +7,9 @@ import shutil
 from typing import TYPE_CHECKING, Final
 
 import pytest
-import typer
 from sample_runs import small_run
+from typer.core import TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from penstock.backends.ledger.tables import LEDGER_FILE
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from click import Command, Group
+    from typer._click.core import Command
 
 RUN: Final = "RUN"
 OTHER: Final = "OTHER"
@@ -55,18 +56,20 @@ READ_THE_LEDGER: Final = (
 """What the others have to say about a run that has ended stands in its other files; the dashboard shows what it can."""
 
 
-def commands(group: Group, before: str = "") -> Iterator[tuple[str, Command]]:
+def commands(group: TyperGroup, before: str = "") -> Iterator[tuple[str, Command]]:
     for name, command in group.commands.items():
-        if hasattr(command, "commands"):
+        if isinstance(command, TyperGroup):
             yield from commands(command, f"{name} ")
         else:
             yield before + name, command
 
 
 def test_these_are_all_commands_that_take_a_run() -> None:
+    program = get_command(app)
+    assert isinstance(program, TyperGroup)
     takes = {
         name
-        for name, command in commands(typer.main.get_command(app))
+        for name, command in commands(program)
         if any(re.search(rf"\b{RUN}\b", str(parameter.metavar)) for parameter in command.params)
     }
     assert takes | {"evaluate"} == set(COMMANDS), "evaluate takes a run or another folder with a model"

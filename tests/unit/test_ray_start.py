@@ -75,3 +75,28 @@ def test_a_cluster_that_cannot_be_joined_is_named_with_what_to_do(
 
 def test_an_error_of_ours_at_its_start_stays_what_it_is(tmp_path: Path) -> None:
     assert "TypeError: The current node timed out" in ended("TypeError", tmp_path).stderr
+
+
+JOB = """
+from pathlib import Path
+from penstock.messages.errors import UserFault
+from penstock.runtime.hosts.ray.node import await_nodes
+import ray
+
+def late(**_):
+    raise ray.exceptions.RpcError("failed to connect to all addresses")
+
+ray.init = late
+try:
+    await_nodes("10.0.0.1:6379", 2, 1.0, Path("."))
+except UserFault as error:
+    print(error)
+"""
+
+
+def test_a_batch_job_whose_nodes_cannot_be_joined_says_where_to_look() -> None:
+    done = subprocess.run([sys.executable, "-c", JOB], capture_output=True, text=True, timeout=120)
+    assert done.stdout == (
+        "10.0.0.1:6379: Ray of this job cannot be reached: failed to connect to all addresses; the logs of its nodes say "
+        "why\n"
+    ), done.stderr

@@ -97,6 +97,6 @@ except UserFault as error:
 def test_a_batch_job_whose_nodes_cannot_be_joined_says_where_to_look() -> None:
     done = subprocess.run([sys.executable, "-c", JOB], capture_output=True, text=True, timeout=120)
     assert done.stdout == (
-        "10.0.0.1:6379: Ray of this job cannot be reached: failed to connect to all addresses; the logs of its nodes say "
-        "why\n"
+        "10.0.0.1:6379: Ray of this job cannot be reached: failed to connect to all addresses; the logs of its "
+        "nodes say why\n"
     ), done.stderr

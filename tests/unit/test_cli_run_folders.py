@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -29,7 +31,7 @@ COMMANDS: Final = {
     "audit": (RUN,),
     "calibrate": (RUN,),
     "compare": (OTHER, RUN),
-    "convert": (RUN, "--check"),
+    "convert": (RUN, "out"),
     "dashboard": (RUN, "--port", "0"),
     "diff-steps": (RUN, OTHER),
     "engine join": (RUN, "http://10.0.0.7:30000"),
@@ -121,8 +123,9 @@ def test_a_damaged_ledger_is_named_with_what_to_do(command: str, damage: str, ot
     run = tmp_path / "run"
     shutil.copytree(other, run)
     ledger = run / LEDGER_FILE
-    for beside in run.glob(f"{LEDGER_FILE}-*"):
-        beside.unlink()
+    with closing(sqlite3.connect(ledger)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert not list(run.glob(f"{LEDGER_FILE}-*"))
     whole = ledger.read_bytes()
     ledger.write_bytes({"emptied": b"", "cut off": whole[: len(whole) // 3], "overwritten": b"x" * len(whole)}[damage])
     said = refusal(command, run, other)

@@ -52,8 +52,8 @@ INFO = {
     "version": "0.5.23", "model_path": "/m", "max_total_num_tokens": 1, "max_req_input_len": 1,
     "internal_states": [{"weight_version": "v3", "effective_max_running_requests_per_dp": 1}],
 }  # fmt: skip
-RANK = {"checksums": {}, "per_gpu_checksum": "6fbd", "parallelism_info": []}
-CHECKED = {"success": True, "message": "", "ranks": [RANK]}
+RANK: dict[str, object] = {"checksums": {}, "per_gpu_checksum": "6fbd", "parallelism_info": []}
+CHECKED: dict[str, object] = {"success": True, "message": "", "ranks": [RANK]}
 IDLE = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 0, "max_total_num_tokens": 1}
 ANSWERS = {
     "/end_weight_update": (200, SUCCESS),

@@ -98,9 +98,11 @@ class StepFinished(Event, frozen=True, kw_only=True):
 
 
 class CheckpointDemanded(Event, frozen=True, kw_only=True):
-    """Buffer → Learner: save as soon as you stand at this version or a later one; the run is to end."""
+    """Buffer → Learner: save as soon as you stand at this version or a later one."""
 
     version: int
+    ends_run: bool = False
+    """Nothing is trained any more: the run ends, or stops, when this one is there."""
 
 
 class CheckpointSaved(Event, frozen=True, kw_only=True):

@@ -107,7 +107,7 @@ class RunState:
             self._is_archiving = True
             keeper.out.append(ArchiveGroups(group_ids))
         elif not books.goal.is_saved(books):
-            keeper.send(LEARNER, CheckpointDemanded(version=books.version))
+            keeper.send(LEARNER, CheckpointDemanded(version=books.version, ends_run=True))
         else:
             if books.checkpoints:
                 self._release()
@@ -141,7 +141,7 @@ class RunState:
             self._stop_reason = reason
             self.turn(Phase.STOPPING)
             if books.open_lease is not None or max(0, books.checkpoint_version) < books.version:
-                self._keeper.send(LEARNER, CheckpointDemanded(version=books.version))
+                self._keeper.send(LEARNER, CheckpointDemanded(version=books.version, ends_run=True))
             else:
                 self._stopped(reason)
 

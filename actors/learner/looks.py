@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from penstock.actors.learner.turns import Turns
 
 
-def learner_activity(phase: Phase, saving: Saving, *, version: int, is_awake: bool) -> Activity:
-    """What the learner's time is spent on."""
+def learner_activity(phase: Phase, *, version: int, is_awake: bool, is_held_up: bool) -> Activity:
+    """What the learner's time is spent on; ``is_held_up``: see :meth:`.Saving.holds_up`."""
     match phase:
         case Phase.STARTING | Phase.OPENING:
             return Activity.STARTING
@@ -26,7 +26,7 @@ def learner_activity(phase: Phase, saving: Saving, *, version: int, is_awake: bo
             return Activity.ASLEEP
         case Phase.IDLE if not is_awake:
             return Activity.ASLEEP
-        case Phase.IDLE if saving.writing is not None:
+        case Phase.IDLE if is_held_up:
             return Activity.CHECKPOINTING
         case Phase.IDLE:
             return Activity.WAITING_FOR_SAMPLES
@@ -39,16 +39,16 @@ def learner_activity(phase: Phase, saving: Saving, *, version: int, is_awake: bo
 
 
 def learner_waits(
-    phase: Phase, turns: Turns, saving: Saving, publishing: Publishing, *, version: int, has_batch: bool
+    phase: Phase, turns: Turns, saving: Saving, publishing: Publishing, *, version: int, is_held_up: bool
 ) -> list[Wait]:
-    """The Buffer, engines on its devices, or its backend; ``has_batch``: the next one is here."""
+    """The Buffer, engines on its devices, or its backend; ``is_held_up``: see :meth:`.Saving.holds_up`."""
     match phase:
         case Phase.ASKING:
             return turns.waits()
         case Phase.STARTING:
             found = [Wait("name of", "a checkpoint", BUFFER)]
-        case Phase.IDLE if has_batch:
-            found = []  # the checkpoint that is written holds it
+        case Phase.IDLE if is_held_up:
+            found = []  # it waits for the checkpoint, which follows
         case Phase.IDLE:
             found = [Wait("offer of", f"batch {version + 1}", BUFFER)]
         case Phase.TRAINING:

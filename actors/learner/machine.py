@@ -130,13 +130,18 @@ class Learner:
             return self.phase.value
         if not self.is_awake:
             return "asleep"
-        return "checkpointing" if self.saving.writing is not None else self.phase.value
+        return "checkpointing" if self._is_held_up else self.phase.value
 
     @property
     def shows(self) -> tuple[Activity, float, float]:
         """See :class:`penstock.actors.machine.Accounted`; a learner that works works on all it has."""
-        activity = learner_activity(self.phase, self.saving, version=self.version, is_awake=self.is_awake)
-        return activity, 1.0, 0.0
+        is_awake, is_held_up = self.is_awake, self._is_held_up
+        return learner_activity(self.phase, version=self.version, is_awake=is_awake, is_held_up=is_held_up), 1.0, 0.0
+
+    @property
+    def _is_held_up(self) -> bool:
+        """By the checkpoint that is being written, unless its backend does something else."""
+        return self.saving.holds_up(has_batch=self._next is not None)
 
     def leases(self) -> tuple[()]:
         """Samples in a batch are settled; the Learner holds none."""
@@ -155,7 +160,7 @@ class Learner:
             case WeightsPublished():
                 self._on_published(event)
             case CheckpointDemanded():
-                self._out += self.saving.demanded(event.version, version=self.version)
+                self._out += self.saving.demanded(event, version=self.version)
             case PublishDemanded():
                 self.publishing.demanded(event.version, version=self.version)
             case CheckpointWritten():
@@ -388,11 +393,9 @@ class Learner:
 
     def waits(self) -> tuple[Wait, ...]:
         """The Buffer, or its backend."""
-        has_batch = self._next is not None
+        held = self._is_held_up
         return tuple(
-            learner_waits(
-                self.phase, self.turns, self.saving, self.publishing, version=self.version, has_batch=has_batch
-            )
+            learner_waits(self.phase, self.turns, self.saving, self.publishing, version=self.version, is_held_up=held)
         )
 
     @property

@@ -12,6 +12,7 @@ from penstock.messages.training import CheckpointSaved
 if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
     from penstock.messages.local import CheckpointWritten
+    from penstock.messages.training import CheckpointDemanded
 
 SAVE_DEADLINE: Final = "save"
 
@@ -29,13 +30,21 @@ class Saving:
         self._saved: CheckpointSaved | None = None
         self._demanded: int | None = None
         """A checkpoint of this version or a later one is wanted."""
+        self._ends_run = False
+        """The run waits for it, to end."""
 
-    def demanded(self, wanted: int, *, version: int) -> list[AnyCommand]:
+    def demanded(self, event: CheckpointDemanded, *, version: int) -> list[AnyCommand]:
         """The Buffer wants one; ``version`` is at hand."""
-        if self._saved is not None and self._saved.version == version >= wanted:
+        if self._saved is not None and self._saved.version == version >= event.version:
             return [Send(BUFFER, self._saved)]
-        self._demanded = wanted
+        self._demanded = event.version
+        self._ends_run |= event.ends_run
         return []
+
+    def holds_up(self, *, has_batch: bool) -> bool:
+        """Whether something waits for what is being written: the batch that is here, or the end of the run. A Learner
+        that has nothing to train waits for samples, however long the disk takes."""
+        return self.writing is not None and (has_batch or self._ends_run)
 
     def is_wanted(self, version: int) -> bool:
         """Whether :meth:`start` would write one of the version at hand."""
@@ -58,5 +67,6 @@ class Saving:
     def done(self, event: CheckpointWritten) -> list[AnyCommand]:
         """It is written."""
         self.writing = None
+        self._ends_run &= self._demanded is not None  # as where an older one was written when the run came to its end
         self._saved = CheckpointSaved(version=event.version, path=event.path)
         return [StopTimer(SAVE_DEADLINE), Send(BUFFER, self._saved)]

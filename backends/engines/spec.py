@@ -48,44 +48,58 @@ ONE_GPU: Final = EngineSize(1, (1,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineContext:
-    """Everything that an engine is opened with."""
+class EngineSetup:
+    """What an engine is started from."""
 
     name: str
     """Name of the actor that holds the engine."""
     place: int
     """Which engine of its kind it is, counted from 0."""
-    epoch: int
-    """Incarnation of the actor."""
     model_folder: Path
     """A Hugging Face checkpoint, with its tokenizer."""
     run_folder: Path
     options: EnginesOptions
     """As of a run that has this kind of engine only."""
-    sampling: SamplingOptions
-    by_dataset: Sequence[SamplingOptions] = ()
-    """How responses to prompts of the datasets of an evaluation are drawn."""
-    data: DataOptions
-    recorded: RecordedSettings | None = None
-    """What is made of responses that rows hold; given to engines with ``FROM_ROWS``."""
     max_context: int
     """Tokens of prompt and response together."""
     dtype: str
     """``float32``, ``bfloat16`` or ``float16``."""
-    true_on_policy: bool = False
-    """Its log-probs have the bits of the learner's."""
     lora: LoraOptions | None = None
     """The adapters that are published alone; None: none are."""
-    seed: int
-    """Seed of the run."""
-    bucket_size_bytes: int
-    """Weights that are pushed travel in pieces of about this size."""
     sleeps: bool = False
     """It takes turns on its GPUs with the learner."""
     remote_ranks: RemoteRanks | None = None
     """The other nodes of an engine over several."""
     takes_over: bool = False
     """The incarnation before it was lost by its process alone: a server that it has left may be taken over."""
+    data: DataOptions | None = None
+    """Of its prompts; None: they are of text alone."""
+
+    def log_path(self, kind: str) -> Path:
+        """Where the log of its server is kept, in a folder that is there."""
+        logs = self.run_folder / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        return logs / f"{self.name.replace('/', '-')}-{kind}.log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineContext(EngineSetup):
+    """Everything that an engine is opened with: it samples as well."""
+
+    epoch: int
+    """Incarnation of the actor."""
+    sampling: SamplingOptions
+    by_dataset: Sequence[SamplingOptions] = ()
+    """How responses to prompts of the datasets of an evaluation are drawn."""
+    data: DataOptions
+    recorded: RecordedSettings | None = None
+    """What is made of responses that rows hold; given to engines with ``FROM_ROWS``."""
+    true_on_policy: bool = False
+    """Its log-probs have the bits of the learner's."""
+    seed: int
+    """Seed of the run."""
+    bucket_size_bytes: int
+    """Weights that are pushed travel in pieces of about this size."""
     timers: Timers | None = None
     """The clock; given to engines with ``MODELLED``."""
 

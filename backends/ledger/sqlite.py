@@ -35,6 +35,7 @@ from penstock.backends.ledger.tables import (
 )
 from penstock.messages.base import UNREADABLE
 from penstock.messages.books import KeptBooks
+from penstock.messages.errors import UserFault
 from penstock.messages.ledger import GroupRecorded, LedgerEntry, StepRecorded
 from penstock.messages.samples import Group
 
@@ -314,6 +315,22 @@ def open_read_only(path: Path) -> sqlite3.Connection:
     return database
 
 
+@contextlib.contextmanager
+def asked_ledger(path: Path) -> Generator[sqlite3.Connection]:
+    """A connection as of :func:`open_read_only`, for who looks at a run; it is closed behind the block.
+
+    Raises:
+        UserFault: what lies there cannot be read, as may be seen within the block.
+    """
+    try:
+        with contextlib.closing(open_read_only(path)) as database:
+            if not database.execute("PRAGMA user_version").fetchone()[0]:
+                raise UserFault(_wrong_form(path, 0))
+            yield database
+    except sqlite3.Error as error:
+        raise UserFault(f"{path}: the ledger cannot be read: {_story(error)}") from None
+
+
 def _entry_json(body: bytes) -> str:
     return msgspec.json.encode(msgspec.msgpack.decode(body)).decode()
 
@@ -326,7 +343,9 @@ def _body(entry: LedgerEntry) -> bytes:
 
 def _wrong_form(path: Path | str, form: int) -> str:
     if form == 0:
-        return f"{path}: this file holds no ledger"
+        return (
+            f"{path}: this file holds no ledger: the run has only begun it, or it was emptied; restore it from a copy"
+        )
     made_by = "a newer" if form > SCHEMA_VERSION else "an older"
     return f"{path}: {made_by} penstock wrote this ledger: it has form {form}, this one reads form {SCHEMA_VERSION}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from penstock.messages.errors import UserFault
+from penstock.runtime.cli.program import RUNS
 from penstock.runtime.cli.status import duration
 from penstock.runtime.cli.tables import aligned
 from penstock.runtime.launch.runs import RECORD_NAME
@@ -27,16 +29,17 @@ if TYPE_CHECKING:
 COLUMNS = ("run", "state", "began", "took", "step", "reward")
 
 
-def show_runs(parent: Path, console: Console) -> int:
-    """Print a line for each run of which this folder is the parent; what cannot be read says why in its place.
+def show_runs(parent: Path, console: Console) -> None:
+    """Print a line for each run of which this folder is the parent; what cannot be read says why in its place. Where
+    no run is there yet, it says where it looked and how to begin one.
 
-    Returns:
-        0, and 1 where no run is there.
+    Raises:
+        UserFault: a folder that was named is not there, or is that of a run itself.
     """
     found = [(file.parent, _status(file.parent)) for file in parent.glob(f"*/{RECORD_NAME}")]
     if not found:
-        console.print(f"{escape(terminal_lines(str(parent)))}: no run is there")
-        return 1
+        console.print(escape(terminal_lines(_no_runs(parent))), soft_wrap=True)
+        return
     known = sorted(found, key=_began_at, reverse=True)
     rows = [_cells(folder, status) for folder, status in known if not isinstance(status, str)]
     for line in _lines([list(COLUMNS), *rows], console):
@@ -44,7 +47,17 @@ def show_runs(parent: Path, console: Console) -> int:
     for folder, status in known:
         if isinstance(status, str):
             console.print(Text(f"{terminal_text(folder.name)}  {terminal_lines(status)}"), soft_wrap=True)
-    return 0
+
+
+def _no_runs(parent: Path) -> str:
+    if (parent / RECORD_NAME).is_file():
+        command = shlex.join(("penstock", "status", str(parent)))
+        raise UserFault(f"{parent}: the folder of one run; look at it with: {command}")
+    if parent != RUNS and not parent.is_dir():
+        what = "a file" if parent.exists() else "no such folder"
+        raise UserFault(f"{parent}: {what}; name the folder that runs are in, as run.folder does in a scenario")
+    command = shlex.join(("penstock", "run", "quickstart", *(() if parent == RUNS else (f"run.folder={parent}",))))
+    return f"{parent.absolute()}: no run is there yet; begin one with: {command}"
 
 
 def _lines(rows: list[list[str]], console: Console) -> Iterator[Text]:

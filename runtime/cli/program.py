@@ -59,6 +59,8 @@ console = TerminalConsole()
 errors = TerminalConsole(stderr=True, soft_wrap=True)
 OWN_PROCESS: Final = object()
 """Commands have it as ``context.obj`` where the process is theirs alone, and no test's or notebook's."""
+RUNS: Final = Path("runs")
+"""Where runs are, unless a scenario or a command says otherwise."""
 NICE: Final = 10
 """A tenth of the weight of others. With 19 the page is seconds late where five processes want each core."""
 
@@ -111,8 +113,9 @@ RunFolder = Annotated[
 
 def run_folder(run: Path | None) -> Path:
     from penstock.runtime.launch.runs import newest_run
+    from penstock.runtime.run_folder import folder_of_run
 
-    return run if run is not None else newest_run(Path("runs"))
+    return folder_of_run(run.expanduser()) if run is not None else newest_run(RUNS)
 
 
 def give_way() -> None:

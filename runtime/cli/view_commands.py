@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from penstock.messages.errors import UserFault
-from penstock.runtime.cli.program import OWN_PROCESS, RunFolder, app, console, give_way, output_option, run_folder
+from penstock.runtime.cli.program import OWN_PROCESS, RUNS, RunFolder, app, console, give_way, output_option, run_folder
 
 
 @app.command()
@@ -20,12 +20,12 @@ def status(run: RunFolder = None) -> None:
 
 @app.command("list", epilog="[bold]Examples[/]\n\npenstock list\n\npenstock list /scratch/runs")
 def list_runs(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the runs are.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the runs are.")] = RUNS,
 ) -> None:
     """List the runs of a folder, newest first: state, time, steps, reward."""
     from penstock.runtime.cli.listing import show_runs
 
-    raise typer.Exit(show_runs(folder, console))
+    show_runs(folder, console)
 
 
 @app.command()
@@ -153,8 +153,8 @@ def ledger(
     from penstock.runtime.cli.ledger import ask_ledger, list_tables
 
     if sql is None:
-        if run is not None and not run.is_dir():  # though every ledger has these tables
-            raise UserFault(f"{run}: no such folder")
+        if run is not None:
+            run_folder(run)  # says if it is not there, though every ledger has these tables
         list_tables(console)
         return
     ask_ledger(run_folder(run), sql, console, as_csv=csv, timeout_s=timeout)

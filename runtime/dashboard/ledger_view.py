@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
-from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec.structs import replace
 
-from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.sqlite import asked_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE, TABLES, VIEWS
-from penstock.messages.errors import UserFault
 from penstock.runtime.dashboard.routes import Query, Route, View
 from penstock.runtime.dashboard.sql_box import LIMIT_S, START_S, SqlQuery, ask
 from penstock.runtime.observability.accounting import Waste, read_accounts
@@ -125,12 +122,9 @@ def _counts(file: Path) -> LedgerCounts | None:
     if not file.is_file():
         return None
     ends_s = time.monotonic() + BALANCE_S
-    try:
-        with closing(open_read_only(file)) as database:
-            database.set_progress_handler(lambda: time.monotonic() > ends_s, INSTRUCTIONS_A_CHECK)
-            return ledger_counts(database)
-    except sqlite3.Error as error:
-        raise UserFault(f"{file}: the balance cannot be read: {error}") from None
+    with asked_ledger(file) as database:
+        database.set_progress_handler(lambda: time.monotonic() > ends_s, INSTRUCTIONS_A_CHECK)
+        return ledger_counts(database)
 
 
 def _rows(counts: LedgerCounts) -> list[BalanceRow]:

@@ -7,7 +7,6 @@ is named with the key that keeps it.
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -16,7 +15,7 @@ import msgspec
 from penstock.backends.extras import missing_extra
 from penstock.backends.ledger.evaluation_answers import FOLDER, outcome_words, response_text
 from penstock.backends.ledger.kept_samples import KeptSample, clipped, read_kept_of
-from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.sqlite import asked_ledger
 from penstock.messages.base import UNREADABLE
 from penstock.messages.engine_counts import in_words
 from penstock.messages.errors import UserFault
@@ -288,7 +287,7 @@ def _stage_row(stage: Stage, start_ns: int) -> StageRow:
 def _mates(run_folder: Path, group_id: int) -> list[Mate]:
     """The samples of a group; rewards are of the ledger, or of the kept samples where it has none."""
     fates = read_fates(run_folder, group_id=group_id)[:MAX_GROUP]
-    with closing(open_read_only(ledger_file(run_folder))) as database:
+    with asked_ledger(ledger_file(run_folder)) as database:
         query = "SELECT sample_index, reward FROM samples WHERE group_id = ?"
         rewards: dict[int, float | None] = dict(database.execute(query, (group_id,)).fetchall())
     kept = read_kept_of(run_folder, [(group_id, fate.index) for fate in fates if rewards.get(fate.index) is None])

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec.structs import replace
 from rich.markup import escape
 
+from penstock.backends.checkpoint.hf_config import CONFIG_FILE
 from penstock.backends.engines.spec import are_modelled, engines_that
 from penstock.backends.learners.checkpoints.names import CHECKPOINTS, version_of
 from penstock.backends.protocol import Capability
@@ -81,6 +82,8 @@ def plan_evaluation(
     """
     model = fetched_model(model, console)
     folder = model_folder(model, version).expanduser().absolute()
+    if not (folder / CONFIG_FILE).is_file():
+        raise UserFault(f"{folder}: no {CONFIG_FILE} there; expected the folder of a run, a checkpoint or a model")
     return Evaluation(folder, evaluation_scenario(folder, model, scenario_file, overrides, asked), scenario_file)
 
 

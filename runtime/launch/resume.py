@@ -11,8 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -20,7 +19,7 @@ import msgspec
 from rich.markup import escape
 
 from penstock.backends.learners.checkpoints.names import CHECKPOINTS, checkpoint_in, is_of_a_run
-from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.sqlite import asked_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.backends.processes.process_facts import is_stopped
 from penstock.messages.errors import UserFault
@@ -230,8 +229,5 @@ def _row(ledger: Path, query: str) -> tuple[Any, ...] | None:
     Raises:
         UserFault: the ledger cannot be read.
     """
-    try:
-        with closing(open_read_only(ledger)) as database:
-            return cast("tuple[Any, ...] | None", database.execute(query).fetchone())
-    except sqlite3.Error as error:
-        raise UserFault(f"{ledger}: the ledger cannot be read: {error}") from None
+    with asked_ledger(ledger) as database:
+        return cast("tuple[Any, ...] | None", database.execute(query).fetchone())

@@ -28,6 +28,7 @@ from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.backends.processes.process_facts import await_exit, facts_of, is_running, pinned
 from penstock.messages.base import UNREADABLE
 from penstock.messages.errors import UserFault
+from penstock.runtime.run_folder import file_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -174,12 +175,7 @@ def read_record(folder: Path) -> RunRecord:
     """
     file = folder / RECORD_NAME
     try:
-        return msgspec.json.decode(file.read_bytes(), type=RunRecord)
-    except FileNotFoundError:
-        what = "no such folder" if not folder.exists() else f"not a run's folder: it has no {RECORD_NAME}"
-        raise UserFault(f"{folder}: {what}") from None
-    except NotADirectoryError:
-        raise UserFault(f"{folder}: a file, and not a run's folder") from None
+        return msgspec.json.decode(file_of_run(folder, RECORD_NAME).read_bytes(), type=RunRecord)
     except (OSError, *UNREADABLE) as error:
         raise UserFault(f"{file}: cannot read it: {error}") from None
 
@@ -236,7 +232,8 @@ def model_folder(source: Path, version: int | None) -> Path:
         if version is not None:
             raise UserFault(f"{source}: has no checkpoints, so --version {version} names nothing; leave it out")
         if not source.is_dir():
-            raise UserFault(f"{source}: there is no such folder; expected that of a run, a checkpoint or a model")
+            what = "a file" if source.exists() else "there is no such folder"
+            raise UserFault(f"{source}: {what}; expected the folder of a run, a checkpoint or a model")
         if checkpoints != source or (source / RECORD_NAME).is_file():
             raise UserFault(f"{source}: the run has written no checkpoint yet")
         return source

@@ -12,15 +12,12 @@ Invariants:
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.sqlite import asked_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
-from penstock.messages.errors import UserFault
 from penstock.messages.names import is_engine
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import Activity, Balance
@@ -240,10 +237,7 @@ def _balance(run_folder: Path, summary: RunSummary | None) -> Balance:
         return summary.balance
     path = run_folder / LEDGER_FILE
     if path.exists():
-        try:
-            with closing(open_read_only(path)) as database:
-                return ledger_counts(database).balance()
-        except sqlite3.Error as error:
-            raise UserFault(f"{path}: {error}; penstock audit looks at it more closely") from error
+        with asked_ledger(path) as database:
+            return ledger_counts(database).balance()
     steps = read_steps(run_folder)
     return steps[-1].balance if steps else Balance(issued=0, in_system=0, ended=(), generated_tokens=0)

@@ -15,13 +15,11 @@ Invariants:
 from __future__ import annotations
 
 import re
-import sqlite3
-from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.sqlite import asked_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import TerminalState, evaluation_group_id, group_name
@@ -179,11 +177,8 @@ def read_fates(
     file = run_folder / LEDGER_FILE
     if not file.is_file():
         raise UserFault(f"{file}: the run has no ledger (yet), so nothing is known of its samples")
-    try:
-        with closing(open_read_only(file)) as database:
-            rows = database.execute(f"{_SELECT} {where} ORDER BY s.group_id, s.sample_index", values).fetchall()
-    except sqlite3.Error as error:
-        raise UserFault(f"{file}: {error}") from None
+    with asked_ledger(file) as database:
+        rows = database.execute(f"{_SELECT} {where} ORDER BY s.group_id, s.sample_index", values).fetchall()
     return [Fate(*row) for row in rows]
 
 

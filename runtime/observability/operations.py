@@ -5,17 +5,14 @@ It reads ``ledger.sqlite`` alone, also of a run that goes on, and of one that wa
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from datetime import datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.sqlite import asked_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
-from penstock.messages.errors import UserFault
 from penstock.messages.texts import counted
 from penstock.runtime.observability.charts import STEPS, Mark
 from penstock.runtime.observability.facts import read_starts
@@ -104,38 +101,35 @@ def read_operations(run_folder: Path) -> list[AnyOperation]:
     path = run_folder / LEDGER_FILE
     if not path.is_file():
         return []
-    try:
-        with closing(open_read_only(path)) as database:
-            found: list[AnyOperation] = [
-                PolicySwitch(
+    with asked_ledger(path) as database:
+        found: list[AnyOperation] = [
+            PolicySwitch(
+                sequence=sequence,
+                version=version,
+                recorded_at=at,
+                policy=policy,
+                max_staleness=bound,
+                update_mode=mode,
+                on_stale=on_stale,
+            )
+            for sequence, version, at, policy, bound, mode, on_stale in database.execute(_POLICIES)
+        ]
+        if database.execute(_HAS, ("engines",)).fetchone()[0]:  # an older ledger has no such table
+            found += [
+                Scaling(
                     sequence=sequence,
                     version=version,
                     recorded_at=at,
-                    policy=policy,
-                    max_staleness=bound,
-                    update_mode=mode,
-                    on_stale=on_stale,
+                    engines=msgspec.json.decode(names, type=tuple[str, ...]),
+                    reason=reason,
                 )
-                for sequence, version, at, policy, bound, mode, on_stale in database.execute(_POLICIES)
+                for sequence, version, at, names, reason in list(database.execute(_ENGINES))
             ]
-            if database.execute(_HAS, ("engines",)).fetchone()[0]:  # an older ledger has no such table
-                found += [
-                    Scaling(
-                        sequence=sequence,
-                        version=version,
-                        recorded_at=at,
-                        engines=msgspec.json.decode(names, type=tuple[str, ...]),
-                        reason=reason,
-                    )
-                    for sequence, version, at, names, reason in list(database.execute(_ENGINES))
-                ]
-            if database.execute(_HAS, ("pauses",)).fetchone()[0]:
-                found += [
-                    Pause(sequence=sequence, version=version, recorded_at=at, is_paused=bool(is_paused))
-                    for sequence, version, at, is_paused in database.execute(_PAUSES)
-                ]
-    except sqlite3.Error as error:
-        raise UserFault(f"{path}: the ledger cannot be read: {error}") from None
+        if database.execute(_HAS, ("pauses",)).fetchone()[0]:
+            found += [
+                Pause(sequence=sequence, version=version, recorded_at=at, is_paused=bool(is_paused))
+                for sequence, version, at, is_paused in database.execute(_PAUSES)
+            ]
     return sorted(found, key=lambda operation: operation.sequence)
 
 

@@ -6,11 +6,10 @@ What a sample says is in ``samples.sqlite``; what became of it is in the ledger 
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.backends.ledger.kept_samples import KeptSample, clipped, read_kept
-from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.sqlite import asked_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.base import UNREADABLE
 from penstock.messages.errors import UserFault
@@ -89,7 +88,7 @@ def fate_text(state: str, cause: str, version: int | None) -> str:
 def _with_fates(ledger: Path, kept: Sequence[KeptSample]) -> Iterable[ShownSample]:
     if not ledger.is_file():
         return [_without_end(one) for one in kept]
-    with closing(open_read_only(ledger)) as database:
+    with asked_ledger(ledger) as database:
         fates = [database.execute(_FATE, (one.group_id, one.index)).fetchone() for one in kept]
     return [
         _without_end(one) if fate is None or not fate[0] else ShownSample(one, fate[0], fate[1], fate[2])
@@ -153,13 +152,10 @@ def reason_counts(folder: Path) -> list[ReasonCount]:
     file = folder / LEDGER_FILE
     if not file.is_file():
         return []
-    try:
-        with closing(open_read_only(file)) as database:
-            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'reason_counts'").fetchone():
-                return []  # an older penstock wrote it
-            rows = database.execute("SELECT cause, kind, example, num_samples FROM reason_counts").fetchall()
-    except sqlite3.Error as error:
-        raise UserFault(f"{file}: {error}") from None
+    with asked_ledger(file) as database:
+        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'reason_counts'").fetchone():
+            return []  # an older penstock wrote it
+        rows = database.execute("SELECT cause, kind, example, num_samples FROM reason_counts").fetchall()
     return [ReasonCount(cause=row[0], kind=row[1], example=row[2], num_samples=row[3]) for row in rows]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.backends.learners.step_dumps import DUMP_FOLDER, FIGURES, DumpedSequence, dumped_steps, read_step
 from penstock.messages.errors import UserFault
+from penstock.runtime.run_folder import folder_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +85,7 @@ def compare_steps(first: Path, second: Path, *, step: int | None, tolerance: flo
 
 
 def _steps_of(run: Path, step: int | None) -> tuple[int, ...]:
-    steps = dumped_steps(run)
+    steps = dumped_steps(folder_of_run(run))
     if not steps:
         raise UserFault(
             f"{run / DUMP_FOLDER}: this run has written no steps down; learner.dump says which ones are: "

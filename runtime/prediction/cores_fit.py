@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-BUSY: Final = (Activity.WORKING, Activity.APPLYING_WEIGHTS, Activity.PUBLISHING, Activity.CHECKPOINTING)
+BUSY: Final = (Activity.WORKING, Activity.APPLYING_WEIGHTS, Activity.PUBLISHING)
+"""A learner that waits for the disk wants no core."""
 ROUNDS: Final = 20
 WAITS: Final = 1.05
 """Times its CPU time, that an engine took by the clock; with less, nothing is told of cold caches."""
@@ -165,7 +166,8 @@ def fit_cores(recordings: Sequence[Recording]) -> CoresFit:
 
 
 def at_own_speed(recording: Recording, fit: CoresFit) -> Recording:
-    """The same run in working time: everything that engines and learner did took as long as it would alone."""
+    """The same run in working time: everything that engines and learner did took as long as it would alone, but for
+    checkpoints, which the disk takes as long for."""
     times_s, engines, learner = _courses(recording)
     lanes, share = _lanes(recording), fit.share(engines, learner)
     of_engines, of_learner = share / (1 + fit.cold_cost * (1 - share)), share
@@ -181,7 +183,9 @@ def at_own_speed(recording: Recording, fit: CoresFit) -> Recording:
             for each in recording.generations
         ],
         work={
-            name: [
+            name: works
+            if name == "checkpoint"
+            else [
                 each._replace(start_s=worked.at(each.start_s), end_s=worked.at(each.end_s))
                 for each in works
                 for worked in (learner_s if each.who == LEARNER else engine_s,)

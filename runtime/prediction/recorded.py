@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import sqlite3
 import statistics
 from collections import Counter, defaultdict
-from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.backends.engines.decode_passes import DISTURBED, bands_in
-from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.sqlite import asked_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER
@@ -255,12 +253,9 @@ def _learner_waits(steps: Sequence[StepRow]) -> float | None:
 
 
 def _ledger(path: Path) -> tuple[list[SampleSeen], dict[int, float]]:
-    try:
-        with closing(open_read_only(path)) as database:
-            samples = [SampleSeen(*row) for row in database.execute(_SAMPLES)]
-            recorded: dict[int, float] = dict(database.execute("SELECT version, recorded_at FROM steps").fetchall())
-    except sqlite3.Error as error:
-        raise UserFault(f"{path}: {error}") from None
+    with asked_ledger(path) as database:
+        samples = [SampleSeen(*row) for row in database.execute(_SAMPLES)]
+        recorded: dict[int, float] = dict(database.execute("SELECT version, recorded_at FROM steps").fetchall())
     return samples, recorded
 
 

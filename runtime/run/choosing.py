@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.data.row_chooser import ChoosingSettings
-from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.sqlite import asked_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
-from penstock.messages.errors import UserFault
 from penstock.messages.ledger import RowsRecorded
 
 if TYPE_CHECKING:
@@ -44,9 +41,6 @@ def has_recorded_rows(folder: Path) -> bool:
     path = folder / LEDGER_FILE
     if not path.exists():
         return False
-    try:
-        with closing(open_read_only(path)) as database:
-            (found,) = database.execute(_HAS_ROWS, (RowsRecorded.__name__,)).fetchone()
-    except sqlite3.Error as error:
-        raise UserFault(f"{path}: the ledger cannot be read: {error}") from None
+    with asked_ledger(path) as database:
+        (found,) = database.execute(_HAS_ROWS, (RowsRecorded.__name__,)).fetchone()
     return bool(found)

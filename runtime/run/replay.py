@@ -44,6 +44,7 @@ from penstock.runtime.observability.recording import (
 from penstock.runtime.observability.segments import files_in
 from penstock.runtime.run.plan import RunPlan
 from penstock.runtime.run.wiring import build_machine, event_union
+from penstock.runtime.run_folder import folder_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -267,9 +268,9 @@ def recorded_files(folder: Path) -> list[Path]:
     Raises:
         UserFault: there is none.
     """
-    found = files_in(folder / RECORDING_FOLDER)
+    found = files_in(folder_of_run(folder) / RECORDING_FOLDER)
     if not found:
-        why = "run it with observability.record=true" if folder.exists() else "no such folder"
+        why = "run it with observability.record=true"
         raise UserFault(f"{folder}: nothing in it can be replayed, as nothing was recorded: {why}")
     return found
 

@@ -19,7 +19,7 @@ from penstock.backends.engines.served.base.dialect import Held, Memory
 from penstock.backends.engines.served.base.generator import Generator, ScoredText
 from penstock.backends.engines.served.base.health import Check
 from penstock.backends.engines.served.base.http import ServerHttp
-from penstock.backends.engines.served.base.opened import Opened, launch
+from penstock.backends.engines.served.base.opened import Opened, launch, shape_of
 from penstock.backends.engines.served.base.settings import Decoded, LogWords, ServerSettings, Told
 from penstock.backends.engines.served.base.staging import stage
 from penstock.backends.engines.served.expectation import expect_model
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.engines.served.base.calls import Chunk, GenerateCall
     from penstock.backends.engines.served.base.dialect import Loadable
-    from penstock.backends.engines.served.base.opened import EngineSetup
-    from penstock.backends.engines.spec import EngineContext
+    from penstock.backends.engines.spec import EngineContext, EngineSetup
     from penstock.backends.protocol import Backend
     from penstock.messages.commands import EngineCommand
     from penstock.messages.training import UpdateMode
@@ -215,7 +214,7 @@ async def open_server(setup: EngineSetup, report: Callable[[str], None]) -> Open
     server = await launch(settings, None, report)
     http = ServerHttp(server.address, admin_api_key=settings.admin_api_key)
     control = OtherControl(http)
-    generator = OtherGenerator(http, vocab_size=setup.shape.vocab_size, abort_at=[control])
+    generator = OtherGenerator(http, vocab_size=shape_of(setup.model_folder).vocab_size, abort_at=[control])
     return Opened(
         endpoints=(OtherEndpoint(control),),
         generator=generator,

@@ -93,7 +93,7 @@ class ReplayServer:
         return await answer(exchange) or exchange.response
 
     async def abort(self, request: web.Request) -> web.Response:
-        self.aborted.append(msgspec.json.decode(await request.read(), type=dict[str, object])["rid"])
+        self.aborted.append(msgspec.json.decode(await request.read(), type=dict[str, object]).get("rid"))
         self.aborted_now.set()
         return web.Response()
 

@@ -29,9 +29,9 @@ from penstock.backends.engines.options import EnginesOptions
 from penstock.backends.engines.served.base.dialect import EngineFailedError
 from penstock.backends.engines.served.base.launched import LaunchedServer
 from penstock.backends.engines.served.base.log_passes import LogPasses
-from penstock.backends.engines.served.base.opened import EngineSetup, shape_of
 from penstock.backends.engines.served.base.settings import OWNER_VARIABLE
 from penstock.backends.engines.served.base.teacher import ServedTeacherBackend
+from penstock.backends.engines.spec import EngineSetup
 from penstock.backends.episodes.backend import EpisodeBackend
 from penstock.backends.episodes.judge_endpoint.backend import JudgingEngine
 from penstock.backends.processes.process_facts import marked_processes
@@ -225,7 +225,7 @@ def teacher(other: EngineSubject) -> Iterator[Driven]:
     context = other.context
     setup = EngineSetup(
         name="teacher/0", place=0, model_folder=context.model_folder, run_folder=context.run_folder,
-        options=context.options, shape=shape_of(context.model_folder), max_context=64, dtype="float32",
+        options=context.options, max_context=64, dtype="float32",
     )  # fmt: skip
     backend = ServedTeacherBackend(partial(open_server, setup, print), num_slots=5, timeout_s=other.timeout_s)
     driven = Driven(backend, other.timeout_s)

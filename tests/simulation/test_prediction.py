@@ -368,6 +368,7 @@ def test_engines_and_learner_on_the_same_cores_are_predicted_under_another_overl
     assert (found.engines.cores, found.learner.cores) == pytest.approx((1.0, 1.5), rel=0.02)
     assert found.cores == 2
     assert found.learner.step_s == pytest.approx(3.0, rel=0.03), "as it would take alone"
+    assert found.learner.checkpoint_s == pytest.approx(0.9, rel=0.01), "whoever else wants the cores"
     error, busy = error_elsewhere(found, elsewhere)
     assert abs(error) < 0.05
     assert busy < 0.05

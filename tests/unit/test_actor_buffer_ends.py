@@ -152,7 +152,7 @@ def test_the_last_step_cancels_what_is_left_over_and_demands_the_checkpoint() ->
     assert bench.open_batch is not None
     assert bench.open_batch.is_last
     commands = bench.train()
-    assert drive.sent(commands, CheckpointDemanded, to="learner") == [CheckpointDemanded(version=1)]
+    assert drive.sent(commands, CheckpointDemanded, to="learner") == [CheckpointDemanded(version=1, ends_run=True)]
     assert drive.sent(commands, RunFinished) == []
     assert drive.one_sent(commands, SamplesSettled, to="engine/0").settled.floor == 4
     assert states_of(bench) == {("trained", ""): 4, ("cancelled", "run_end"): 4}
@@ -194,7 +194,8 @@ def test_the_receipt_of_a_batch_in_training_still_counts_after_a_stop() -> None:
     bench.admit(0)
     bench.admit(1)
     receipt = bench.receipt()
-    assert drive.one_sent(bench.hear(StopAsked(reason="ctrl-c")), CheckpointDemanded, to="learner").version == 0
+    demanded = drive.one_sent(bench.hear(StopAsked(reason="ctrl-c")), CheckpointDemanded, to="learner")
+    assert demanded == CheckpointDemanded(version=0, ends_run=True)
     assert [entry.version for entry in drive.recorded(bench.hear(receipt), StepRecorded)] == [1]
     assert bench.buffer.state == "stopping"
     finished = drive.one_sent(bench.hear(CheckpointSaved(version=1, path="c1")), RunFinished)

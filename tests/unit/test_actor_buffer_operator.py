@@ -134,7 +134,8 @@ def test_a_checkpoint_is_asked_for_once_and_answered_when_it_is_recorded() -> No
     assert "nothing to save" in answer(bench.hear(SaveAsked(request=7))).text
     bench.train_in_order()
     commands = bench.hear(SAVE)
-    assert drive.one_sent(commands, CheckpointDemanded, to="learner").version == 1
+    demanded = drive.one_sent(commands, CheckpointDemanded, to="learner")
+    assert demanded == CheckpointDemanded(version=1), "nothing ends with it"
     assert not answer(commands).is_final
     again = bench.hear(SAVE)
     assert drive.sent(again, CheckpointDemanded, to="learner") == []

@@ -404,11 +404,47 @@ def test_a_demanded_checkpoint_is_written_and_told() -> None:
     commands = bench.hear(CheckpointDemanded(version=3))
     assert drive.one(commands, SaveCheckpoint) == SaveCheckpoint(3)
     assert drive.one(commands, StartTimer) == StartTimer(SAVE_DEADLINE, 50.0)
-    assert bench.activity() is Activity.CHECKPOINTING
+    assert bench.activity() is Activity.WAITING_FOR_SAMPLES, "nothing waits for the disk"
     commands = bench.hear(CheckpointWritten(version=3, path="checkpoints/3"))
     saved = CheckpointSaved(version=3, path="checkpoints/3")
     assert drive.sent(commands, CheckpointSaved, to="buffer") == [saved]
     assert drive.one_sent(bench.hear(CheckpointDemanded(version=3)), CheckpointSaved) == saved
+
+
+def test_a_learner_that_only_waits_for_samples_does_not_blame_the_checkpoint_that_it_writes() -> None:
+    bench = LearnerBench(save_every=1, publish_every=99).opened()
+    assert drive.one(bench.step(1), SaveCheckpoint).version == 1
+    assert (bench.activity(), bench.learner.state) == (Activity.WAITING_FOR_SAMPLES, "idle")
+    offer, writing = Wait("offer of", "batch 2", "buffer"), Wait("checkpoint of", "version 1", OWN_BACKEND)
+    assert bench.learner.waits() == (offer, writing)
+    bench.hear(batch(2))
+    assert bench.activity() is Activity.WORKING
+    bench.trained(2)
+    assert bench.activity() is Activity.WAITING_FOR_SAMPLES, "the next one is due, and keeps no batch"
+    bench.hear(batch(3))
+    assert (bench.activity(), bench.learner.state) == (Activity.CHECKPOINTING, "checkpointing")
+
+
+@pytest.mark.parametrize("writes", [0, 1], ids=["nothing is written", "an older one is written"])
+def test_the_end_of_a_run_waits_for_its_checkpoint(writes: int) -> None:
+    bench = LearnerBench(save_every=1, publish_every=99).opened()
+    bench.step(1)
+    if not writes:
+        bench.hear(CheckpointWritten(version=1, path="c1"))
+    bench.hear(batch(2, is_last=True))
+    bench.trained(2)
+    assert bench.activity() is Activity.WAITING_FOR_SAMPLES
+    bench.hear(CheckpointDemanded(version=2, ends_run=True))
+    assert bench.activity() is Activity.CHECKPOINTING
+    assert bench.learner.waits() == (Wait("checkpoint of", f"version {2 - writes}", OWN_BACKEND),)
+    if writes:
+        assert drive.one(bench.hear(CheckpointWritten(version=1, path="c1")), SaveCheckpoint).version == 2
+        assert bench.activity() is Activity.CHECKPOINTING
+    bench.hear(CheckpointWritten(version=2, path="c2"))
+    assert bench.activity() is Activity.WAITING_FOR_SAMPLES
+    bench.hear(CheckpointDemanded(version=2), batch(3), CheckpointDemanded(version=3))
+    bench.trained(3)
+    assert bench.activity() is Activity.WAITING_FOR_SAMPLES, "somebody has asked for this one, and the run goes on"
 
 
 def test_a_checkpoint_that_is_demanded_while_it_is_written_is_written_once() -> None:

@@ -85,7 +85,8 @@ def test_where_the_locale_has_no_such_sign_another_one_stands_there(tmp_path: Pa
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "200"}
     command = [*COMMAND, "list", "läufe"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "l?ufe: no run is there\n", "")
+    told = "penstock: l?ufe: no such folder; name the folder that runs are in, as run.folder does in a scenario\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
 
 
 def test_a_policy_that_is_not_named_is_asked_for(tmp_path: Path) -> None:
@@ -117,6 +118,9 @@ def test_help_after_a_benchmark_is_its_own() -> None:
     assert "Measure a claim on this machine" not in shown
 
 
+HINT = "penstock list shows the runs that are there"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -131,10 +135,10 @@ def test_help_after_a_benchmark_is_its_own() -> None:
         (["run", "scenarios/quickstart.yaml"], "no such file; the scenario that comes with Penstock is run by name"),
         (["run", "."], "penstock: .: a folder, and no scenario; name the YAML file\n"),
         (["run", SCENARIOS / "local_model.yaml"], "model.path: "),
-        (["status", "."], "penstock: .: not a run's folder: it has no run.json\n"),
+        (["status", "."], f"penstock: .: not a run's folder: it has no run.json; {HINT}\n"),
         (["status"], "penstock: runs: no run is there; name the run's folder\n"),
-        (["stop", "absent"], "penstock: absent: no such folder\n"),
-        (["report", "absent"], "penstock: absent: no such folder\n"),
+        (["stop", "absent"], f"penstock: absent: no such folder; {HINT}\n"),
+        (["report", "absent"], f"penstock: absent: no such folder; {HINT}\n"),
         (["bench", "no_such_claim"], "penstock: no benchmark is called 'no_such_claim'; "),
         (["run", SCENARIOS / "sync.yaml", "model.make=null", "model.path=nowhere"], "nowhere: no such folder"),
     ],

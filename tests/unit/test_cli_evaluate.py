@@ -42,6 +42,7 @@ def checkpoint(tmp_path: Path) -> Path:
     """Of a run whose scenario evaluates."""
     folder = tmp_path / "run" / "checkpoints" / "version-0000005"
     folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
     (tmp_path / "run" / "scenario.yaml").write_text(RUN)
     return folder
 

@@ -6,20 +6,22 @@ import os
 from io import StringIO
 from typing import TYPE_CHECKING
 
+import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from penstock.messages.errors import UserFault
+from penstock.runtime.cli.app import app
 from penstock.runtime.cli.listing import show_runs
 from penstock.runtime.launch.runs import RECORD_NAME, RunRecord, close_record, open_record
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
 
 def listed(parent: Path) -> list[str]:
     out = StringIO()
-    assert show_runs(parent, Console(file=out, width=1000)) == 0
+    show_runs(parent, Console(file=out, width=1000))
     return out.getvalue().splitlines()
 
 
@@ -51,10 +53,34 @@ def test_a_run_whose_process_is_gone_has_vanished(tmp_path: Path, monkeypatch: p
     assert listed(tmp_path)[1].split()[:2] == ["gone", "vanished"]
 
 
-def test_a_folder_without_a_run_says_so_and_fails(tmp_path: Path) -> None:
-    out = StringIO()
-    assert show_runs(tmp_path / "nowhere", Console(file=out, width=160, soft_wrap=True)) == 1
-    assert "nowhere: no run is there" in out.getvalue()
+def test_where_no_run_is_there_yet_it_says_where_it_looked_and_how_to_begin_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = CliRunner().invoke(app, ["list"])
+    told = f"{tmp_path}/runs: no run is there yet; begin one with: penstock run quickstart\n"
+    assert (first.exit_code, first.output) == (0, told), "runs/ comes with the first run"
+    (tmp_path / "my runs").mkdir()
+    named = CliRunner().invoke(app, ["list", "my runs"])
+    told = f"{tmp_path}/my runs: no run is there yet; begin one with: penstock run quickstart 'run.folder=my runs'\n"
+    assert (named.exit_code, named.output) == (0, told)
+
+
+def test_a_folder_that_is_named_and_holds_no_runs_by_mistake_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusal(parent: Path) -> str:
+        with pytest.raises(UserFault) as refused:
+            show_runs(parent, Console(file=StringIO()))
+        return str(refused.value)
+
+    run = tmp_path / "x"
+    close_record(run, opened(run, 1_000.0, monkeypatch), 0)
+    assert refusal(run) == f"{run}: the folder of one run; look at it with: penstock status {run}"
+    assert refusal(tmp_path / "absent").startswith(
+        f"{tmp_path}/absent: no such folder; name the folder that runs are in"
+    )
+    assert refusal(run / RECORD_NAME).startswith(f"{run / RECORD_NAME}: a file; ")
 
 
 def test_names_are_whole_on_a_narrow_terminal_and_lines_in_a_pipe(

@@ -16,14 +16,14 @@ import pytest
 from dashboard_runs import Asker, served
 from sample_runs import small_run
 
+from penstock.backends.ledger import sqlite
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE, TABLES, VIEWS
 from penstock.messages.errors import UserFault
-from penstock.runtime.dashboard import ledger_view, sql_box
+from penstock.runtime.dashboard import sql_box
 from penstock.runtime.dashboard.ledger_view import answer_ledger, answer_tables
 from penstock.runtime.dashboard.routes import Query
 from penstock.runtime.dashboard.sql_box import MAX_ROWS, SqlAnswer, SqlQuery, answer_in_here, ask
-from penstock.runtime.observability import accounting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,8 +77,7 @@ def test_samples_are_read_once(run: Path, tmp_path: Path, monkeypatch: pytest.Mo
         database.set_trace_callback(asked.append)
         return database
 
-    for module in (accounting, ledger_view):
-        monkeypatch.setattr(module, "open_read_only", traced)
+    monkeypatch.setattr(sqlite, "open_read_only", traced)
     assert answer_ledger(tmp_path, Query()).num_generated > 0
     assert sum("FROM samples" in sql for sql in asked) == 1
 

@@ -15,6 +15,7 @@ from msgspec.structs import asdict, replace
 from typer.testing import CliRunner
 
 from penstock.backends.ledger.kept_samples import KeptSample
+from penstock.backends.ledger.tables import SCHEMA_VERSION
 from penstock.messages.errors import UserFault
 from penstock.messages.training import Activity, Balance, CauseCount, UpdateMode
 from penstock.runtime.cli.app import app
@@ -408,6 +409,7 @@ def test_rows_with_the_same_prompt_are_duplicates(
 
 def test_the_lengths_are_the_ledgers(folder: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as database:
+        database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         database.execute("CREATE TABLE samples (state TEXT, num_tokens INTEGER)")
         rows = [("trained", 10)] * 100 + [("stale", 100)] * 100 + [("evaluated", 900)] * 50
         database.executemany("INSERT INTO samples VALUES (?, ?)", rows)

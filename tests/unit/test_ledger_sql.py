@@ -143,7 +143,7 @@ def test_every_table_and_column_is_listed_with_its_meaning(tmp_path: Path) -> No
 def test_a_run_that_is_not_there_is_said_so_without_a_query_too(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["ledger", str(tmp_path / "gone")])
     assert isinstance(result.exception, UserFault)
-    assert str(result.exception).endswith("gone: no such folder")
+    assert str(result.exception).endswith("gone: no such folder; penstock list shows the runs that are there")
 
 
 @pytest.mark.usefixtures("store")

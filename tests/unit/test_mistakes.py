@@ -205,7 +205,7 @@ COMMANDS = (
     Mistake("samples of no run", "samples model", ("model: not a run's folder",)),
     Mistake("audit of no run", "audit model", ("model",)),
     Mistake("gateway of no run", "gateway model", ("model",)),
-    Mistake("runs of no folder", "list absent", ("absent: no run is there",), code=1),
+    Mistake("runs of no folder", "list absent", ("absent: no such folder", "run.folder")),
     Mistake("an unknown benchmark", "bench thruput", ("no benchmark is called 'thruput'",)),
     Mistake("chaos without faults", "chaos s.yaml", ("--faults", "--num-faults")),
     Mistake("chaos with a fault that is none", "chaos s.yaml --faults explode:engine/0", ("explode",)),

@@ -187,7 +187,7 @@ def test_a_ledger_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "ledger.sqlite") as database:
         database.execute("CREATE TABLE other (x)")
     database.close()
-    with pytest.raises(UserFault, match=r"ledger\.sqlite.*samples"):
+    with pytest.raises(UserFault, match=r"ledger\.sqlite: this file holds no ledger"):
         read_accounts(tmp_path)
 
 

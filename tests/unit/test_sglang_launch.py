@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 import pytest
 
 from penstock.backends.engines.options import EnginesOptions
-from penstock.backends.engines.served.base.opened import EngineSetup, ModelShape
 from penstock.backends.engines.served.sglang.log_lines import news_in, port_in, reason_in, says_ready, tail_of
 from penstock.backends.engines.served.sglang.opening import launch_options, passes_per_line
 from penstock.backends.engines.served.sglang.server_options import command_line
 from penstock.backends.engines.served.sglang.settings import SglangSettings
+from penstock.backends.engines.spec import EngineSetup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -176,7 +176,6 @@ def options_of(sglang: dict[str, OptionValue], *, is_cpu: bool, sleeps: bool = F
         place=0,
         model_folder=Path(),
         run_folder=Path(),
-        shape=ModelShape(vocab_size=32, num_kv_heads=1),
         options=EnginesOptions(backend="sglang", sglang=sglang),
         max_context=512,
         dtype="bfloat16",

@@ -80,7 +80,7 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("terminal",),
         ("pictures",),
         ("safe_text",),
-        ("output_file",),
+        ("output_file", "run_folder"),
     ),
     "runtime/hosts": (
         ("driver", "virtual"),

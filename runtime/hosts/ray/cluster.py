@@ -14,7 +14,6 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import sys
@@ -30,7 +29,6 @@ import msgspec
 from penstock.backends.engines.served.base.left_servers import END_TIMEOUT_S
 from penstock.backends.processes import process_facts as processes
 from penstock.backends.processes.temp_folders import TEMP_PREFIX, make_folder, remove_folder
-from penstock.messages.errors import UserFault, first_line
 from penstock.messages.names import LEARNER, engine_index, is_engine
 from penstock.runtime.hosts.processes.boot import Boot, EndKind, ProcessEnd
 from penstock.runtime.hosts.processes.descendants import kill_descendants
@@ -38,7 +36,7 @@ from penstock.runtime.hosts.processes.ports import EndedProcess
 from penstock.runtime.hosts.processes.prepare_process import PreparationProcess
 from penstock.runtime.hosts.processes.wakeup import Wakeup
 from penstock.runtime.hosts.ray.groups import PlacementGroups, gpus_of_nodes
-from penstock.runtime.hosts.ray.ray_start import BareErrors, lean_head
+from penstock.runtime.hosts.ray.ray_start import START, RayFaults, lean_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -74,8 +72,6 @@ RAY_SETTINGS: Final = {
     "RAY_kill_worker_timeout_milliseconds": "200",
 }
 """What Ray reads from its environment, for who connects to it and for the nodes that are started for a run."""
-
-_log: Final = logging.getLogger(__name__)
 
 
 def prepare_environment(ray_address: str | None) -> None:
@@ -130,13 +126,11 @@ class RayCluster:
             }
         else:
             options["address"] = address
-        try:
-            with BareErrors(), lean_head() if address is None else nullcontext():
-                ray.init(**options)
-        except (RuntimeError, ConnectionError, OSError, ValueError, TimeoutError) as error:
-            where = "Ray could not be started" if address is None else f"runtime.ray_address: {address}"
-            _log.exception("%s", where)
-            raise UserFault(f"{where}: {first_line(error)}") from error
+        where, advice = "Ray could not be started", START
+        if address is not None:
+            where, advice = f"runtime.ray_address: {address}", f"see on this machine: ray status --address={address}"
+        with RayFaults(where, advice), lean_head() if address is None else nullcontext():
+            ray.init(**options)
         self._owned = self._owned_processes()
         self.node_id = str(ray.get_runtime_context().get_node_id())
 

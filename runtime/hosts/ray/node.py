@@ -45,6 +45,7 @@ from penstock.backends.processes.temp_folders import remove_folder
 from penstock.messages.errors import UserFault
 from penstock.runtime.hosts.processes.descendants import kill_descendants
 from penstock.runtime.hosts.ray.cluster import NUM_CPUS, OBJECT_STORE_BYTES, RAY_SETTINGS, SESSIONS, make_temp_folder
+from penstock.runtime.hosts.ray.ray_start import RayFaults
 from penstock.runtime.safe_text import terminal_lines
 
 if TYPE_CHECKING:
@@ -236,10 +237,8 @@ def await_nodes(address: str, num_nodes: int, timeout_s: float, folder: Path) ->
         nodes = cast("list[dict[str, Any]]", ray.nodes())  # type: ignore[no-untyped-call]
         return sum(bool(node["Alive"]) for node in nodes)
 
-    try:
+    with RayFaults(f"{address}: Ray of this job cannot be reached", "the logs of its nodes say why"):
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
-    except (RuntimeError, ConnectionError, OSError, ValueError) as error:
-        raise UserFault(f"{address}: Ray of this job cannot be reached: {str(error).strip()}") from error
     try:
         what = f"{address}: fewer than {num_nodes} nodes have joined Ray; the logs of the others say why"
         _await(lambda: num_alive() >= num_nodes, timeout_s, what, folder)

@@ -5,23 +5,53 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from penstock.messages.errors import UserFault, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+START: Final = (
+    "see that this machine has memory, ports and room for temporary files left; or go without Ray, with "
+    "runtime.host=local"
+)
+"""What to do about a Ray that does not start for a run, where its words say no better."""
+_ADVICE: Final = (
+    ("version mismatch", "start Penstock with the cluster's versions of both"),
+    ("/dev/shm", "free some of it, or give the container more with --shm-size"),
+    ("in use", "end what holds the port, such as another Ray of yours: ray stop"),
+    ("token", "set RAY_AUTH_TOKEN to that of the cluster"),
+)
+_RAISED: Final = (RuntimeError, ConnectionError, OSError, ValueError, TimeoutError)
+_log: Final = logging.getLogger(__name__)
 
-class BareErrors:
-    """A context manager. Ray raises a bare ``Exception`` where a node does not start in time; it leaves the block as a
-    RuntimeError with the same words."""
+
+class RayFaults:
+    """A context manager around ``ray.init``: what that raises leaves the block as a :class:`.UserFault`, in Ray's words
+    and with what to do. Where a node does not start in time Ray raises a bare ``Exception``. An error of our call stays
+    what it is."""
+
+    def __init__(self, where: str, advice: str) -> None:
+        """``where``: what was tried; ``advice``: what to do, where Ray's words say no better."""
+        self._where, self._advice = where, advice
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is Exception:
-            raise RuntimeError(str(error)) from error
+        from ray.exceptions import RayError
+
+        if error is None or not (kind is Exception or isinstance(error, (RayError, *_RAISED))):
+            return
+        _log.error("%s", self._where, exc_info=error)
+        said = first_line(error)
+        if said.endswith(":"):  # what matters stands in the lines after it
+            said = " ".join(str(error).split())
+        known = (advice for words, advice in _ADVICE if words in said.lower())
+        raise UserFault(f"{self._where}: {said.removesuffix('.')}; {next(known, self._advice)}") from error
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sqlite3
 import statistics
-from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,7 +16,7 @@ import msgspec
 from penstock.backends.learners.objectives.unequal_weights import ESS, HEAVY_WEIGHT, unequal
 from penstock.backends.learners.spec import is_modelled
 from penstock.backends.ledger.kept_samples import SAMPLES_FILE, read_kept
-from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.sqlite import asked_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.base import UNREADABLE
 from penstock.messages.errors import UserFault
@@ -158,11 +157,8 @@ def _lengths(run_folder: Path) -> Lengths:
     path = run_folder / LEDGER_FILE
     if not path.is_file():
         return Lengths()
-    try:
-        with closing(open_read_only(path)) as database:
-            row = database.execute(query).fetchone()
-    except sqlite3.Error as error:
-        raise UserFault(f"{path}: {error}") from None
+    with asked_ledger(path) as database:
+        row = database.execute(query).fetchone()
     return Lengths() if row[0] is None else Lengths(*row)
 
 

@@ -8,16 +8,14 @@ Invariants:
 
 from __future__ import annotations
 
-import sqlite3
 import statistics
 from collections import Counter
-from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from penstock.backends.engines.options import num_slots
-from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.sqlite import asked_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER, is_engine
@@ -31,6 +29,7 @@ from penstock.runtime.observability.operations import policy_in_force, read_oper
 from penstock.runtime.observability.removed import SPANS, removed_text
 from penstock.runtime.observability.shares import Shares
 from penstock.runtime.observability.traces import TRACES_FOLDER, spans_between
+from penstock.runtime.run_folder import file_of_run
 from penstock.runtime.scenario.resolve import resolve
 from penstock.runtime.scenario.source import read_source
 from penstock.runtime.scenario.structure import Scenario
@@ -85,7 +84,7 @@ def read_scenario(run_folder: Path) -> Scenario:
     Raises:
         UserFault: it is missing or damaged.
     """
-    path = run_folder / SCENARIO_FILE
+    path = file_of_run(run_folder, SCENARIO_FILE)
     source = read_source(path)
     try:
         return resolve(msgspec.convert(source.data, Scenario))
@@ -158,12 +157,9 @@ def _ledger(run_folder: Path, missing: list[str]) -> tuple[list[GroupTimes], dic
     if not path.is_file():
         missing.append(f"{LEDGER_FILE} is not there, so how many groups are under way is not known")
         return [], {}
-    try:
-        with closing(open_read_only(path)) as database:
-            groups = database.execute("SELECT granted_at, admitted_at, ended_at FROM groups").fetchall()
-            steps = database.execute("SELECT version, recorded_at FROM steps").fetchall()
-    except sqlite3.Error as error:
-        raise UserFault(f"{path}: {error}") from None
+    with asked_ledger(path) as database:
+        groups = database.execute("SELECT granted_at, admitted_at, ended_at FROM groups").fetchall()
+        steps = database.execute("SELECT version, recorded_at FROM steps").fetchall()
     return [GroupTimes(*row) for row in groups], dict(steps)
 
 

@@ -208,8 +208,8 @@ _STORIES: dict[Cause, tuple[str | Callable[[Facts], str], str, Callable[[Facts],
     ),
     Cause.CHECKPOINTS: (
         LEARNER,
-        "Checkpoints take much of the learner's time.",
-        lambda facts: [Evidence("the learner writes checkpoints", 100 * facts.learner.checkpointing, "%", LANES)],
+        "Batches are there and wait for checkpoints that are still being written: the disk is slower than the steps.",
+        lambda facts: [Evidence("batches wait for a checkpoint", 100 * facts.learner.checkpointing, "%", LANES)],
     ),
     Cause.LOST_TIME: (
         "engines and learner",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.backends.engines.expert_choices import read_expert_shape
 from penstock.backends.engines.served.base.backend import ServedEngineBackend
 from penstock.backends.engines.served.base.health import HealthLimits
-from penstock.backends.engines.served.base.opened import EngineSetup, shape_of
+from penstock.backends.engines.served.base.opened import shape_of
 from penstock.backends.engines.served.base.requests import RequestRules
 from penstock.backends.engines.torch.sampling_parameters import sampling_parameters
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.engines.served.base.dialect import EndpointT, Staging
     from penstock.backends.engines.served.base.opened import Opened
-    from penstock.backends.engines.spec import EngineContext
+    from penstock.backends.engines.spec import EngineContext, EngineSetup
 
 
 def served_engine(
@@ -34,21 +35,7 @@ def served_engine(
     """
     model_folder, options = served_folder(context), context.options
     run, *others = sampling_parameters(model_folder, context.sampling, context.by_dataset)
-    setup = EngineSetup(
-        name=context.name,
-        place=context.place,
-        model_folder=model_folder,
-        run_folder=context.run_folder,
-        options=options,
-        shape=shape_of(model_folder),
-        max_context=context.max_context,
-        dtype=context.dtype,
-        lora=context.lora,
-        sleeps=context.sleeps,
-        remote_ranks=context.remote_ranks,
-        takes_over=context.takes_over,
-        data=context.data,
-    )
+    shape_of(model_folder)  # refuses a folder that does not say it, before any server is started
     rules = RequestRules(
         tag=secrets.token_hex(4),
         sampling=run,
@@ -57,9 +44,9 @@ def served_engine(
         timeout_s=options.request_timeout_s,
         experts=read_expert_shape(model_folder) if options.record_experts else None,
     )
-    return ServedEngineBackend(
-        partial(open_engine, setup), rules=rules, staging=staging, limits=limits_of(options.hang_timeout_s)
-    )
+    setup = replace(context, model_folder=model_folder)
+    limits = limits_of(options.hang_timeout_s)
+    return ServedEngineBackend(partial(open_engine, setup), rules=rules, staging=staging, limits=limits)
 
 
 def served_folder(context: EngineContext) -> Path:

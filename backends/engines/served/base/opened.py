@@ -1,4 +1,4 @@
-"""What an engine is opened from, the start of its server where that is ours, and what it is once it is up.
+"""The start of an engine's server where that is ours, and what an engine is once it is up.
 
 | waits for | who ends it |
 |---|---|
@@ -22,12 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from penstock.backends.data.options import DataOptions
-    from penstock.backends.engines.options import EnginesOptions
     from penstock.backends.engines.served.base.generator import Generator
     from penstock.backends.engines.served.base.settings import ServerSettings
     from penstock.backends.engines.served.base.taking_over import LeftWeights
-    from penstock.backends.learners.options import LoraOptions
     from penstock.backends.processes.remote_ranks import RemoteRanks
 
 END_TIMEOUT_S: Final = 20.0
@@ -39,39 +36,6 @@ class ModelShape(NamedTuple):
     vocab_size: int
     """Rows of the embedding."""
     num_kv_heads: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineSetup:
-    """What an engine is opened from."""
-
-    name: str
-    """Name of the actor that holds the engine."""
-    place: int
-    """Which of its kind it is, counted from 0."""
-    model_folder: Path
-    run_folder: Path
-    options: EnginesOptions
-    """As of a run with this kind of engine only."""
-    shape: ModelShape
-    max_context: int
-    dtype: str
-    lora: LoraOptions | None = None
-    """The adapters that are published alone."""
-    sleeps: bool = False
-    """It gives its GPU memory up now and then."""
-    remote_ranks: RemoteRanks | None = None
-    """The other nodes of its placement group, if there are any."""
-    takes_over: bool = False
-    """A server that an earlier incarnation of its actor has left may be taken over."""
-    data: DataOptions | None = None
-    """Of its prompts; None: they are of text alone."""
-
-    def log_path(self, kind: str) -> Path:
-        """Where the log of its server is kept, in a folder that is there."""
-        logs = self.run_folder / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
-        return logs / f"{self.name.replace('/', '-')}-{kind}.log"
 
 
 @dataclass(frozen=True, kw_only=True)

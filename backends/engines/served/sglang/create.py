@@ -13,9 +13,9 @@ from penstock.messages.errors import UserFault
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.backends.engines.served.base.opened import EngineSetup, Opened
+    from penstock.backends.engines.served.base.opened import Opened
     from penstock.backends.engines.served.sglang.endpoint import SglangEndpoint
-    from penstock.backends.engines.spec import EngineContext
+    from penstock.backends.engines.spec import EngineContext, EngineSetup
     from penstock.backends.protocol import Backend
     from penstock.messages.commands import EngineCommand
 

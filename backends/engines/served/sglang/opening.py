@@ -28,7 +28,7 @@ from penstock.backends.checkpoint.hf_config import HfConfig, read_config
 from penstock.backends.engines.run_endpoints import attached_address, write_endpoint
 from penstock.backends.engines.served.base.hand_over import NotHandedOverError
 from penstock.backends.engines.served.base.http import CallError, ServerHttp
-from penstock.backends.engines.served.base.opened import Opened, free_port, launch, libraries_of
+from penstock.backends.engines.served.base.opened import Opened, free_port, launch, libraries_of, shape_of
 from penstock.backends.engines.served.base.taking_over import NOTHING_TAKEN, take_over
 from penstock.backends.engines.served.base.updates import checksum_of
 from penstock.backends.engines.served.expectation import read_table
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
     from penstock.backends.engines.options import OptionValue
     from penstock.backends.engines.served.base.launched import LaunchedServer
-    from penstock.backends.engines.served.base.opened import EngineSetup
     from penstock.backends.engines.served.base.taking_over import LeftWeights
     from penstock.backends.engines.served.sglang.server_facts import ServerInfo
+    from penstock.backends.engines.spec import EngineSetup
 
 ADMIN_KEY_VARIABLE: Final = "PENSTOCK_SGLANG_ADMIN_KEY"
 """Environment variable with the admin key of servers that run already."""
@@ -152,7 +152,8 @@ def _can_be_left(setup: EngineSetup, settings: SglangSettings) -> bool:
 
 
 async def look_at(server: LaunchedServer, left: LeftWeights | None) -> None:
-    """Make a server clean that was left, and see that it serves what it did, to nobody else.
+    """Make a server clean that was left, and see that it serves what it did, to nobody else. Of one that was left amid
+    a load no checksum is asked, which takes a pass over all weights: there is nothing to compare it with.
 
     Raises:
         NotHandedOverError: it does not.
@@ -161,24 +162,29 @@ async def look_at(server: LaunchedServer, left: LeftWeights | None) -> None:
     http = ServerHttp(server.address, admin_api_key=server.settings.admin_api_key)
     try:
         control = SglangControl(http)
-        version = (await control.server_info()).weight_version
         await _clean(control)
         try:
             await control.flush_cache(IDLE_S)
         except CacheNotFlushed:
             raise NotHandedOverError(f"{OF_OTHERS}, {IDLE_S:g} s after all were aborted") from None
-        found = checksum_of([(await control.weights_checksum()).overall])
-        if left is not None and (version, found) != (left.label, left.checksum):
-            raise NotHandedOverError(
-                f"its weights are not those that it was left with: {version}, checksum {found[:12]}, and not "
-                f"{left.label}, {left.checksum[:12]}"
-            )
+        if left is not None:
+            await _compare(control, left)
         await control.try_request(f"taken-over-{secrets.token_hex(4)}", TRIAL_S)
         loads = await control.loads()
         if num_others := loads.num_running + loads.num_queued:
             raise NotHandedOverError(f"{OF_OTHERS}: {num_others}")
     finally:
         await http.close()
+
+
+async def _compare(control: SglangControl, left: LeftWeights) -> None:
+    version = (await control.server_info()).weight_version
+    found = checksum_of([(await control.weights_checksum()).overall])
+    if (version, found) != (left.label, left.checksum):
+        raise NotHandedOverError(
+            f"its weights are not those that it was left with: {version}, checksum {found[:12]}, and not "
+            f"{left.label}, {left.checksum[:12]}"
+        )
 
 
 def meets_itself(options: Mapping[str, OptionValue]) -> bool:
@@ -220,12 +226,13 @@ def _opened(
     setup: EngineSetup, endpoints: tuple[SglangEndpoint, ...], router: ServerHttp | None
 ) -> Opened[SglangEndpoint]:
     info, options = endpoints[0].info, setup.options
+    vocab_size = shape_of(setup.model_folder).vocab_size
     num_slots = min(options.slots, sum(endpoint.info.max_running_requests - NUM_SPARE for endpoint in endpoints))
 
     def generator_of(http: ServerHttp) -> SglangGenerator:
         return SglangGenerator(
             http,
-            vocab_size=setup.shape.vocab_size,
+            vocab_size=vocab_size,
             incremental=info.incremental_streaming,
             stream_interval=options.progress_tokens,
             seeded=info.deterministic,
@@ -250,7 +257,7 @@ def _opened(
 
 async def _endpoint(setup: EngineSetup, http: ServerHttp) -> SglangEndpoint:
     control = SglangControl(http)
-    return SglangEndpoint(http, control, await control.server_info(), setup.shape.num_kv_heads)
+    return SglangEndpoint(http, control, await control.server_info(), shape_of(setup.model_folder).num_kv_heads)
 
 
 async def misfits(endpoint: SglangEndpoint, model_folder: Path, *, dtype: str, max_context: int) -> list[str]:

@@ -15,8 +15,8 @@ from penstock.backends.profiling import NO_SNAPSHOT, PROFILE_FOLDER
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
-    from penstock.backends.engines.served.base.opened import EngineSetup
     from penstock.backends.engines.served.sglang.endpoint import SglangEndpoint
+    from penstock.backends.engines.spec import EngineSetup
 
 CPU: Final = "cpu"
 _log: Final = logging.getLogger(__name__)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Final
 from penstock.backends.checkpoint.hf_config import HfConfig, read_config
 from penstock.backends.engines.options import EnginesOptions
 from penstock.backends.engines.served.base.http import ServerHttp
-from penstock.backends.engines.served.base.opened import EngineSetup, Opened, shape_of
+from penstock.backends.engines.served.base.opened import Opened, shape_of
 from penstock.backends.engines.served.base.teacher import ServedTeacherBackend
 from penstock.backends.engines.served.sglang.control import SglangControl
 from penstock.backends.engines.served.sglang.endpoint import SglangEndpoint
 from penstock.backends.engines.served.sglang.generate import SglangGenerator
 from penstock.backends.engines.served.sglang.opening import ADMIN_KEY_VARIABLE, open_engine
+from penstock.backends.engines.spec import EngineSetup
 from penstock.backends.engines.teacher_options import check_num_top
 from penstock.messages.errors import UserFault
 
@@ -39,8 +40,7 @@ def open_sglang_teacher(context: TeacherContext) -> Backend[TeacherCommand]:
         UserFault: the folder does not say how large the vocabulary is, or it is smaller than ``top_logprobs``.
     """
     options = context.options
-    shape = shape_of(context.model_folder)
-    check_num_top(options.top_logprobs, shape.vocab_size)
+    check_num_top(options.top_logprobs, shape_of(context.model_folder).vocab_size)
     setup = EngineSetup(
         name=context.name,
         place=context.index,
@@ -54,7 +54,6 @@ def open_sglang_teacher(context: TeacherContext) -> Backend[TeacherCommand]:
             sglang=options.sglang,
             start_timeout_s=options.start_timeout_s,
         ),
-        shape=shape,
         max_context=context.max_context + NUM_EXTRA_TOKENS,
         dtype=options.model.dtype,
     )
@@ -83,9 +82,10 @@ async def _attach(setup: EngineSetup, address: str) -> Opened[SglangEndpoint]:
     except BaseException:
         await http.close()
         raise
-    generator = SglangGenerator(http, vocab_size=setup.shape.vocab_size, incremental=info.incremental_streaming)
+    shape = shape_of(setup.model_folder)
+    generator = SglangGenerator(http, vocab_size=shape.vocab_size, incremental=info.incremental_streaming)
     return Opened(
-        endpoints=(SglangEndpoint(http, control, info, setup.shape.num_kv_heads),),
+        endpoints=(SglangEndpoint(http, control, info, shape.num_kv_heads),),
         generator=generator,
         scorers=(generator,),
         num_slots=setup.options.slots,

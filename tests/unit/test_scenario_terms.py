@@ -46,6 +46,11 @@ def test_no_term_hides_a_key_of_ours() -> None:
         ),
         ("trainer.critic_warmup=0", "no such key, and none is needed: the policy is trained from the first batch on"),
         ("actor.model.path=a", "actor.model.path: no such key here; did you mean model.path?"),
+        ("use_vllm=true", "what others call use_vllm is engines.backend here (torch or sglang)"),
+        ("trainer.project_name=sums", "is observability.trackers here (among the options of wandb)"),
+        ("trainer.logger=wandb", "is observability.trackers here (a list of blocks)"),
+        ("learner.deepspeed=zero3.json", "is learner.parallel here (fsdp or ddp)"),
+        ("push_to_hub=true", "no such key, and none is needed: a checkpoint is a folder"),
     ],
 )
 def test_a_term_of_other_systems_is_understood(override: str, said: str) -> None:

@@ -149,7 +149,7 @@ def _unasked(s: Scenario, reward: RewardOptions) -> Iterator[Broken]:
             yield (
                 (*BLOCK, name),
                 f"has no effect, as no reward asks it; set reward.function: {name}, or add a component with that "
-                "function, or remove it",
+                f"function, or remove it (on the command line: reward.{name}={{}})",
             )
         for key, items in _lists(reward):
             for index, item in enumerate(items):

@@ -100,6 +100,8 @@ def test_help_lists_every_command() -> None:
     assert done.returncode == 0
     for command in ("run", "simulate", "status", "stop", "doctor", "bench", "report", "compare", "schema"):
         assert command in done.stdout
+    headings = re.findall(r"^╭─ (.+?) ─", done.stdout, re.MULTILINE)
+    assert headings == ["Options", *PARTS.values()], "each under a heading of its own kind, none under Commands"
 
 
 @pytest.mark.parametrize(

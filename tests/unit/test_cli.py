@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from penstock.runtime.cli import doctor
-from penstock.runtime.cli.app import app, main
+from penstock.runtime.cli.app import PARTS, app, main
 from penstock.runtime.cli.benches import benchmark_docs
 from penstock.runtime.run.process_table import placement
 from penstock.runtime.scenario import load_scenario

@@ -83,7 +83,8 @@ def write_new_scenario(file: Path, wanted: Wanted, console: Console) -> None:
     finally:
         scratch.unlink(missing_ok=True)
     if (prompt_key, label_key) != (PROMPTS[0], LABELS[0]):
-        console.print(f"by the names of the columns: data.prompt_key is {prompt_key}, data.label_key is {label_key}")
+        found = f"data.prompt_key is {prompt_key}, data.label_key is {label_key}"
+        console.print(f"by the names of the columns: {found}", soft_wrap=True)
     console.print(f"wrote {escape(terminal_lines(str(file)))}. What comes next:", soft_wrap=True)
     shown = escape(terminal_lines(shlex.quote(str(file))))
     for command, meaning in (

@@ -143,6 +143,9 @@ def test_shipped_scenarios_are_found_by_name_and_files_come_first(
     assert find_scenario(Path("sync")).name == "sync.yaml"
     (tmp_path / "quickstart").write_text("run: {name: mine}")
     assert find_scenario(Path("quickstart")) == Path("quickstart")
+    (tmp_path / "mine.yaml").write_text("run: {name: mine}")
+    with pytest.raises(UserFault, match=r"mine: no such file, .*; did you mean mine\.yaml\?"):
+        find_scenario(Path("mine"))
 
 
 PAGES = ("from_trl", "from_verl", "hyperparameters")

@@ -34,7 +34,7 @@ def penstock(*arguments: str | Path, folder: Path | None = None, width: int = 20
 
 
 def test_help_begins_with_run_and_breaks_no_sentence_where_the_source_does() -> None:
-    _, commands = penstock("--help", width=80).stdout.split("─ Commands ─")
+    _, commands = penstock("--help", width=80).stdout.split("─ Run ─")
     assert commands.splitlines()[1].split()[1] == "run"
     assert max(map(len, commands.splitlines())) <= 80
     for shown, whole in (

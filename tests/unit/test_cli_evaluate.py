@@ -136,7 +136,8 @@ def test_what_k_may_be() -> None:
 
 def test_the_table_has_a_column_for_each_dataset() -> None:
     metrics = {"eval/a/reward_mean": 0.25, "eval/a/reward_stderr": 0.125, "eval/a/pass@8": 0.5, "eval/a/pass@1": 0.1,
-               "eval/a/maj@16": 0.7, "eval/a/maj@8": 0.6, "eval/a/missing": 0.0, "eval/b/missing": 1.0, "eval/b/num_prompts": 3.0}  # fmt: skip
+               "eval/a/maj@16": 0.7, "eval/a/maj@8": 0.6,
+               "eval/a/missing": 0.0, "eval/b/missing": 1.0, "eval/b/num_prompts": 3.0}  # fmt: skip
     out = io.StringIO()
     table = result_table(EvaluationRow(evaluation=0, version=0, at_s=0.0, metrics=metrics))
     Console(file=out, width=80).print(table)

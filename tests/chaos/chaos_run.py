@@ -46,8 +46,8 @@ class ChaosRun:
         return "".join(file.read_text(errors="replace") for file in sorted((self.run_folder / "logs").glob("*.log")))
 
     def assert_clean(self) -> None:
-        """It was completed, every fault came and was told, the audit is clean, nothing was trained twice or generated again, and
-        every command comes out again in a replay."""
+        """It was completed, every fault came and was told, the audit is clean, nothing was trained twice or generated
+        again, and every command comes out again in a replay."""
         verdict = self.verdict
         (output,) = self.folder.glob(f"*/{OUTPUT_FILE}")
         assert verdict.is_clean, f"{verdict}\n{output.read_text(errors='replace')[-3000:]}\n{self.logs()[-3000:]}"

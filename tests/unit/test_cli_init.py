@@ -1,4 +1,5 @@
 """``penstock init``: what it writes loads, and means what was asked for."""
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ Invariants:
 * The log, the payloads and the tables for people (``tables.py``) change in one transaction.
 * A reader pages through the log in short transactions. It never holds up the writer, and holds back the truncation of
   the write-ahead log for one page only. A page is consistent in itself: the payload of an open group is in it.
-* The file is on a local disk: WAL needs shared memory between its users, which network file systems do not give.
+* All who have the file open are on one machine: WAL needs shared memory between them, which network file systems do not
+  give.
 """
 
 from __future__ import annotations

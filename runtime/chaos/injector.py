@@ -73,14 +73,24 @@ class Tools:
 class Injector:
     """One run and its faults."""
 
-    def __init__(self, run: WatchedRun, faults: Sequence[ChaosFault], *, num_steps: int, tools: Tools) -> None:
+    def __init__(
+        self,
+        run: WatchedRun,
+        faults: Sequence[ChaosFault],
+        *,
+        num_steps: int,
+        tools: Tools,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """
         Args:
             run: started.
             faults: earliest first.
             num_steps: that the run is to make.
             tools: for the kinds that need any.
+            tell: is called with a line for each fault when it has come, and for each end that the run goes on from.
         """
+        self._tell = tell
         self.injected = [Injected(fault=fault) for fault in faults]
         self._run = run
         self._num_steps = num_steps
@@ -114,6 +124,7 @@ class Injector:
         self._end_due(float("inf"))
         if self._tools.disk is not None:
             self._tools.disk.empty()
+        self._tell(f"the run ended at step {self._run.version} of {self._num_steps}, and is resumed")
         self._run.resume()
         return True
 
@@ -155,6 +166,7 @@ class Injector:
         else:
             self._hit_run(fault)
         one.unix_s, one.version = at_s, self._run.version
+        self._tell(f"{fault} at step {one.version} of {self._num_steps}")
         return True
 
     def _hit_process(self, fault: ChaosFault) -> tuple[int, int] | None:

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from penstock.messages.errors import UserFault, is_disk_full
 from penstock.runtime.cli import control_commands, planning_commands, prepare_commands, run_commands, view_commands
-from penstock.runtime.cli.program import OWN_PROCESS, app, console, errors
+from penstock.runtime.cli.program import OWN_PROCESS, app, console, engine_commands, errors
 from penstock.runtime.safe_text import without_credentials
 
 __all__ = ["app", "control_commands", "main", "planning_commands", "prepare_commands", "run_commands", "view_commands"]
@@ -37,9 +37,27 @@ def _unwrap_help(program: typer.Typer) -> None:
 
 
 _unwrap_help(app)
-PARTS = [part.__name__ for part in (run_commands, view_commands, control_commands, prepare_commands, planning_commands)]
-"""In this order their commands are listed; what somebody new types first comes first."""
-app.registered_commands.sort(key=lambda command: PARTS.index(command.callback.__module__) if command.callback else 0)
+PARTS = {
+    run_commands.__name__: "Run",
+    view_commands.__name__: "Look at runs",
+    control_commands.__name__: "Tell a run something while it goes on",
+    prepare_commands.__name__: "Prepare and measure",
+    planning_commands.__name__: "Before there are devices",
+}
+"""In this order their commands are listed, under these headings; what somebody new types first comes first."""
+
+
+def _under_headings(program: typer.Typer) -> None:
+    order = [*PARTS]
+    program.registered_commands.sort(key=lambda each: order.index(each.callback.__module__) if each.callback else 0)
+    for command in program.registered_commands:
+        command.rich_help_panel = PARTS[command.callback.__module__] if command.callback else None
+    for group in program.registered_groups:
+        about = control_commands if group.typer_instance is engine_commands else prepare_commands
+        group.rich_help_panel = PARTS[about.__name__]
+
+
+_under_headings(app)
 
 
 def _refuse_dashed_keys(words: list[str]) -> None:

@@ -29,7 +29,7 @@ from penstock.runtime.observability.texts import tokens_text
 from penstock.runtime.run.wiring import actor_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
@@ -108,9 +108,9 @@ def play(
         tools = _open_tools(stack, kinds, scenario, parent, run, seed, arguments)
         stack.enter_context(run)
         run.start(arguments)
-        if console is not None:
-            console.print(f"run folder below {escape(str(parent))}; {len(faults)} faults, seed {seed}")
-        injector = Injector(run, faults, num_steps=scenario.run.num_steps, tools=tools)
+        tell = _teller(console)
+        tell(f"run folder below {parent}; {counted(len(faults), 'fault')}, seed {seed}; the verdict comes at its end")
+        injector = Injector(run, faults, num_steps=scenario.run.num_steps, tools=tools, tell=tell)
         in_time = injector.play(timeout_s)
         if not in_time:
             run.end()  # so that its files are whole when they are read
@@ -130,6 +130,16 @@ def play(
         if tools.disk is not None:
             tools.disk.keep(run.folder, parent)
     return verdict
+
+
+def _teller(console: Console | None) -> Callable[[str], None]:
+    """Nothing else is on the terminal for minutes, as the run's own output goes into a file."""
+
+    def tell(line: str) -> None:
+        if console is not None:
+            console.print(escape(line), soft_wrap=True)
+
+    return tell
 
 
 def _check(kinds: set[ChaosKind], scenario: Scenario) -> None:

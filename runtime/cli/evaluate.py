@@ -147,10 +147,8 @@ def result_table(row: EvaluationRow) -> Table:
 def _names(figures_of: Mapping[str, Mapping[str, float]]) -> list[str]:
     """The figures that are shown, in their order: those of any dataset."""
     every = dict.fromkeys(name for figures in figures_of.values() for name in figures)
-    passes = sorted(
-        (name for name in every if name.startswith(SHARES_AT_K)),
-        key=lambda name: (SHARES_AT_K.index(name[:5]), int(name[5:])),
-    )
+    shares = [(name, *name.partition("@")) for name in every if name.startswith(SHARES_AT_K)]
+    passes = [name for name, *_ in sorted(shares, key=lambda each: (SHARES_AT_K.index(f"{each[1]}@"), int(each[3])))]
     components = [name for name in every if name.startswith("components/")]
     return [REWARD_MEAN, *passes, *components, *(name for name in LABELS if name != REWARD_MEAN and name in every)]
 

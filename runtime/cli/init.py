@@ -23,9 +23,14 @@ from penstock.runtime.scenario.shipped import shipped_scenarios
 from penstock.runtime.scenario.source import plain_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
 
 TEMPLATE: Final = "local_model"
+PROMPTS: Final = ("prompt", "question", "problem", "query", "instruction", "input")
+LABELS: Final = ("label", "answer", "reward_model.ground_truth", "ground_truth", "solution", "target")
+"""What datasets call these columns, ours first; of several that a row has, the first is taken."""
 SCHEMA: Final = "scenario.schema.json"
 """Written beside the scenario, for editors that complete and check keys."""
 
@@ -49,15 +54,19 @@ def write_new_scenario(file: Path, wanted: Wanted, console: Console) -> None:
     check_new_output(file, "")
     text = shipped_scenarios()[TEMPLATE].read_text(encoding="utf-8")
     text = text[text.index("\nrun:") :]  # what leads it is about the template
+    first = _first_row(wanted.data)
+    prompt_key, label_key = (next((key for key in keys if _has(first, key)), keys[0]) for keys in (PROMPTS, LABELS))
     for block, key, value in (
         ("run", "name", _run_name(file)),
         ("model", "path", _from(file.parent, wanted.model)),
         ("data", "path", _from(file.parent, wanted.data)),
+        ("data", "prompt_key", prompt_key),
+        ("data", "label_key", label_key),
         ("reward", "function", _from(file.parent, wanted.reward)),
         ("staleness", "policy", _from(file.parent, wanted.policy)),
     ):
         text = _with(text, block, key, value)
-    if _are_chat_rows(wanted.data):
+    if isinstance(first.get(prompt_key), list):
         text = text.replace("\n  chat_template: false ", "\n  chat_template: true  ")
     text = re.sub(r"\n  max_staleness: .*", "", text)  # each policy has a bound of its own, which goes without saying
     text = text.replace("\nengines:\n", f"\nengines:\n  backend: {_plain(wanted.engine)}\n")
@@ -73,11 +82,14 @@ def write_new_scenario(file: Path, wanted: Wanted, console: Console) -> None:
         raise UserFault(str(error).replace(str(scratch), str(file))) from None
     finally:
         scratch.unlink(missing_ok=True)
+    if (prompt_key, label_key) != (PROMPTS[0], LABELS[0]):
+        found = f"data.prompt_key is {prompt_key}, data.label_key is {label_key}"
+        console.print(f"by the names of the columns: {found}", soft_wrap=True)
     console.print(f"wrote {escape(terminal_lines(str(file)))}. What comes next:", soft_wrap=True)
     shown = escape(terminal_lines(shlex.quote(str(file))))
     for command, meaning in (
         (f"penstock data check {shown}", "read all rows, and show the first prompts as the model will see them"),
-        (f"penstock run {shown} --dry-run", "every key with its default, and what is missing here"),
+        (f"penstock run {shown} --dry-run", "what it sets, who runs where, and what is missing here"),
         (f"penstock run {shown}", "train"),
     ):
         console.print(f"  [bold]{command}[/]  [dim]{meaning}[/]", soft_wrap=True)
@@ -88,15 +100,22 @@ def _run_name(file: Path) -> str:
     return re.sub(r"[^\w.-]", "_", file.stem, flags=re.ASCII).strip("._-")[:64] or "run"
 
 
-def _are_chat_rows(data: str) -> bool:
-    """Whether the first row's prompt is a list of messages; rows that cannot be read here are asked about later."""
+def _first_row(data: str) -> Mapping[str, object]:
+    """Its columns, those that may be meant at least; rows that cannot be read here are asked about later."""
     if data.partition(":")[0] in GENERATED:
-        return False
+        return {}
+    known = [key.partition(".")[0] for key in (*PROMPTS, *LABELS)]
     try:
-        first = next(read_rows(parse_source(data), ("prompt",), seed=0), None)
+        first = next(read_rows(parse_source(data), (), seed=0, optional=known), None)
     except DataError:
-        return False
-    return isinstance(first, RawRow) and isinstance(first.columns.get("prompt"), list)
+        return {}
+    return first.columns if isinstance(first, RawRow) else {}
+
+
+def _has(columns: Mapping[str, object], key: str) -> bool:
+    name, _, inner = key.partition(".")
+    found = columns.get(name)
+    return name in columns and (not inner or (isinstance(found, dict) and inner in found))
 
 
 def _from(folder: Path, value: str) -> str:

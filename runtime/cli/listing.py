@@ -86,6 +86,7 @@ def _cells(folder: Path, status: RunStatus) -> list[str]:
     ended_at = time.time() if status.state == "running" else status.ended_at
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.began_at))
     took = "" if ended_at is None else duration(ended_at - status.began_at)
-    step = "none yet" if status.num_steps is None else f"{status.version} of {status.num_steps}"
+    none = "none yet" if status.state == "running" else "none"  # an evaluation has none
+    step = none if status.num_steps is None else f"{status.version} of {status.num_steps}"
     reward = "" if status.reward is None else f"{status.reward:.3f}"
     return [terminal_text(folder.name), status.state, began, took, step, reward]

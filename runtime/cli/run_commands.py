@@ -97,7 +97,9 @@ def simulate(
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Play so many seeds, from --seed on, for figures with intervals; with --models 5."),
+        typer.Option(
+            min=1, help="Play so many seeds, from --seed on, for figures with intervals; 5 with --models alone."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="With --models or --seeds: as one JSON object.")] = False,
 ) -> None:

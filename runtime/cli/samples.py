@@ -52,7 +52,8 @@ def show_samples(
     for sample in found[:limit]:
         show_sample(sample, console, SHOWN_CHARACTERS if not full else None)
     shown = min(limit, len(found))
-    console.print(f"{shown:,} of {len(found):,} that were asked for; {len(samples):,} are kept", style="dim")
+    these = f"{shown:,} of {len(found):,} that were asked for" if found else "none is what was asked for"
+    console.print(f"{these}; {counted(len(samples), 'sample')} kept", style="dim")
 
 
 def show_sample(sample: ShownSample, console: Console, limit: int | None) -> None:

@@ -53,7 +53,7 @@ class EvaluationTableRow(msgspec.Struct, frozen=True, kw_only=True):
     def passes(self) -> str:
         """pass@k and maj@k, for each k."""
         return ", ".join(
-            f"{name} {100 * value:.1f} %" for name, value in self.figures.items() if name[:5] in SHARES_AT_K
+            f"{name} {100 * value:.1f} %" for name, value in self.figures.items() if name.startswith(SHARES_AT_K)
         )
 
 

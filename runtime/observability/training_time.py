@@ -10,13 +10,35 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from typing import TYPE_CHECKING, Final
 
 from penstock.messages.names import LEARNER
 from penstock.messages.training import Activity
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.messages.training import ActorReported
+    from penstock.runtime.observability.trackers import StepRow
+
+STOPPED_S: Final = 0.05
+"""Of the clock, beyond what it trained meanwhile: then a run was stopped and resumed between two steps."""
+
+
+def newest_drive(steps: Sequence[StepRow], fewest: int) -> Sequence[StepRow]:
+    """The steps of the newest drive of a run that made so many: the time between two drives is no step's.
+
+    Args:
+        steps: of the run, in their order.
+        fewest: where no drive has so many, and where the run did not tell its training time, all are returned.
+    """
+    pairs = enumerate(itertools.pairwise(steps), 1)
+    first_ones = [at for at, (a, b) in pairs if b.at_s - a.at_s > b.training_s - a.training_s + STOPPED_S]
+    if any(row.training_s <= 0 for row in steps):
+        return steps
+    drives = [steps[first:end] for first, end in itertools.pairwise((0, *first_ones, len(steps)))]
+    return next((drive for drive in reversed(drives) if len(drive) >= fewest), steps)
 
 
 class TrainingTime:

@@ -16,6 +16,7 @@ from penstock.messages.names import LEARNER, is_engine
 from penstock.messages.training import Activity
 from penstock.runtime.observability.shares import LABELS, Shares
 from penstock.runtime.observability.summary import trained_tokens
+from penstock.runtime.observability.training_time import newest_drive
 from penstock.runtime.prediction.depths import Depths
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ def _shares(before: Mapping[Activity, float], after: Mapping[Activity, float]) -
 def recorded_steady(
     steps: Sequence[StepRow], activity: Mapping[str, Sequence[ActivityRow]], *, max_staleness: int
 ) -> Steady | None:
-    """Of a run's folder; None where it has too few steps."""
+    """Of a run's folder, of its newest drive that is long enough; None where it has too few steps."""
+    steps = newest_drive(steps, fewest_steps(max_staleness))
     stretch = stretch_of(len(steps), max_staleness)
     if stretch is None:
         return None

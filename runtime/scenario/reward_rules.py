@@ -9,8 +9,18 @@ from msgspec.structs import replace
 
 from penstock.backends.learners.objectives.spec import ESTIMATORS
 from penstock.backends.rewards.functions import NAMES, REWARD
-from penstock.backends.rewards.functions_asked import CHOSEN, JUDGE, REMOTE, asked_functions
+from penstock.backends.rewards.functions_asked import (
+    CHOSEN,
+    CODE,
+    JUDGE,
+    LENGTH_PENALTY,
+    REMOTE,
+    REWARD_MODEL,
+    asked_functions,
+)
+from penstock.backends.rewards.options import RewardOptions
 from penstock.backends.rewards.spec import REWARDS
+from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.scenario.objective import OBJECTIVE
 from penstock.runtime.scenario.own_judge_rules import own_judge_rules
 from penstock.runtime.scenario.row_metadata import unnamed
@@ -22,13 +32,13 @@ if TYPE_CHECKING:
         ComponentOptions,
         FunctionOptions,
         NamedFunctionOptions,
-        RewardOptions,
     )
     from penstock.backends.rewards.service_options import JudgeOptions, RemoteOptions
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
 BLOCK: Final[KeyPath] = ("reward",)
+PLAIN: Final = RewardOptions()
 
 Broken = tuple["KeyPath", str]
 
@@ -39,6 +49,7 @@ def reward_rules(s: Scenario) -> Iterator[Broken]:
     yield from _names(reward)
     yield from _choice(s, reward)
     yield from _learnt_components(s, reward)
+    yield from _unasked(s, reward)
     for path, function in _places(reward, s.sampling.max_response_tokens):
         yield from _function(s, path, function)
 
@@ -127,6 +138,23 @@ def _learnt_components(s: Scenario, reward: RewardOptions) -> Iterator[Broken]:
     for name in s.learner.objective.component_weights or ():
         if known and not any(name == each or name.startswith(f"{each}/") for each in known):
             yield key, f"the reward has no component '{name}'; reward.components has {', '.join(known)}"
+
+
+def _unasked(s: Scenario, reward: RewardOptions) -> Iterator[Broken]:
+    """Options of a function that no reward calls: whoever sets a penalty believes that there is one."""
+    blocks = (reward, *(each.reward for each in sets_of(s)))
+    asked = {each.function for block in blocks for each in asked_functions(block).every()}
+    for name in (LENGTH_PENALTY, REMOTE, JUDGE, REWARD_MODEL, CODE):
+        if name not in asked and getattr(reward, name) != getattr(PLAIN, name):
+            yield (
+                (*BLOCK, name),
+                f"has no effect, as no reward asks it; set reward.function: {name}, or add a component with that "
+                f"function, or remove it (on the command line: reward.{name}={{}})",
+            )
+        for key, items in _lists(reward):
+            for index, item in enumerate(items):
+                if item.function != name and getattr(item, name) is not None:
+                    yield (*BLOCK, key, index, name), f"has no effect with function: {item.function}; remove it"
 
 
 def _function(s: Scenario, path: KeyPath, function: FunctionOptions) -> Iterator[Broken]:

@@ -38,5 +38,7 @@ def find_scenario(given: Path) -> Path:
     if given.suffix:
         hint = f"; with Penstock comes {close}" if close else ""
         raise UserFault(f"{given}: cannot read this scenario: no such file or directory{hint}")
+    own = [f"{given}{suffix}" for suffix in (".yaml", ".yml", ".toml") if Path(f"{given}{suffix}").is_file()]
+    close = ", ".join(own) or close
     there = f"did you mean {close}?" if close else f"there are {', '.join(shipped)}"
     raise UserFault(f"{given}: no such file, and no scenario of this name comes with Penstock; {there}")

@@ -75,6 +75,9 @@ _TERMS: Final[dict[tuple[str, str], str]] = {
     ("model.path", "the tokenizer lies in its folder"): "tokenizer_path",
     ("data.path", ""): "dataset dataset_name train_dataset.path train_files prompt_data train_data train_dataset",
     ("data.prompt_key", ""): "input_key prompt_column",
+    ("data.chat_template", ""): "apply_chat_template",
+    ("data.template_arguments", ""): "chat_template_kwargs apply_chat_template_kwargs",
+    ("data.shuffle", ""): "shuffle_dataset",
     ("data.label_key", ""): "answer_key answer_column ground_truth_key",
     ("reward.function", ""): (
         "reward_funcs reward_fn rm_type custom_rm_path custom_reward_function reward_function reward_manager "
@@ -104,7 +107,7 @@ _TERMS: Final[dict[tuple[str, str], str]] = {
     ("learner.groups_per_batch", "samples a step, divided by sampling.samples_per_group"): "orchestrator.batch_size",
     ("learner.objective.critic_learning_rate", ""): "critic.optim.lr",
     ("learner.objective.critic", "own: a model beside the policy, which starts as a copy of it"): "critic.model.path",
-    ("engines.backend", "torch or sglang"): "rollout.name",
+    ("engines.backend", "torch or sglang"): "rollout.name use_vllm vllm_mode vllm_server_host vllm_server_base_url",
     ("engines.sglang", "tp_size in it"): (
         "rollout.tensor_model_parallel_size rollout.tp_size parallel.tp vllm_tensor_parallel_size rollout_tp_size"
     ),
@@ -114,19 +117,22 @@ _TERMS: Final[dict[tuple[str, str], str]] = {
     ("learner.megatron.tensor_parallel", ""): "megatron.tensor_model_parallel_size megatron.tp_size",
     ("learner.backend", "torch or megatron"): "strategy trainer.backend train_backend",
     ("learner.cpu_offload", "for parallel: fsdp"): "param_offload optimizer_offload grad_offload adam_offload",
+    ("learner.parallel", "fsdp or ddp"): "fsdp deepspeed zero_stage",
     ("data.skip_long_prompts", "otherwise they are refused"): "filter_overlong_prompts",
     ("data.skip_long_prompts", "otherwise they are refused; no prompt is cut"): "truncation",
     ("run.seed", ""): "data.seed",
     ("reward.length_penalty", ""): "overlong_buffer.enable overlong_buffer.len overlong_buffer.penalty_factor",
     ("learner.megatron.context_parallel", "with learner.backend: megatron"): "ulysses_sequence_parallel_size",
     ("learner.megatron.expert_tensor_parallel", ""): "expert_tensor_parallel_size",
-    ("learner.compile", ""): "use_torch_compile",
-    ("learner.rank_timeout_s", ""): "nccl_timeout",
+    ("learner.compile", ""): "use_torch_compile use_liger_kernel",
+    ("learner.rank_timeout_s", ""): "nccl_timeout ddp_timeout",
+    ("learner.betas", "both in one list"): "adam_beta1 adam_beta2",
     ("learner.lora.alpha", ""): "lora_alpha",
     ("engines.sglang", "disable_cuda_graph in it"): "enforce_eager",
+    ("engines.sglang", "attention_backend in it; a learner takes what its device has"): "attn_implementation",
     ("engines.sglang", "chunked_prefill_size in it"): "enable_chunked_prefill max_num_batched_tokens",
     ("learner.megatron.recompute", ""): "recompute_granularity",
-    ("engines.placement", "colocate: who has not the turn sleeps"): "free_cache_engine",
+    ("engines.placement", "colocate: who has not the turn sleeps"): "free_cache_engine colocate",
     ("episode.generate", "multi_turn, with kind: function"): "multi_turn multi_turn.enable",
     ("episode.tools", ""): "tool_config_path",
     ("episode.max_turns", ""): "max_assistant_turns",
@@ -144,7 +150,7 @@ _TERMS: Final[dict[tuple[str, str], str]] = {
     ("episode.generate", "file.py:function, with kind: function"): "env workflow",
     ("learner.objective", "gspo for sequences"): "importance_sampling_level",
     ("learner.objective.correction", ""): "rollout_correction vllm_importance_sampling_correction",
-    ("filter.drop_zero_spread", ""): "filter_groups filter_groups.enable",
+    ("filter.drop_zero_spread", ""): "filter_groups filter_groups.enable dynamic_sampling",
     ("filter.sample_function", "a function that turns them away"): "mask_truncated_completions",
     ("evaluation.datasets", "a list of blocks"): "val_files eval_dataset eval_prompt_data valid_dataset.path",
     ("evaluation.defaults.sampling", ""): "val_kwargs.temperature val_kwargs.top_p val_kwargs.top_k",
@@ -152,10 +158,16 @@ _TERMS: Final[dict[tuple[str, str], str]] = {
     ("evaluation.before_first", ""): "val_before_train eval_on_start",
     ("reward.function", "file.py:name"): "custom_reward_function.path custom_reward_function.name",
     ("reward.function", "reward_model, with its block"): "reward_model.enable",
-    ("learner.lora", ""): "peft_config",
-    ("run.name", ""): "project_name experiment_name trial_name run_name wandb.name",
-    ("observability.trackers", "a list of blocks"): "report_to logger log_with use_wandb",
-    ("staleness.policy", "sync, one_step_off or fully_async"): "rollout.mode async_training asynchronous",
+    ("reward.remote.url", "with reward.function: remote"): "rm_url remote_rm_url",
+    ("learner.lora", ""): "peft_config use_peft",
+    ("learner.lora.target_modules", ""): "lora_target_modules",
+    ("learner.objective.reference_every", "in batches"): "sync_ref_model ref_model_sync_steps",
+    ("run.name", ""): "experiment_name trial_name run_name wandb.name",
+    ("observability.trackers", "a list of blocks"): "report_to logger log_with use_wandb wandb",
+    ("observability.trackers", "among the options of wandb"): "project_name wandb_project wandb_entity wandb.project",
+    ("staleness.policy", "sync, one_step_off or fully_async"): (
+        "rollout.mode async_training asynchronous partial_rollout"
+    ),
     ("learner.max_tokens_per_micro_batch", "nothing is padded"): "use_remove_padding padding_free",
 }
 TERMS: Final = {term: known for known, terms in _TERMS.items() for term in terms.split()}
@@ -175,6 +187,10 @@ NEEDLESS: Final[dict[str, str]] = {
     ),
     "val_only": "`penstock evaluate MODEL` evaluates without training",
     "calculate_log_probs": "engines tell the log-probs of what they draw always",
+    "logging_steps": "the figures of every step are kept, in metrics.jsonl",
+    "log_completions": "`penstock samples` shows them",
+    "trust_remote_code": "code that comes with a model is never run",
+    "push_to_hub": "a checkpoint is a folder that `hf upload` takes; `penstock convert RUN OUT` copies the model out",
 }
 """What has no key here, and needs none."""
 BLOCKS: Final = {

@@ -161,6 +161,11 @@ def write_reward(writer: Writer) -> None:
             writer.leave(writer.flags["rm-type"], reason, "other")
     if "group-rm" in writer.flags and "custom-rm-path" not in writer.flags:
         writer.leave(writer.flags["group-rm"], "the rewards of the hub see one sample each", "other")
+    reward = writer.document.get("reward")
+    if isinstance(reward, dict) and "remote" in reward and reward.get("function") != "remote":
+        del reward["remote"]
+        effect: Effect = "but_for" if "custom-rm-path" in writer.flags else "same"
+        writer.leave_named("rm-url", "only remote_rm asks there; a function of yours has to know it itself", effect)
 
 
 def write_sampling(writer: Writer) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from host_harness import HOST
+from rich.console import Console
 
 from penstock.runtime.chaos.verdict import CHAOS_FILE, Verdict
 from penstock.runtime.chaos.watch import OUTPUT_FILE
@@ -31,7 +33,8 @@ class ChaosRun:
         keys = (f"runtime.host={HOST}", "observability.record=true", *overrides, f"run.folder={folder}")
         scenario = load_scenario(path, keys)
         planned = planned_faults(scenario, faults, num_faults=None, seed=seed)
-        self.verdict: Verdict = play(scenario, path, keys, planned, seed=seed, timeout_s=TIMEOUT_S)
+        self.told = Console(file=io.StringIO(), width=200, record=True)
+        self.verdict: Verdict = play(scenario, path, keys, planned, seed=seed, timeout_s=TIMEOUT_S, console=self.told)
 
     @property
     def run_folder(self) -> Path:
@@ -43,13 +46,15 @@ class ChaosRun:
         return "".join(file.read_text(errors="replace") for file in sorted((self.run_folder / "logs").glob("*.log")))
 
     def assert_clean(self) -> None:
-        """It was completed, every fault came, the audit is clean, nothing was trained twice or generated again, and
-        every command comes out again in a replay."""
+        """It was completed, every fault came and was told, the audit is clean, nothing was trained twice or generated
+        again, and every command comes out again in a replay."""
         verdict = self.verdict
         (output,) = self.folder.glob(f"*/{OUTPUT_FILE}")
         assert verdict.is_clean, f"{verdict}\n{output.read_text(errors='replace')[-3000:]}\n{self.logs()[-3000:]}"
         assert verdict.version == verdict.num_steps, verdict
         assert all(fault.at_s is not None for fault in verdict.faults), verdict
+        told = self.told.export_text()
+        assert [f for f in verdict.faults if f"{f.fault} at step {f.version} of {verdict.num_steps}" not in told] == []
         assert verdict.issued == verdict.trained + verdict.evaluated > verdict.evaluated, (
             f"{verdict}\n{self.logs()[-5000:]}"
         )

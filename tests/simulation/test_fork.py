@@ -4,6 +4,7 @@ is the one that was recorded, and what is otherwise shows at the first decision 
 from __future__ import annotations
 
 import itertools
+import shutil
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -195,6 +196,23 @@ def test_another_policy_shows_at_the_grant_that_it_does_not_give() -> None:
     assert other.at_s >= was.at_s
     assert futures.replaced == (), "the Buffer is told, as by penstock policy"
     assert futures.other.figures.step_s > 1.5 * futures.was.figures.step_s
+    assert sum(futures.other.figures.ages[1:]) < sum(futures.was.figures.ages[1:])
+
+
+@pytest.mark.parametrize("built", ["staleness.target_outstanding=24", "run.num_steps=13"])
+def test_a_buffer_that_the_fork_builds_anew_is_told_the_policy_too(built: str) -> None:
+    futures, difference = forked("staleness.policy=sync", built)
+    assert BUFFER in futures.replaced
+    assert difference is not None
+    assert sum(futures.other.figures.ages[1:]) < sum(futures.was.figures.ages[1:]) / 2
+
+
+def test_what_a_later_drive_was_given_is_not_taken_for_asked(tmp_path: Path) -> None:
+    shutil.copytree(run_folder(), tmp_path / "run")
+    file = tmp_path / "run" / "scenario.yaml"
+    file.write_text(file.read_text().replace("num_steps: 14", "num_steps: 12"))
+    futures, _ = forked("staleness.policy=sync", folder=tmp_path / "run")
+    assert futures.replaced == (), "nobody asked for another number of steps"
     assert sum(futures.other.figures.ages[1:]) < sum(futures.was.figures.ages[1:])
 
 

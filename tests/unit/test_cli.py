@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from penstock.runtime.cli import doctor
-from penstock.runtime.cli.app import app, main
+from penstock.runtime.cli.app import PARTS, app, main
 from penstock.runtime.cli.benches import benchmark_docs
 from penstock.runtime.run.process_table import placement
 from penstock.runtime.scenario import load_scenario
@@ -34,7 +34,7 @@ def penstock(*arguments: str | Path, folder: Path | None = None, width: int = 20
 
 
 def test_help_begins_with_run_and_breaks_no_sentence_where_the_source_does() -> None:
-    _, commands = penstock("--help", width=80).stdout.split("─ Commands ─")
+    _, commands = penstock("--help", width=80).stdout.split("─ Run ─")
     assert commands.splitlines()[1].split()[1] == "run"
     assert max(map(len, commands.splitlines())) <= 80
     for shown, whole in (
@@ -101,6 +101,8 @@ def test_help_lists_every_command() -> None:
     assert done.returncode == 0
     for command in ("run", "simulate", "status", "stop", "doctor", "bench", "report", "compare", "schema"):
         assert command in done.stdout
+    headings = re.findall(r"^╭─ (.+?) ─", done.stdout, re.MULTILINE)
+    assert headings == ["Options", *PARTS.values()], "each under a heading of its own kind, none under Commands"
 
 
 @pytest.mark.parametrize(

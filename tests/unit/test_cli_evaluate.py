@@ -14,6 +14,7 @@ from penstock.runtime.cli.app import app
 from penstock.runtime.cli.evaluate import asked_settings, parse_floor, result_table
 from penstock.runtime.launch.evaluate import Asked, evaluation_scenario
 from penstock.runtime.observability.evaluations import EvaluationRow
+from penstock.runtime.observability.plots import EvaluationTableRow
 from penstock.runtime.scenario.evaluation_rules import evaluated_version, sets_of
 
 if TYPE_CHECKING:
@@ -136,14 +137,22 @@ def test_what_k_may_be() -> None:
 
 def test_the_table_has_a_column_for_each_dataset() -> None:
     metrics = {"eval/a/reward_mean": 0.25, "eval/a/reward_stderr": 0.125, "eval/a/pass@8": 0.5, "eval/a/pass@1": 0.1,
+               "eval/a/maj@16": 0.7, "eval/a/maj@8": 0.6,
                "eval/a/missing": 0.0, "eval/b/missing": 1.0, "eval/b/num_prompts": 3.0}  # fmt: skip
     out = io.StringIO()
     table = result_table(EvaluationRow(evaluation=0, version=0, at_s=0.0, metrics=metrics))
     Console(file=out, width=80).print(table)
     lines = [line.split() for line in out.getvalue().splitlines()]
     assert ["mean", "reward", "0.25", "±", "0.12", "–"] in lines
-    assert lines.index(["pass@1", "10.0", "%", "–"]) < lines.index(["pass@8", "50.0", "%", "–"])
+    shares = [line[0] for line in lines if line and "@" in line[0]]
+    assert shares == ["pass@1", "pass@8", "maj@8", "maj@16"]
+    assert ["maj@16", "70.0", "%", "–"] in lines
     assert ["missing", "0.0", "%", "100.0", "%"] in lines
+
+
+def test_the_report_has_votes_beside_passes() -> None:
+    row = EvaluationTableRow(dataset="a", version=1, figures={"pass@2": 0.5, "maj@2": 0.25, "missing": 0.0})
+    assert row.passes == "pass@2 50.0 %, maj@2 25.0 %"
 
 
 def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:

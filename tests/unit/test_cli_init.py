@@ -1,11 +1,15 @@
 """``penstock init``: what it writes loads, and means what was asked for."""
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
+import json
 import shlex
 from io import StringIO
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -62,6 +66,34 @@ def test_rows_of_chat_messages_get_their_template(
         (tmp_path / "rows.jsonl").write_text(row + "\n")
     written(tmp_path / "scenario.yaml")
     assert load_scenario(tmp_path / "scenario.yaml").data.chat_template is is_chat
+
+
+@pytest.mark.parametrize(
+    ("row", "keys", "is_chat"),
+    [
+        ({"question": "2 + 2", "answer": "4"}, ("question", "answer"), False),
+        ({"prompt": "2 + 2", "answer": "4", "question": "other"}, ("prompt", "answer"), False),
+        ({"problem": "2 + 2", "solution": "so 4", "answer": "4"}, ("problem", "answer"), False),
+        (
+            {"prompt": [{"role": "user", "content": "2 + 2"}], "reward_model": {"ground_truth": "4"}},
+            ("prompt", "reward_model.ground_truth"),
+            True,
+        ),
+        ({"text": "2 + 2", "reward_model": "some"}, ("prompt", "label"), False),
+    ],
+)
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_columns_are_known_by_the_names_that_datasets_give_them(
+    tmp_path: Path, row: dict[str, object], keys: tuple[str, str], is_chat: bool, name: str
+) -> None:
+    if name == "rows.jsonl":
+        (tmp_path / name).write_text(json.dumps(row) + "\n")
+    else:
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / name)
+    said = written(tmp_path / "scenario.yaml", WANTED._replace(data=str(tmp_path / name)))
+    data = load_scenario(tmp_path / "scenario.yaml").data
+    assert ((data.prompt_key, data.label_key), data.chat_template) == (keys, is_chat)
+    assert (f"data.prompt_key is {keys[0]}, data.label_key is {keys[1]}" in said) is (keys != ("prompt", "label"))
 
 
 @pytest.mark.parametrize(("stem", "name"), [("scén é", "sc_n"), ("実験", "run"), (".x", "x"), ("a" * 90, "a" * 64)])

@@ -43,6 +43,9 @@ def test_runs_are_listed_newest_first_with_what_became_of_them(tmp_path: Path, m
     assert [line.split()[:2] for line in lines[:3]] == [
         ["living", "running"], ["failed", "failed"], ["old", "completed"]
     ]  # fmt: skip
+    assert [line.endswith("none yet") for line in lines[:3]] == [True, False, False], (
+        "an evaluation that is over has none"
+    )
     assert "cannot read it" in "".join(lines[3:])
 
 

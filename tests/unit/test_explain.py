@@ -304,6 +304,21 @@ def test_the_report_says_what_binds(folder: Path) -> None:
     assert explain(folder).headline in html
 
 
+def test_the_time_between_two_drives_is_no_steps(folder: Path, tmp_path: Path) -> None:
+    for name in ("scenario.yaml", "activity.jsonl"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
+    for row in rows[:8]:  # of a drive that was stopped 500 s before the next one began
+        row["at_s"] -= 500.0
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    resumed, whole = explain(tmp_path).facts, explain(folder).facts
+    assert resumed is not None
+    assert whole is not None
+    assert resumed.first_step > 8
+    assert resumed.step_s == pytest.approx(whole.step_s, rel=0.1)
+    assert resumed.learner.down == pytest.approx(0.0)
+
+
 def test_of_the_first_steps_nothing_is_said(folder: Path, tmp_path: Path) -> None:
     for name in ("scenario.yaml", "activity.jsonl"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())

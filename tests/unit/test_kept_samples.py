@@ -10,6 +10,8 @@ import actor_driver as drive
 import msgspec
 import pytest
 from rich.console import Console
+from sample_runs import small_run
+from typer.testing import CliRunner
 
 from penstock.actors.filter.machine import Filter
 from penstock.actors.filter.options import FilterOptions
@@ -42,6 +44,7 @@ from penstock.messages.samples import (
     TerminalState,
     evaluation_group_id,
 )
+from penstock.runtime.cli.app import app
 from penstock.runtime.cli.samples import show_sample
 from penstock.runtime.observability.samples import ShownSample, chosen_samples, sample_lines, shown_samples
 
@@ -257,6 +260,12 @@ def test_samples_are_shown_with_what_the_ledger_says_of_them(tmp_path: Path) -> 
         ("1/0", "filtered: zero_spread"),
     ]
     assert samples[0].rewarded == "reward 0.9 (format 1)"
+
+
+def test_it_is_said_when_none_is_what_was_asked_for(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(app, ["samples", str(small_run(tmp_path)), "--grep", "nobody wrote this"])
+    assert shown.exit_code == 0
+    assert shown.output.strip() == "none is what was asked for; 1 sample kept"
 
 
 def test_samples_are_chosen_by_fate_reward_and_text(tmp_path: Path) -> None:

@@ -52,6 +52,9 @@ REFUSED = {
     "{function: judge, judge: {url: 'http://x/v1', lowest: 1}}": "must be more than lowest",
     "{components: [{name: a, function: remote}]}": "needs the address that samples are posted to",
     "{components: [{function: math}]}": "name",
+    "{length_penalty: {max_tokens: 10}}": "has no effect, as no reward asks it; set reward.function: length_penalty",
+    "{function: math, judge: {url: 'http://x/v1'}}": "has no effect, as no reward asks it",
+    "{components: [{name: a, function: math, judge: {url: 'http://x/v1'}}]}": "has no effect with function: math",
     "{judge: {api_key: x}}": "api_key",
     "{remote: {batch_size: 0}}": "batch_size",
 }  # fmt: skip
@@ -81,6 +84,13 @@ def test_rows_or_their_source_name_the_reward_and_the_episodes_function(tmp_path
     episode = "{kind: function, generate: mine.py:a, function_key: kind, functions: [{name: b, generate: mine.py:b}]}"
     (tmp_path / "mine.py").write_text("")
     assert load_scenario(file, [f"data={data}", f"episode={episode}"]).reward.function_key == "kind"
+
+
+def test_a_dataset_of_an_evaluation_may_be_who_asks_a_reward(tmp_path: Path) -> None:
+    file = tmp_path / "scenario.yaml"
+    file.write_text(BASE % "{function: lines, length_penalty: {max_tokens: 10}}")
+    asks = "evaluation={every: 2, datasets: [{name: a, path: 'lines:4', reward: {function: length_penalty}}]}"
+    assert load_scenario(file, [asks]).reward.length_penalty.max_tokens == 10
 
 
 def test_files_of_components_are_looked_for_beside_the_scenario(tmp_path: Path) -> None:

@@ -46,6 +46,11 @@ def test_no_term_hides_a_key_of_ours() -> None:
         ),
         ("trainer.critic_warmup=0", "no such key, and none is needed: the policy is trained from the first batch on"),
         ("actor.model.path=a", "actor.model.path: no such key here; did you mean model.path?"),
+        ("use_vllm=true", "what others call use_vllm is engines.backend here (torch or sglang)"),
+        ("trainer.project_name=sums", "is observability.trackers here (among the options of wandb)"),
+        ("trainer.logger=wandb", "is observability.trackers here (a list of blocks)"),
+        ("learner.deepspeed=zero3.json", "is learner.parallel here (fsdp or ddp)"),
+        ("push_to_hub=true", "no such key, and none is needed: a checkpoint is a folder"),
     ],
 )
 def test_a_term_of_other_systems_is_understood(override: str, said: str) -> None:
@@ -138,6 +143,9 @@ def test_shipped_scenarios_are_found_by_name_and_files_come_first(
     assert find_scenario(Path("sync")).name == "sync.yaml"
     (tmp_path / "quickstart").write_text("run: {name: mine}")
     assert find_scenario(Path("quickstart")) == Path("quickstart")
+    (tmp_path / "mine.yaml").write_text("run: {name: mine}")
+    with pytest.raises(UserFault, match=r"mine: no such file, .*; did you mean mine\.yaml\?"):
+        find_scenario(Path("mine"))
 
 
 PAGES = ("from_trl", "from_verl", "hyperparameters")

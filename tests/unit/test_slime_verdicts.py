@@ -109,6 +109,7 @@ CASES: Final = {
     "a nucleus and a draft model": Case(
         FULL + "--rollout-top-p 0.9 --sglang-speculative-algorithm NGRAM", "same job but for", "rollout-top-p"
     ),
+    "an address that no reward asks": Case(FULL + "--rm-url http://x/score", "same job"),
     "raw rewards": Case(FULL + "--disable-rewards-normalization", "same job"),
     "layers that are trained alone": Case(FULL + "--only-train-params-name-list experts", "same job"),
     "frozen by no regular expression": Case(

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from penstock.messages.names import LEARNER
-from penstock.messages.training import Activity, ActivitySpan, ActorReported
+from penstock.messages.training import Activity, ActivitySpan, ActorReported, Balance
 from penstock.runtime.hosts.virtual.simulate import simulated
-from penstock.runtime.observability.trackers import read_steps
-from penstock.runtime.observability.training_time import TrainingTime
+from penstock.runtime.observability.trackers import StepRow, read_steps
+from penstock.runtime.observability.training_time import TrainingTime, newest_drive
 from penstock.runtime.scenario.modelled import load_modelled
 
 
@@ -63,6 +63,27 @@ def test_a_step_that_is_quicker_than_a_report_is_not_trained_in_no_time(is_up: b
     time.hear(OPEN)
     time.everyone_is_up(9.0)
     assert time.at(12.0) == pytest.approx(20.0)  # it has begun
+
+
+def stepped(*times: tuple[float, float]) -> list[StepRow]:
+    """Steps by the clock and by the training time."""
+    balance = Balance(issued=0, in_system=0, ended=())
+    return [
+        StepRow(version=version, at_s=at_s, num_steps=9, metrics={}, staleness_counts=(), response_lengths=(),
+                group_ids=(), balance=balance, training_s=training_s)
+        for version, (at_s, training_s) in enumerate(times, 1)
+    ]  # fmt: skip
+
+
+def test_the_newest_drive_that_is_long_enough_is_taken() -> None:
+    rows = stepped((10, 1), (11, 2), (12, 3), (40, 3.5), (41, 4.5), (90, 5))
+    assert [row.version for row in newest_drive(rows, 1)] == [6]
+    assert [row.version for row in newest_drive(rows, 2)] == [4, 5]
+    assert [row.version for row in newest_drive(rows, 3)] == [1, 2, 3]
+    assert newest_drive(rows, 4) == rows
+    assert newest_drive(stepped((10, 1), (11, 2), (90, 81)), 3) == stepped((10, 1), (11, 2), (90, 81)), "a slow step"
+    assert newest_drive(stepped((1, 0), (2, 0)), 1) == stepped((1, 0), (2, 0)), "recorded before there was this time"
+    assert newest_drive([], 1) == []
 
 
 def test_each_step_of_a_simulation_has_its_time(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 Invariants:
 
 * It looks at the newest steps, without the first fifth of the run (engines fill up) and without what came after the
-  last grant (they run empty): at most :data:`MAX_STEPS` of them.
+  last grant (they run empty): at most :data:`MAX_STEPS` of them, of one drive where the run was resumed.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from penstock.runtime.observability.operations import policy_in_force, read_oper
 from penstock.runtime.observability.removed import SPANS, removed_text
 from penstock.runtime.observability.shares import Shares
 from penstock.runtime.observability.traces import TRACES_FOLDER, spans_between
+from penstock.runtime.observability.training_time import newest_drive
 from penstock.runtime.run_folder import file_of_run
 from penstock.runtime.scenario.resolve import resolve
 from penstock.runtime.scenario.source import read_source
@@ -108,7 +109,7 @@ def measure(
     switch = policy_in_force(read_operations(run_folder))
     if switch is not None:
         steps = [row for row in steps if row.version > switch.version]
-    stretch = _stretch(steps, groups, recorded)
+    stretch = _stretch(newest_drive(steps, MIN_STEPS + 1), groups, recorded)
     if stretch is None:
         return None
     engines = {name: rows for name, rows in lanes.items() if is_engine(name)}

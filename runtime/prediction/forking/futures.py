@@ -15,6 +15,7 @@ from penstock.messages.names import BUFFER, LEARNER, is_engine
 from penstock.messages.operator import OperatorAnswered
 from penstock.runtime.hosts.virtual.accounting import RunAccounts
 from penstock.runtime.hosts.virtual.host import IdleWatcher
+from penstock.runtime.hosts.virtual.process import Process, Status
 from penstock.runtime.hosts.virtual.simulate import PATIENCE_S, rare_collections
 from penstock.runtime.observability.figures import RunFigures
 from penstock.runtime.observability.summary import wasted_tokens
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
 
     from penstock.messages.base import Event
     from penstock.messages.training import Balance, StepReported
-    from penstock.runtime.hosts.virtual.process import Process
     from penstock.runtime.prediction.forking.changes import Change
     from penstock.runtime.prediction.forking.past import Past
     from penstock.runtime.run.plan import RunPlan
     from penstock.runtime.scenario import Scenario
 
+TELL_AGAIN_S: Final = 0.01
 SLICE_S: Final = 5.0
 """Virtual time after which the futures are compared."""
 AS_IT_WAS: Final = "as it was"
@@ -124,6 +125,14 @@ class _Play(IdleWatcher):
         self.steps.append(StepSeen(at_s, report.staleness_counts, report.response_lengths, report.balance))
         self.lanes.append(Lanes(engines.seconds, engines.occupied_s, learner.seconds))
 
+    def tell(self, event: Event) -> None:
+        """Tell the Buffer: at once, or, where the fork builds it anew, as soon as its successor is there."""
+        process = self.host.supervisor.processes.get(BUFFER)
+        if process is not None and process.status is Status.RUNNING:
+            self.host.say(BUFFER, event)
+        else:
+            self.host.clock.at(self.host.clock.now_s + TELL_AGAIN_S, _Play.tell, self, event)
+
     def heard(self, process: Process, event: Event) -> None:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
         if isinstance(event, OperatorAnswered) and not event.accepted:
@@ -186,7 +195,7 @@ def play_futures(
             nothing is left of it.
     """
     check_update_modes(past, change)
-    plan = changed_plan(past.plan, change.after, counts_engines=not change.is_elastic)
+    plan = changed_plan(past.plan, change)
     replaced = _replaced(past, plan, change)
     actors = [name for name in past.began if not is_engine(name) or name in change.engines]
     with rare_collections():
@@ -200,7 +209,7 @@ def play_futures(
         if change.counts_engines and not change.is_elastic:
             plays[1].host.supervisor.want_engines(change.engines)
         for each in change.events:
-            plays[1].host.say(BUFFER, each)
+            plays[1].tell(each)
         difference = _side_by_side(past, plays, actors, on_step)
     return _summed_up(past, change, plays, replaced), difference, (plays[0].decisions, plays[1].decisions)
 

@@ -6,11 +6,12 @@ to that time is the past.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from penstock.actors.engine_worker.machine import EngineWorker
+from penstock.messages.base import Options
 from penstock.messages.errors import UserFault
 from penstock.messages.ledger import EPOCHS_PER_DRIVE
 from penstock.messages.names import BUFFER, is_engine, is_reward_model
@@ -29,12 +30,13 @@ from penstock.runtime.run.replay import (
 from penstock.runtime.run.wiring import actor_names, build_machine, recorded_engines
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from penstock.runtime.prediction.forking.changes import Change
-    from penstock.runtime.scenario import Scenario
 
 REPLAY_FIRST: Final = "penstock replay says where"
+BlockT = TypeVar("BlockT", bound=Options)
 
 
 class Past(NamedTuple):
@@ -131,21 +133,24 @@ def check_update_modes(past: Past, change: Change) -> None:
             )
 
 
-def changed_plan(plan: RunPlan, after: Scenario, *, counts_engines: bool) -> RunPlan:
-    """The plan of a run for who takes an actor's place, with what the scenario ``after`` says otherwise.
-
-    ``counts_engines``: the number of engines, too; it is not asked for otherwise."""
-    before, engines = plan.scenario, after.engines
-    count = engines.count if counts_engines else before.engines.count
-    scenario = replace(
-        before,
-        run=replace(before.run, num_steps=after.run.num_steps),
-        prompt_source=after.prompt_source,
-        staleness=replace(
-            before.staleness,
-            target_outstanding=after.staleness.target_outstanding,
-            max_concurrent=after.staleness.max_concurrent,
-        ),
-        engines=replace(before.engines, count=count, slots=engines.slots, progress_tokens=engines.progress_tokens),
+def changed_plan(plan: RunPlan, change: Change) -> RunPlan:
+    """The plan of a run for who takes an actor's place, with what is asked for. All else is as it was then: a later
+    drive may have been given other keys. The number of engines is no part of it where the Buffer is asked for them."""
+    own = plan.scenario
+    run, staleness, engines = (
+        _with_changes(getattr(own, block), getattr(change.before, block), getattr(change.after, block), keys)
+        for block, keys in (
+            ("run", ("num_steps",)),
+            ("staleness", ("target_outstanding", "max_concurrent")),
+            ("engines", ("slots", "progress_tokens", *(() if change.is_elastic else ("count",)))),
+        )
     )
+    is_same = change.before.prompt_source == change.after.prompt_source
+    prompts = own.prompt_source if is_same else change.after.prompt_source
+    scenario = replace(own, run=run, staleness=staleness, engines=engines, prompt_source=prompts)
     return replace(plan, scenario=scenario)
+
+
+def _with_changes(own: BlockT, before: BlockT, after: BlockT, keys: Sequence[str]) -> BlockT:
+    changed = {key: getattr(after, key) for key in keys if getattr(before, key) != getattr(after, key)}
+    return replace(own, **changed)

@@ -49,20 +49,27 @@ class Problems:
         self._first: RowProblem | None = None
         """Of those that may not be skipped, where there are any."""
         self._counts: Counter[str] = Counter()
+        self._places: dict[str, str] = {}
+        """Of the first row of each kind."""
 
     def add(self, problem: RowProblem) -> None:
         """Take note of a bad row."""
         if self._first is None or (self._may_skip(self._first.kind) and not self._may_skip(problem.kind)):
             self._first = problem
         self._counts[problem.kind] += 1
+        self._places.setdefault(problem.kind, problem.place)
 
     def _may_skip(self, kind: str) -> bool:
         return self._skip or (self._skip_long and kind == LONG_PROMPT)
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Kind → number of rows."""
-        return dict(self._counts)
+        """Kind, with the place of the first such row → number of rows."""
+        return {self._placed(kind): count for kind, count in self._counts.items()}
+
+    def _placed(self, kind: str) -> str:
+        first = "" if self._counts[kind] == 1 else "the first at "
+        return f"{kind} ({first}{self._places[kind]})"
 
     def settle(self, *, num_good: int, source: str) -> None:
         """Call at the end.
@@ -82,7 +89,10 @@ class Problems:
         rest[self._first.kind] -= 1
         rest += Counter()  # drops what has reached zero
         if rest:
-            listed = ", ".join(f"{count} × {kind}" for kind, count in rest.most_common())
+            told = self._first.kind  # with its place, above
+            listed = ", ".join(
+                f"{count} × {kind if kind == told else self._placed(kind)}" for kind, count in rest.most_common()
+            )
             more = rest.total()
             first += f". {counted(more, 'more row')} {does(more, 'have')} problems: {listed}"
         if is_skipped:

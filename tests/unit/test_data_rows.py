@@ -224,7 +224,7 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path, tokenizer_folder: Pa
     path = write_lines(tmp_path / "rows.jsonl", {"prompt": "a", "label": "1"}, line + "\n")
     told = refusal(path, tokenizer_folder, prompt_key="prompt", label_key="label")
     assert told.startswith(f"{path}:2: the key '{key}' stands twice in one object, and only one of its values")
-    assert load(path, tokenizer_folder, skip_bad_rows=True).skipped == {"a key stands twice": 1}
+    assert load(path, tokenizer_folder, skip_bad_rows=True).skipped == {f"a key stands twice ({path}:2)": 1}
 
 
 @pytest.mark.parametrize(
@@ -251,24 +251,25 @@ def test_the_first_bad_row_is_told_and_the_others_are_counted(tmp_path: Path, to
     bad = ({"prompt": ""}, "oops\n", {"q": 1}, {"q": 2}, {"prompt": ""})
     rows = write_lines(tmp_path / "rows.jsonl", {"prompt": "a"}, *bad)
     told = refusal(rows, tokenizer_folder, label_key=None)
-    assert told.startswith(f"{rows}:2: 'prompt' is empty. 4 more rows have problems: 2 × 'prompt' is missing, ")
-    assert "1 × malformed JSON" in told
-    assert "1 × 'prompt' is empty" in told
+    assert told.startswith(f"{rows}:2: 'prompt' is empty. 4 more rows have problems: 2 × 'prompt' is missing ")
+    assert f"2 × 'prompt' is missing (the first at {rows}:4)" in told
+    assert f"1 × malformed JSON ({rows}:3:1)" in told
+    assert "1 × 'prompt' is empty, " in told, "its first is told already"
 
 
 def test_bad_rows_are_skipped_and_counted_only_when_allowed(tmp_path: Path, tokenizer_folder: Path) -> None:
-    bad = ({"prompt": ""}, "oops\n", {"q": 1}, {"prompt": "x" * 100}, {"prompt": "é"})
+    bad = ({"prompt": ""}, "oops\n", {"q": 1}, {"prompt": "x" * 100}, {"prompt": "é"}, {"prompt": " "})
     rows = write_lines(tmp_path / "rows.jsonl", {"prompt": "a"}, *bad, {"prompt": "b"})
     dataset = load(rows, tokenizer_folder, label_key=None, skip_bad_rows=True)
     assert [dataset.prompt(row, 0).text for row in range(dataset.num_rows)] == ["a", "b"]
     assert dataset.skipped == {
-        "'prompt' is empty": 1,
-        "malformed JSON": 1,
-        "'prompt' is missing": 1,
-        "the prompt is too long": 1,
-        "the tokenizer refuses the text": 1,
+        f"'prompt' is empty (the first at {rows}:2)": 2,
+        f"malformed JSON ({rows}:3:1)": 1,
+        f"'prompt' is missing ({rows}:4)": 1,
+        f"the prompt is too long ({rows}:5)": 1,
+        f"the tokenizer refuses the text ({rows}:6)": 1,
     }
-    assert dataset.num_skipped == 5
+    assert dataset.num_skipped == 6
 
 
 def test_a_file_in_which_every_row_is_bad_stops_the_run_even_if_skipping(

@@ -97,7 +97,11 @@ def test_bad_rows_are_refused_before_the_run_or_counted_and_left_out(tmp_path: P
         stream(options_of(path), tokenizer_folder, tmp_path / "strict")
     rows = stream(options_of(path, skip_bad_rows=True), tokenizer_folder, tmp_path / "lenient")
     assert rows.num_rows == 2
-    assert rows.skipped == {"malformed JSON": 1, "'prompt' is missing": 1, "the prompt is too long": 1}
+    assert rows.skipped == {
+        f"malformed JSON ({path}:2:1)": 1,
+        f"'prompt' is missing ({path}:3)": 1,
+        f"the prompt is too long ({path}:4)": 1,
+    }
     assert [rows.prompt(row, 0).label for row in range(2)] == ["0", "2"]
     assert rows.place_of(1) == f"{path}:5"
     rows.close()

@@ -72,7 +72,7 @@ class EngineSetup:
     """The other nodes of an engine over several."""
     takes_over: bool = False
     """The incarnation before it was lost by its process alone: a server that it has left may be taken over."""
-    data: DataOptions | None = None
+    data: DataOptions | None
     """Of its prompts; None: they are of text alone."""
 
     def log_path(self, kind: str) -> Path:

@@ -225,7 +225,7 @@ def teacher(other: EngineSubject) -> Iterator[Driven]:
     context = other.context
     setup = EngineSetup(
         name="teacher/0", place=0, model_folder=context.model_folder, run_folder=context.run_folder,
-        options=context.options, max_context=64, dtype="float32",
+        options=context.options, max_context=64, dtype="float32", data=None,
     )  # fmt: skip
     backend = ServedTeacherBackend(partial(open_server, setup, print), num_slots=5, timeout_s=other.timeout_s)
     driven = Driven(backend, other.timeout_s)

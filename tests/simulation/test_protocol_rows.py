@@ -494,7 +494,7 @@ def test_a_place_that_would_count_twice_is_noticed(*, takes_all: bool) -> None:
         several(
             patch.object(Assembly, "_write_off", does_nothing),
             patch.object(Filter, "validate", does_nothing),
-            patch.object(Admission, "_refusal", lambda *_: "") if takes_all else nullcontext(),
+            patch.object(Admission, "_refusal", return_value="") if takes_all else nullcontext(),
         ),
         fails_at_one_scorer,
         goes_wrong=has_a_place_twice,

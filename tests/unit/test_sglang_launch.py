@@ -179,6 +179,7 @@ def options_of(sglang: dict[str, OptionValue], *, is_cpu: bool, sleeps: bool = F
         options=EnginesOptions(backend="sglang", sglang=sglang),
         max_context=512,
         dtype="bfloat16",
+        data=None,
         sleeps=sleeps,
     )
     return launch_options(setup, is_cpu=is_cpu)

@@ -56,6 +56,7 @@ def open_sglang_teacher(context: TeacherContext) -> Backend[TeacherCommand]:
         ),
         max_context=context.max_context + NUM_EXTRA_TOKENS,
         dtype=options.model.dtype,
+        data=None,
     )
 
     async def open_server() -> Opened[SglangEndpoint]:

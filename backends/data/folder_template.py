@@ -14,7 +14,6 @@ from tokenizers import Tokenizer
 
 from penstock.backends.checkpoint.hf_config import TOKENIZER_CONFIG_FILE
 from penstock.backends.data.problems import DataError
-from penstock.backends.data.template_bounds import bound_rendering
 from penstock.backends.data.tokenizer import FILE_NAME
 from penstock.messages.base import UNREADABLE
 
@@ -64,6 +63,8 @@ class FolderTemplate:
     ) -> object:
         """As transformers' method, for ``tokenize=False``."""
         from transformers.utils.chat_template_utils import render_jinja_template
+
+        from penstock.backends.data.template_bounds import bound_rendering  # here, as it brings Jinja
 
         assert not tokenize
         bound_rendering()

@@ -282,16 +282,14 @@ class AuditBooks:
         return list(new.values())
 
     def _is_whole(self, group_id: int, indices: list[int], ended: Sequence[SampleEnd]) -> bool:
-        """Every sample of the group is named once, replacements beside the failed ones that they replace. Issues the
-        replacements."""
+        """Every sample of the group is named once, replacements beside failed ones. Issues the replacements."""
         keys = [*indices, *(end.key.index for end in ended)]
         named, size = set(keys), self.size
-        lacking = sorted({*range(size)} - named)
         failed = {end.key.index for end in ended if end.state is TerminalState.FAILED}
         unfounded = sorted(index for index in named if index >= size and index - size not in failed)
         if len(named) != len(keys) or any(end.key.group_id != group_id for end in ended):
             self._find(f"group {group_id} names a sample twice, or one of another group")
-        elif lacking:
+        elif lacking := sorted({*range(size)} - named):
             self._find(f"group {group_id} lacks its samples {listed(lacking)}")
         elif unfounded:
             self._find(f"group {group_id} has replacements {listed(unfounded)} of samples that have not failed")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.messages.local import DroppedSample
 
 
+SCORING_FAILED: Final = "scoring_failed"
 REPLACED: Final = "it had failed before, and its replacement is there"
 
 
@@ -74,7 +75,7 @@ class Assembly(msgspec.Struct):
         known = [index for index in range(place, newest + 1, self.size) if self._is_known(index)]
         for index in known[:-1]:
             if (sample := self.samples.pop(index, None)) is not None:
-                self.failed[index] = _ended(sample, "scoring_failed", REPLACED, TerminalState.FAILED)
+                self.failed[index] = _ended(sample, SCORING_FAILED, REPLACED, TerminalState.FAILED)
 
     def missing(self) -> tuple[SampleKey, ...]:
         """The replacements that are waited for."""

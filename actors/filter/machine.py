@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Final, assert_never, final
 
 from msgspec.structs import replace
 
-from penstock.actors.filter.assembly import Assembly
+from penstock.actors.filter.assembly import SCORING_FAILED, Assembly
 from penstock.actors.settled import KnownSettled
 from penstock.actors.waits import MAX_NAMED, several
 from penstock.messages.commands import JudgeGroup, JudgeSamples, KeepSamples, Send, ShowGroup, StartTimer
@@ -125,7 +125,7 @@ class Filter:
             case SampleScored():
                 self._on_scored(event)
             case ScoringFailed():
-                self._on_failed(event, "scoring_failed")
+                self._on_failed(event, SCORING_FAILED)
             case SampleFailed():
                 self._on_failed(event, "generation_failed")
             case GroupJudged():

@@ -24,6 +24,9 @@ _REFUSALS: Final = (
     ValueError,
 )  # fmt: skip
 """What templates raise for messages that they are not made for; ``range`` in the sandbox an OverflowError."""
+_MEND: Final = (
+    "mend it (chat_template.jinja, or chat_template in tokenizer_config.json), or copy that of the model's authors"
+)
 
 
 class _AddedToken(Protocol):
@@ -126,14 +129,12 @@ class ChatTemplate:
             )
         except jinja2.TemplateSyntaxError as error:
             raise DataError(
-                f"{self._folder}: the chat template is broken at its line {error.lineno}: {error.message}; mend it "
-                "(chat_template.jinja, or chat_template in tokenizer_config.json), or copy that of the model's authors"
+                f"{self._folder}: the chat template is broken at its line {error.lineno}: {error.message}; {_MEND}"
             ) from error
         except TemplateWorkError as error:
             raise EndlessTemplateError(
                 "the chat template does not end",
-                f"{self._folder}: the chat template {error} for one conversation; mend it (chat_template.jinja, or "
-                "chat_template in tokenizer_config.json), or copy that of the model's authors",
+                f"{self._folder}: the chat template {error} for one conversation; {_MEND}",
             ) from error
         except _REFUSALS as error:
             raise BadColumnError(

@@ -53,9 +53,7 @@ def bound_rendering() -> None:
     from transformers.utils import chat_template_utils
 
     utils: Any = chat_template_utils
-    if (
-        utils._compile_jinja_template is not _compiled
-    ):  # which a transformers without it says, before anything is rendered
+    if utils._compile_jinja_template is not _compiled:  # a transformers without it fails here, before any rendering
         utils._compile_jinja_template = _compiled
 
 

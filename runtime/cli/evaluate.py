@@ -147,10 +147,15 @@ def result_table(row: EvaluationRow) -> Table:
 def _names(figures_of: Mapping[str, Mapping[str, float]]) -> list[str]:
     """The figures that are shown, in their order: those of any dataset."""
     every = dict.fromkeys(name for figures in figures_of.values() for name in figures)
-    shares = [(name, *name.partition("@")) for name in every if name.startswith(SHARES_AT_K)]
-    passes = [name for name, *_ in sorted(shares, key=lambda each: (SHARES_AT_K.index(f"{each[1]}@"), int(each[3])))]
+    passes = sorted((name for name in every if name.startswith(SHARES_AT_K)), key=_kind_and_k)
     components = [name for name in every if name.startswith("components/")]
     return [REWARD_MEAN, *passes, *components, *(name for name in LABELS if name != REWARD_MEAN and name in every)]
+
+
+def _kind_and_k(name: str) -> tuple[int, int]:
+    """Of ``pass@8``, to sort by."""
+    kind, at, k = name.partition("@")
+    return SHARES_AT_K.index(kind + at), int(k)
 
 
 def _cell(name: str, figures: Mapping[str, float]) -> str:

@@ -8,6 +8,7 @@ import typer
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.program import (
+    RUNS,
     Overrides,
     ScenarioFile,
     app,
@@ -186,7 +187,7 @@ def doctor() -> None:
     """Check that this machine has what Penstock needs, and say what to do where it has not."""
     from penstock.runtime.cli.doctor import examine
 
-    raise typer.Exit(0 if examine(console, Path("runs")) else 1)
+    raise typer.Exit(0 if examine(console, RUNS) else 1)
 
 
 @environments.command(

@@ -155,6 +155,11 @@ def evaluation_text(row: EvaluationRow) -> str:
     return " · ".join(parts)
 
 
+def shares_at_k(figures: Mapping[str, float]) -> list[str]:
+    """pass@k and maj@k of one dataset, for each k."""
+    return [f"{name} {100 * value:.1f} %" for name, value in figures.items() if name.startswith(SHARES_AT_K)]
+
+
 def figures_text(figures: Mapping[str, float]) -> str:
     """The figures of one dataset on one line, those that are worth a word."""
     if REWARD_MEAN not in figures:
@@ -162,7 +167,6 @@ def figures_text(figures: Mapping[str, float]) -> str:
     reward = f"reward {figures[REWARD_MEAN]:.3f}"
     if "reward_stderr" in figures:
         reward += f" ± {figures['reward_stderr']:.3f}"
-    parts = [reward]
-    parts += [f"{name} {100 * value:.1f} %" for name, value in figures.items() if name.startswith(SHARES_AT_K)]
+    parts = [reward, *shares_at_k(figures)]
     parts += [f"{name} {100 * figures[name]:.1f} %" for name in ("truncated", "missing") if figures.get(name)]
     return ", ".join(parts)

@@ -13,6 +13,7 @@ from penstock.backends.evaluation.figures import REWARD_MEAN, SHARES_AT_K
 from penstock.messages.samples import TerminalState
 from penstock.runtime.observability.chart_plans import LEARNING, PLANS, SHOWN_OTHERWISE, SPEED, matches, short_name
 from penstock.runtime.observability.charts import Chart, Line, line_of
+from penstock.runtime.observability.evaluations import shares_at_k
 from penstock.runtime.observability.figures import REWARD, REWARD_STD, STALENESS_BOUND
 from penstock.runtime.observability.summary import generated_tokens, trained_tokens
 from penstock.runtime.safe_text import terminal_text
@@ -52,9 +53,7 @@ class EvaluationTableRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def passes(self) -> str:
         """pass@k and maj@k, for each k."""
-        return ", ".join(
-            f"{name} {100 * value:.1f} %" for name, value in self.figures.items() if name.startswith(SHARES_AT_K)
-        )
+        return ", ".join(shares_at_k(self.figures))
 
 
 def planned_charts(steps: Sequence[StepRow], plans: Sequence[Plan]) -> list[Chart]:

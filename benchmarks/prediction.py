@@ -54,7 +54,7 @@ QUICK_S: Final = 75
 POLICIES: Final = ("sync", "one_step_off", "fully_async")
 MOST: Final = 0.1
 """Error that is claimed."""
-SEEDS: Final = range(3)
+SEEDS: Final = range(5)
 """One alone draws lengths that make 1 to 2 % of a step."""
 BASE: Final = """\
 run: {name: prediction}

@@ -1,4 +1,4 @@
-"""How long an engine's decode passes take, by how many requests are in them: it alone can time one, or tell of them.
+"""How long an engine's passes take, by how many requests are in them: it alone can time one, or tell of them.
 
 What a request takes in all says little of that where the engine is always full: the requests that run with it vary
 hardly, and other costs with its length. A few passes with few requests, at a run's start and end, in evaluations and
@@ -8,9 +8,13 @@ On a CPU that others want too, a pass waits for a core, and when it gets one bac
 twice as much CPU time, and so does the next one. So passes are added up apart by whether they were disturbed: what a
 pass costs on a core of its own, those say that were not; by how much all were slower, both together.
 
+Passes that admit requests read their prompts besides, and are added up apart from those: what they take beyond a plain
+pass with as many requests is what reading costs. What a request takes says little of that either, as everything that is
+done once for it goes with its prompt: to take it, to answer it.
+
 Invariants:
 
-* Only plain passes count, which admit nothing: one token each of requests that run already.
+* Plain passes admit nothing: one token each of requests that run already.
 * The first pass with a number of requests does not count: memory is taken for it, kernels are chosen and captured.
 * Seconds are those in which an embedded engine on a CPU had a core, and of the wall clock with every other engine.
 * Bands are powers of two: one with 2ᵏ holds the passes with 2ᵏ … 2ᵏ⁺¹ − 1 requests.
@@ -29,10 +33,13 @@ if TYPE_CHECKING:
 
 PASSES: Final = "engine/decode"
 DISTURBED: Final = "engine/decode_disturbed"
+READING: Final = "engine/prefill"
+READING_DISTURBED: Final = "engine/prefill_disturbed"
 WAITED: Final = 1.1
 """Times its CPU time, from which on a pass has waited for a core."""
-_KEYS: Final = ("passes", "passes_s", "requests", "context_tokens", "wall_s")
-_COUNT: Final = re.compile(rf"({PASSES}|{DISTURBED})/(\d{{1,9}})/passes")
+_KEYS: Final = ("passes", "passes_s", "requests", "context_tokens", "wall_s", "read_tokens")
+_KINDS: Final = "|".join((PASSES, DISTURBED, READING, READING_DISTURBED))
+_COUNT: Final = re.compile(rf"({_KINDS})/(\d{{1,9}})/passes")
 
 
 class DecodeBand(NamedTuple):
@@ -48,6 +55,8 @@ class DecodeBand(NamedTuple):
     """Of every pass, those that its requests held together."""
     wall_s: float = 0.0
     """By the clock, more than ``seconds`` where it waited for a core; 0: nobody told."""
+    read_tokens: float = 0.0
+    """Of contexts that it admitted; none in plain passes."""
 
 
 class DecodePasses:
@@ -67,12 +76,28 @@ class DecodePasses:
             seconds: that it took; on a CPU those in which it had a core.
             wall_s: that it took by the clock.
         """
-        had_waited, self._has_waited = self._has_waited, wall_s > WAITED * seconds
-        if num_running not in self._seen:
-            self._seen.add(num_running)
-            return
-        kind = DISTURBED if had_waited or self._has_waited else PASSES
-        self._add(kind, num_running, (1, seconds, num_running, context_tokens, wall_s))
+        is_disturbed, is_new = self._waited(seconds, wall_s), num_running not in self._seen
+        self._seen.add(num_running)
+        if not is_new:
+            kind = DISTURBED if is_disturbed else PASSES
+            self._add(kind, num_running, (1, seconds, num_running, context_tokens, wall_s))
+
+    def add_reading(
+        self, num_running: int, context_tokens: int, seconds: float, wall_s: float, *, read_tokens: int
+    ) -> None:
+        """A pass that admitted requests; counted where a plain one with as many has been.
+
+        Args:
+            num_running: see :meth:`add`; so are the next three.
+            context_tokens: see there.
+            seconds: see there.
+            wall_s: see there.
+            read_tokens: of the contexts that were admitted, those that were in no cache.
+        """
+        is_disturbed = self._waited(seconds, wall_s)
+        if num_running in self._seen:
+            kind = READING_DISTURBED if is_disturbed else READING
+            self._add(kind, num_running, (1, seconds, num_running, context_tokens, wall_s, read_tokens))
 
     def add_alike(self, num_passes: int, running: float, context_tokens: float, pass_s: float) -> None:
         """So many plain passes of this mean by the clock, with one request or more, none of them the first with its
@@ -80,8 +105,13 @@ class DecodePasses:
         each = (1, pass_s, running, context_tokens, 0.0)
         self._add(PASSES, running, [num_passes * value for value in each])
 
+    def _waited(self, seconds: float, wall_s: float) -> bool:
+        """Whether this pass waited for a core, or the one before it."""
+        had_waited, self._has_waited = self._has_waited, wall_s > WAITED * seconds
+        return had_waited or self._has_waited
+
     def _add(self, kind: str, running: float, sums: Sequence[float]) -> None:
-        band = self._bands.setdefault((kind, 1 << (int(running).bit_length() - 1)), [0.0] * len(_KEYS))
+        band = self._bands.setdefault((kind, 1 << (int(running).bit_length() - 1)), [0.0] * len(sums))
         for place, value in enumerate(sums):
             band[place] += value
 
@@ -90,13 +120,13 @@ class DecodePasses:
         return tuple(
             Metric(f"{kind}/{least}/{what}", value)
             for (kind, least), sums in sorted(self._bands.copy().items())
-            for what, value in zip(_KEYS, sums, strict=True)
+            for what, value in zip(_KEYS, sums, strict=False)  # plain ones have read nothing
         )
 
 
 def bands_in(metrics: Mapping[str, float | None], kind: str = PASSES) -> list[DecodeBand]:
-    """What :meth:`DecodePasses.metrics` has told of undisturbed passes, or of :data:`DISTURBED` ones; bands that are
-    not whole are left out."""
+    """What :meth:`DecodePasses.metrics` has told of undisturbed plain passes, or of another kind; bands that are not
+    whole are left out."""
     found: list[DecodeBand] = []
     for name in metrics:
         if (match := _COUNT.fullmatch(name)) is None or match[1] != kind:

@@ -10,8 +10,9 @@ made the quicker one is, so a mean over time would count full stretches too much
 is made :data:`ROUNDS` times.
 
 Where engines have timed their passes (:mod:`penstock.runtime.prediction.passes_fit`), those say how the bracket
-divides, and the requests only how much of it there is: what goes by between passes makes all of it longer alike. Else
-the requests say everything, and an engine that is always full tells little of a request alone.
+divides and what reading costs, and the requests only how much of both there is: what goes by between passes makes all
+of it longer alike. Else the requests say everything: an engine that is always full tells little of a request alone, and
+what is done once for each of them is taken for the reading of its prompt.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from penstock.runtime.prediction.fitting import Course, fit_line
-from penstock.runtime.prediction.passes_fit import fit_passes
+from penstock.runtime.prediction.passes_fit import fit_passes, fit_reading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,10 +105,8 @@ def fit_decode(recordings: Sequence[Recording]) -> DecodeFit | None:
     seconds, tokens, read = (np.concatenate([each[column] for each in found]) for column in range(3))
     is_even = np.concatenate([each.is_even for each in found])
     others = {"prefill_s": np.ones_like(tokens), "prefill_token_s": read}
-    passes = fit_passes(
-        [band for recording in recordings for band in recording.bands],
-        [band for recording in recordings for band in recording.disturbed],
-    )
+    disturbed = [band for recording in recordings for band in recording.disturbed]
+    passes = fit_passes([band for recording in recordings for band in recording.bands], disturbed)
     most_running = round(max(each.most_running for each in found))
     most_context = round(max(each.most_context for each in found))
     if passes is None:
@@ -118,8 +117,20 @@ def fit_decode(recordings: Sequence[Recording]) -> DecodeFit | None:
             line = _of_responses(seconds, tokens, running, context, others, is_even)
         return DecodeFit(line, None, 1.0, float(running.min()), most_running, most_context)
     running, context = _means(found, passes.values)
-    line = fit_line(seconds, {DECODE: tokens * passes.mean_s(running, context), **others}, is_even)
-    return DecodeFit(_divided(line, passes), passes, line.values[DECODE], passes.fewest, most_running, most_context)
+    decode_s = tokens * passes.mean_s(running, context)
+    read_token_s = fit_reading(
+        passes,
+        disturbed,
+        [band for recording in recordings for band in recording.reading],
+        [band for recording in recordings for band in recording.reading_disturbed],
+    )
+    if read_token_s is not None:
+        decode_s += others.pop("prefill_token_s") * read_token_s
+    line = fit_line(seconds, {DECODE: decode_s, **others}, is_even)
+    told = passes.values if read_token_s is None else {**passes.values, "prefill_token_s": read_token_s}
+    return DecodeFit(
+        _divided(line, told, passes.dropped), passes, line.values[DECODE], passes.fewest, most_running, most_context
+    )
 
 
 def _of_responses(
@@ -129,12 +140,12 @@ def _of_responses(
     return fit_line(seconds, {**decode, **others, "context_token_s": tokens * context}, is_even)
 
 
-def _divided(line: Line, passes: PassesFit) -> Line:
+def _divided(line: Line, told: Mapping[str, float], dropped: Mapping[str, str]) -> Line:
     """What passes take together, in what it goes into."""
     values = dict(line.values)
     ratio = values.pop(DECODE)
-    told = {name: ratio * part for name, part in passes.values.items() if part}
-    return line._replace(values={**told, **values}, dropped={**passes.dropped, **line.dropped})
+    of_passes = {name: ratio * part for name, part in told.items() if part}
+    return line._replace(values={**of_passes, **values}, dropped={**dropped, **line.dropped})
 
 
 def _means(found: Sequence[_Seen], values: Mapping[str, float]) -> tuple[Floats, Floats]:

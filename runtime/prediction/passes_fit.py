@@ -13,6 +13,9 @@ Passes of embedded engines on a CPU are timed by the cores that they had, all ot
 the responses of the same runs: waits for cores are taken out of these (:mod:`penstock.runtime.prediction.cores_fit`)
 only where all engines are embedded ones on a CPU.
 
+Passes that admit requests take longer. What they take beyond this, all of them together, goes with the tokens that they
+have read: how many requests are admitted at a time is much alike under every policy, as few slots are free at a time.
+
 Invariants:
 
 * Every coefficient is at least 0, and ``token_s`` is above it.
@@ -28,7 +31,7 @@ import numpy as np
 from penstock.backends.engines.decode_passes import added_up
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -68,6 +71,14 @@ class PassesFit(NamedTuple):
         mean: Floats = token_s + (running - 1) * load_s + context * context_s
         return mean
 
+    def sum_s(self, bands: Iterable[DecodeBand]) -> float:
+        """Of plain passes with as many requests and tokens as these have."""
+        token_s, load_s, context_s = self.values.values()
+        return sum(
+            band.passes * token_s + (band.requests - band.passes) * load_s + band.context_tokens * context_s
+            for band in bands
+        )
+
 
 class Slowed(NamedTuple):
     """By what the passes of engines were slower than on cores of their own."""
@@ -101,7 +112,7 @@ def fit_passes(undisturbed: Sequence[DecodeBand], disturbed: Sequence[DecodeBand
         bands = _enough([*undisturbed, *disturbed])
     if len(bands) < 2:
         return None
-    passes, seconds, requests, context, _ = np.array([band[1:] for band in bands], dtype=np.float64).T
+    passes, seconds, requests, context, *_ = np.array([band[1:] for band in bands], dtype=np.float64).T
     mean_s, running, held = seconds / passes, requests / passes, context / passes
     weights = 1 / (mean_s * np.sqrt(SPREAD**2 / passes + BENT**2))
     columns = np.stack((np.ones_like(passes), running - 1, held), axis=1)
@@ -115,6 +126,24 @@ def fit_passes(undisturbed: Sequence[DecodeBand], disturbed: Sequence[DecodeBand
         most=float(running.max()),
         error=float(off.mean()),
     )
+
+
+def fit_reading(
+    plain: PassesFit,
+    disturbed: Sequence[DecodeBand],
+    reading: Sequence[DecodeBand],
+    reading_disturbed: Sequence[DecodeBand],
+) -> float | None:
+    """``prefill_token_s``, of all engines: what passes that read took beyond plain ones, by the tokens that they read.
+    Disturbed ones count as if they had been slower than others by what disturbed plain ones were: which passes nothing
+    disturbs is no matter of chance, and those that admit a whole batch are seldom among the others. None where too few
+    were timed."""
+    both = [*reading, *reading_disturbed]
+    if sum(band.passes for band in both) < FEWEST_PASSES:
+        return None
+    cold = max(1.0, sum(band.seconds for band in disturbed) / plain.sum_s(disturbed)) if disturbed else 1.0
+    alone_s = sum(band.seconds for band in reading) + sum(band.seconds for band in reading_disturbed) / cold
+    return max(0.0, alone_s - plain.sum_s(both)) / max(1.0, sum(band.read_tokens for band in both))
 
 
 def _enough(bands: Sequence[DecodeBand]) -> list[DecodeBand]:

@@ -18,7 +18,7 @@ import statistics
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.backends.engines.decode_passes import DISTURBED, bands_in
+from penstock.backends.engines.decode_passes import DISTURBED, READING, READING_DISTURBED, bands_in
 from penstock.backends.ledger.sqlite import asked_ledger
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
@@ -179,6 +179,9 @@ class Recording(NamedTuple):
     evaluations too; of each, the last incarnation."""
     disturbed: Sequence[DecodeBand] = ()
     """Likewise those that waited for a core, and that came after one which did."""
+    reading: Sequence[DecodeBand] = ()
+    """Likewise undisturbed passes that read the prompts of requests which they admitted."""
+    reading_disturbed: Sequence[DecodeBand] = ()
     snapshot_s: float | None = None
     """That the learner took last to copy its state for a checkpoint; None: it was not told."""
     learner_waits: float | None = None
@@ -205,6 +208,7 @@ def read_recording(folder: Path) -> Recording:
             f"{folder}: it has made {counted(min(len(recorded), len(steps)), 'step')}; calibration needs two or more"
         )
     said, max_staleness = read_actors(folder), scenario.staleness.max_staleness
+    told = [] if said is None else [each.metrics for each in said.actors]
     assert max_staleness is not None, "read_scenario() resolves it"
     stretch = stretch_of(len(steps), max_staleness)
     begun_s = sorted(recorded.values())[0 if stretch is None else min(stretch[0], len(recorded) - 1)]
@@ -234,8 +238,10 @@ def read_recording(folder: Path) -> Recording:
         hops=_hops(spans, by_trace),
         episodes=episodes,
         cores_used=[CoresUsed(row.at_s, row.cpu_s, row.core_wait_s) for row in steps if row.cpu_s],
-        bands=[] if said is None else [band for each in said.actors for band in bands_in(each.metrics)],
-        disturbed=[] if said is None else [band for each in said.actors for band in bands_in(each.metrics, DISTURBED)],
+        bands=[band for metrics in told for band in bands_in(metrics)],
+        disturbed=[band for metrics in told for band in bands_in(metrics, DISTURBED)],
+        reading=[band for metrics in told for band in bands_in(metrics, READING)],
+        reading_disturbed=[band for metrics in told for band in bands_in(metrics, READING_DISTURBED)],
         snapshot_s=None if said is None else _snapshot_s(said.actors),
         learner_waits=_learner_waits(steps[0 if stretch is None else stretch[0] :]) if on_cpu else None,
     )

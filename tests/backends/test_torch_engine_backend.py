@@ -21,9 +21,16 @@ from engine_cases import (
     tokens_of,
     weights_of,
 )
-from torch_engine_bench import PROMPT, WAIT_S, BenchFactory, CountingFetcher, generate_command
+from torch_engine_bench import PROMPT, WAIT_S, Bench, BenchFactory, CountingFetcher, generate_command
 
-from penstock.backends.engines.decode_passes import DISTURBED, added_up, bands_in
+from penstock.backends.engines.decode_passes import (
+    DISTURBED,
+    PASSES,
+    READING,
+    READING_DISTURBED,
+    added_up,
+    bands_in,
+)
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
 from penstock.backends.engines.torch.factory import open_torch_engine
 from penstock.backends.weights.segments import SHARED_FOLDER
@@ -102,17 +109,31 @@ def test_responses_are_those_of_the_engine_and_progress_adds_up(case: Case, open
         assert reported == end.part.tokens[: len(reported)]
         assert len(tokens) - len(reported) // 4 <= 8
     gauges: dict[str, float | None] = {metric.name: metric.value for metric in bench.engine.gauges()}
-    bands = added_up([*bands_in(gauges), *bands_in(gauges, DISTURBED)])
+    bands = added_up(band for kind in (PASSES, DISTURBED) for band in bands_in(gauges, kind))
     assert all(band.least * band.passes <= band.requests < 2 * band.least * band.passes for band in bands)
     assert all(band.context_tokens > len(PROMPT) * band.requests for band in bands)
     assert 0 < sum(band.requests for band in bands) < sum(end.part.num_tokens for end in ends.values())
-    assert {name: value for name, value in gauges.items() if not name.startswith("engine/decode")} == {
+    timed = ("engine/decode", "engine/prefill/", "engine/prefill_disturbed/")
+    assert {name: value for name, value in gauges.items() if not name.startswith(timed)} == {
         "engine/running": 0,
         "engine/queued": 0,
         "engine/occupancy": 0,
         "engine/generated_tokens": sum(end.part.num_tokens for end in ends.values()),
         "engine/prefill_tokens": len(PROMPT) - 1,
     }
+    assert told_of_reading(bench) == [], "no plain pass had been"
+    bench.generate(7)
+    bench.hear_ends(1)
+    bench.generate(8, prompt=PROMPT[:-2])
+    bench.hear_ends(1)
+    assert told_of_reading(bench) == [(2.0, 1 + len(PROMPT) - 2)], "a prompt that is held is not read again"
+
+
+def told_of_reading(bench: Bench) -> list[tuple[float, float]]:
+    """Passes that read, and tokens that they have read."""
+    gauges: dict[str, float | None] = {metric.name: metric.value for metric in bench.engine.gauges()}
+    bands = added_up(band for kind in (READING, READING_DISTURBED) for band in bands_in(gauges, kind))
+    return [(band.passes, band.read_tokens) for band in bands]
 
 
 def test_a_swap_answers_with_digest_and_canary(case: Case, other: Case, open_bench: BenchFactory) -> None:

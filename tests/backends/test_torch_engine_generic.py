@@ -170,9 +170,10 @@ def test_samples_of_a_group_share_their_context_and_run_together(case: Case) -> 
     # Two groups of four are too many for six slots: the second waits, whole, for the first.
     for tag in range(8):
         engine.submit(request(tag, random_tokens(9, tag // 4), 4))
-    engine.step()
+    assert engine.step().num_read_tokens == 9 + 3 * 1
+    assert engine.step().num_read_tokens == 0
     assert (engine.num_running, engine.num_queued) == (4, 4)
-    run_steps(as_torch(engine), 3)
+    run_steps(as_torch(engine), 2)
     assert (engine.num_running, engine.num_queued) == (0, 4)
 
 

@@ -15,7 +15,14 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from penstock import api
-from penstock.backends.engines.decode_passes import DISTURBED, DecodePasses, added_up, bands_in
+from penstock.backends.engines.decode_passes import (
+    DISTURBED,
+    READING,
+    READING_DISTURBED,
+    DecodePasses,
+    added_up,
+    bands_in,
+)
 from penstock.backends.engines.options import EpisodeModelOptions
 from penstock.backends.simulated.decode_clock import DecodeClock
 from penstock.backends.simulated.lengths import planned
@@ -412,7 +419,13 @@ class TimedClock(DecodeClock):
     timed: ClassVar[VirtualClock | None]
     """That of the host, which says how much slower it went."""
     cold_cost: ClassVar[float]
-    last_s = 0.0
+    last_s = unread_tokens = unread_s = 0.0
+
+    def admit(self, context_tokens: int, prefill_tokens: float) -> None:
+        held_s = self._held_s
+        super().admit(context_tokens, prefill_tokens)
+        self.unread_tokens += prefill_tokens
+        self.unread_s += self._held_s - held_s
 
     def advance(self, now_s: float, *, is_paused: bool) -> None:
         before, held, num_running, counted_s = self.count, self.context_tokens, self.num_running, self._counted_s
@@ -427,7 +440,12 @@ class TimedClock(DecodeClock):
         for place in range(num_passes):
             plain = 1.0, 1.0 if cold > 1 else 1 / share
             cpu, wall = (2 * cold - 1, 2 * cold / share - 1) if place % 4 < 2 and cold > 1 else plain
-            self.passes.add(num_running, round(held) + place * num_running, cpu * step_s, wall * step_s)
+            pass_s, of_pass = step_s + self.unread_s, (num_running, round(held) + place * num_running)
+            if read_tokens := round(self.unread_tokens):
+                self.passes.add_reading(*of_pass, cpu * pass_s, wall * pass_s, read_tokens=read_tokens)
+            else:
+                self.passes.add(*of_pass, cpu * pass_s, wall * pass_s)
+            self.unread_tokens = self.unread_s = 0.0
 
 
 def timed(policy: str, known: tuple[str, ...], folder: Path, *, cold_cost: float = 0.0) -> Recording:
@@ -437,7 +455,12 @@ def timed(policy: str, known: tuple[str, ...], folder: Path, *, cold_cost: float
         patch.setattr("penstock.backends.simulated.engine.DecodeClock", TimedClock)
         recording = Played(truth(policy, known=known), folder).recording
     said: dict[str, float | None] = {metric.name: metric.value for metric in TimedClock.passes.metrics()}
-    return recording._replace(bands=bands_in(said), disturbed=bands_in(said, DISTURBED))
+    return recording._replace(
+        bands=bands_in(said),
+        disturbed=bands_in(said, DISTURBED),
+        reading=bands_in(said, READING),
+        reading_disturbed=bands_in(said, READING_DISTURBED),
+    )
 
 
 CROWDED = (
@@ -657,6 +680,20 @@ def test_prompts_that_are_read_again_hold_up_what_runs(tmp_path: Path) -> None:
     )
     assert found == pytest.approx(real, rel=0.1)
     assert read_once < 0.85 * real
+
+
+def test_what_reading_costs_is_told_by_the_passes_that_read_and_not_by_what_goes_once_with_a_response(
+    tmp_path: Path,
+) -> None:
+    recording = timed("fully_async", REREAD, tmp_path)
+    assert calibrate([recording]).engines.prefill_token_s == pytest.approx(0.004, rel=0.03)
+    # Engines that read at no cost, and hold everybody up as long for something else.
+    free = [band._replace(seconds=band.seconds - 0.004 * band.read_tokens) for band in recording.reading]
+    found = calibrate([recording._replace(reading=free)])
+    assert found.engines.prefill_token_s < 0.0004
+    real = forecast(truth("fully_async", known=REREAD), range(1)).step_s.mean
+    again = forecast(found.applied(truth("fully_async", known=SHAPE)), range(1)).step_s.mean
+    assert again == pytest.approx(real, rel=0.1), "it lies in what all passes take"
 
 
 def test_what_new_weights_made_an_engine_forget_is_not_read_again(recording: Recording) -> None:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.backends.engines.decode_passes import DISTURBED, DecodeBand, DecodePasses, added_up, bands_in
-from penstock.runtime.prediction.passes_fit import fit_passes, slowed
+from penstock.backends.engines.decode_passes import (
+    DISTURBED,
+    READING,
+    READING_DISTURBED,
+    DecodeBand,
+    DecodePasses,
+    added_up,
+    bands_in,
+)
+from penstock.runtime.prediction.passes_fit import fit_passes, fit_reading, slowed
 
 
 def told(passes: DecodePasses) -> dict[str, float | None]:
@@ -43,8 +51,34 @@ def test_passes_that_waited_for_a_core_and_the_next_ones_are_counted_apart() -> 
     for cpu_s, wall_s in ((9.0, 9.0), (0.3, 0.3), (0.6, 3.0), (0.5, 0.5), (0.3, 0.32), (0.3, 0.3)):
         passes.add(4, 40, cpu_s, wall_s)
     (alone,), (disturbed,) = bands_in(told(passes)), bands_in(told(passes), DISTURBED)
-    assert alone == pytest.approx((4, 3, 0.9, 12, 120, 0.92))
-    assert disturbed == pytest.approx((4, 2, 1.1, 8, 80, 3.5))
+    assert alone == pytest.approx((4, 3, 0.9, 12, 120, 0.92, 0))
+    assert disturbed == pytest.approx((4, 2, 1.1, 8, 80, 3.5, 0))
+
+
+def test_passes_that_read_are_counted_apart_once_a_plain_one_with_as_many_requests_has_been() -> None:
+    passes = DecodePasses()
+    passes.add_reading(4, 40, 9.0, 9.0, read_tokens=70)
+    passes.add(4, 40, 9.0, 9.0)
+    passes.add_reading(4, 40, 0.5, 0.5, read_tokens=7)
+    passes.add_reading(4, 44, 0.6, 3.0, read_tokens=8)
+    passes.add(4, 48, 0.4, 0.4)
+    assert bands_in(told(passes), READING) == [DecodeBand(4, 1, 0.5, 4, 40, 0.5, 7)]
+    assert bands_in(told(passes), READING_DISTURBED) == [DecodeBand(4, 1, 0.6, 4, 44, 3.0, 8)]
+    assert bands_in(told(passes), DISTURBED) == [DecodeBand(4, 1, 0.4, 4, 48, 0.4)], "it came after one that waited"
+    assert bands_in(told(passes)) == []
+
+
+def test_what_reading_costs_is_what_passes_took_beyond_plain_ones_whichever_of_them_nothing_disturbed() -> None:
+    fit = fit_passes(timed((1, 300, 0.4e-3, 60), (2, 90, 0.412e-3, 50), (32, 40, 0.772e-3, 90)))
+    assert fit is not None
+    # Those that admit a whole batch are disturbed; a pass has a price of its own, so theirs is dearer by the token.
+    few = DecodeBand(32, 10, 10 * (0.772e-3 + 0.4e-3), 320, 12_800, 0.0, 10 * 8)
+    batch = DecodeBand(32, 30, 30 * 1.5 * (0.772e-3 + 0.6e-3), 960, 38_400, 0.0, 30 * 120)
+    slow = [DecodeBand(32, 100, 100 * 1.5 * 0.772e-3, 3200, 128_000)]
+    assert fit_reading(fit, slow, [few], [batch]) == pytest.approx((10 * 0.4e-3 + 30 * 0.6e-3) / 3680, rel=0.02)
+    assert fit_reading(fit, slow, [few], []) is None, "ten passes are too few"
+    quick = few._replace(passes=30, seconds=0.0, requests=960, context_tokens=38_400)
+    assert fit_reading(fit, [], [quick], []) == 0.0
 
 
 def test_what_a_pass_costs_is_what_it_costs_undisturbed_and_all_of_them_say_how_much_slower_they_were() -> None:

@@ -311,7 +311,7 @@ class TorchEngineBackend:
 
     def _step(self, engine: TorchEngine | GenericEngine) -> None:
         is_idle = not (engine.num_running or engine.num_queued)
-        admits, began_s, at_s = bool(engine.num_queued), self._spent_s(), time.perf_counter()
+        began_s, at_s = self._spent_s(), time.perf_counter()
         with nullcontext() if self._profile is None or is_idle else self._profile.step():
             tick = engine.step()
         for advanced in tick.advanced:
@@ -325,9 +325,13 @@ class TorchEngineBackend:
         for ended in tick.ended:
             self._answer(ended)
         self._answers.tell_due(engine.num_running + engine.num_queued)
-        if tick.num_decoded and not admits:
-            seconds, wall_s = self._spent_s() - began_s, time.perf_counter() - at_s
-            self._passes.add(tick.num_decoded, tick.num_context_tokens, seconds, wall_s)
+        if not tick.num_decoded:
+            return
+        of_pass = tick.num_decoded, tick.num_context_tokens, self._spent_s() - began_s, time.perf_counter() - at_s
+        if tick.num_read_tokens:
+            self._passes.add_reading(*of_pass, read_tokens=tick.num_read_tokens)
+        else:
+            self._passes.add(*of_pass)
 
     def _answer(self, ended: Ended) -> None:
         tag = ended.tag

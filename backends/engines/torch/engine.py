@@ -253,7 +253,8 @@ class TorchEngine:
         over = set(ended_slots)
         watched: set[int] = self._watched(tokens) if tokens else set()
         ended = [self._end_drawn(slot, has_string=slot in watched) for slot in sorted(over | watched)]
-        return Tick(ended, self._reports(), n, self._scheduler.num_context_tokens(self._clock))
+        held, read = self._scheduler.num_context_tokens(self._clock), self._scheduler.num_read_tokens
+        return Tick(ended, self._reports(), n, held, read)
 
     def score(self, tokens: Iterable[int]) -> torch.Tensor:
         """Float32 ``[T − 1]``: log-prob, at temperature 1, of each of ``tokens [T]`` but the first given those before.

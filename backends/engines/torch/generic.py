@@ -246,7 +246,7 @@ class GenericEngine:
         """Admit what fits and draw one token for each running request."""
         ended: list[Ended] = []
         with torch.inference_mode():
-            self._admit()
+            num_read_tokens = self._admit()
             for cohort in self._cohorts:
                 self._draw(cohort)
         self._clock += bool(self._cohorts)
@@ -256,7 +256,7 @@ class GenericEngine:
             over = {id(row): reason for row in cohort.rows if (reason := self._over(row)) is not None}
             ended += [self._end(row, over[id(row)]) for row in cohort.rows if id(row) in over]
             self._let_go(cohort, over.keys())
-        return Tick(ended, self._reports(), len(rows), num_context_tokens)
+        return Tick(ended, self._reports(), len(rows), num_context_tokens, num_read_tokens)
 
     def score(self, tokens: Iterable[int]) -> torch.Tensor:
         """See :meth:`.TorchEngine.score`.
@@ -303,14 +303,18 @@ class GenericEngine:
 
     # --- admission --------------------------------------------------------------------------------------------
 
-    def _admit(self) -> None:
+    def _admit(self) -> int:
+        """See :attr:`.Tick.num_read_tokens`."""
+        num_read_tokens = 0
         while self._queue:
             chosen = self._chosen(self.settings.num_slots - self.num_running)
             if not chosen:
-                return
+                break
             for running in chosen:
                 self._queue.remove(running)
             self._cohorts.append(self._begun(chosen))
+            num_read_tokens += sum(running.num_unread_tokens for running in chosen)
+        return num_read_tokens
 
     def _chosen(self, num_free: int) -> list[Running]:
         """Whole groups of one length that are to run together, the first of the queue among them; none: no room yet."""

@@ -132,6 +132,11 @@ class Running:
         """Tokens drawn since it was admitted."""
         return clock - self.born
 
+    @property
+    def num_unread_tokens(self) -> int:
+        """Of prompt and prefix, those that no slot held when it was admitted: the one that it feeds first at least."""
+        return self.first_position + 1 - self.num_cached_tokens
+
     def position_at(self, clock: int) -> int:
         """Position of the token that it feeds next; so many positions are in the cache."""
         return self.offset + clock
@@ -161,6 +166,8 @@ class Tick:
     """Requests that it drew a token for."""
     num_context_tokens: int = 0
     """That they held together when it was drawn."""
+    num_read_tokens: int = 0
+    """Of the contexts that were admitted, those that were in no cache; 0: nobody was."""
 
 
 def check_may_sleep(num_open: int) -> None:

@@ -43,10 +43,13 @@ class SlotScheduler:
         """So many tokens more than the clock shows has the longest context in the front, and the longest behind it."""
         self._offsets = 0
         """Likewise of all that run, added up."""
+        self.num_read_tokens = 0
+        """See :attr:`.Tick.num_read_tokens`: of the last ``admit``."""
 
     def admit(self, clock: int, version: int | None) -> Prefill | None:
         """Let the queue have what slots there are and close the gaps. The prefill that is returned is still to be
         made, together with the next decode step."""
+        self.num_read_tokens = 0
         if None in self.running:
             self._fill_front(clock)
         alive = {slot for slot, running in enumerate(self.running) if running is not None}
@@ -64,6 +67,7 @@ class SlotScheduler:
                 running.begin(clock, version)
             prefill = self._admission.fill(newcomers)
             self._slots.place(newcomers)
+            self.num_read_tokens = sum(running.num_unread_tokens for running in chosen)
         for source, target in zip(sorted(slot for slot in alive if slot >= size), sorted(free), strict=True):
             self._move(source, target, clock)
         del self.running[size:]

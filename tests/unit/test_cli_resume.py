@@ -219,6 +219,26 @@ def test_a_copy_goes_on_from_its_own_checkpoint(folder: Path, copied: Path, monk
     assert refused(copied) == "the checkpoint was found"
 
 
+def test_a_run_whose_reward_has_options_that_nobody_asks_goes_on_with_a_warning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = folder / "scenario.yaml"
+    file.write_text(f"{SCENARIO}reward: {{length_penalty: {{max_tokens: 10}}}}\n")
+
+    def next_check(*_: object) -> None:
+        raise UserFault("its scenario was taken")
+
+    monkeypatch.setattr("penstock.runtime.launch.launch.check_machine", next_check)
+    told = StringIO()
+    with pytest.raises(UserFault, match="its scenario was taken"):
+        resume(folder, ["run.num_steps=12"], Console(file=told, width=200))
+    assert "warning reward.length_penalty: has no effect, as no reward asks it\n" in told.getvalue()
+    assert overridden(folder, []).reward.length_penalty.max_tokens == 10
+    (folder / LEDGER_FILE).unlink()
+    with pytest.raises(UserFault, match="has no effect, as no reward asks it; set"):
+        load_scenario(file)  # it is that of no run that was accepted
+
+
 # --- who drives it ----------------------------------------------------------------------------------------------
 
 

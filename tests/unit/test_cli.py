@@ -112,6 +112,7 @@ def test_every_command_explains_itself(command: str) -> None:
     done = penstock(*command.split(), "--help")
     assert done.returncode == 0
     assert re.search(rf"Usage: .*{command} \[OPTIONS\]", done.stdout)
+    assert "<bool>" not in done.stdout, "flags take no value"
 
 
 def test_help_after_a_benchmark_is_its_own() -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BATCH_ROWS: Final = 1024
-BATCH_BYTES: Final = 1 << 30
+BATCH_BYTES: Final = 1 << 28
 """Of a batch in memory, and so of one row."""
 
 

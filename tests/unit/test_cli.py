@@ -193,7 +193,7 @@ def test_an_error_of_usage_is_exit_code_2() -> None:
 
 
 def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("penstock.runtime.scenario.load_scenario", interrupted)

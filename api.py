@@ -55,6 +55,7 @@ from penstock.runtime.observability.summary import RunSummary
 from penstock.runtime.observability.traces import SpanRow
 from penstock.runtime.observability.trackers import ActivityRow, StepRow
 from penstock.runtime.prediction.programs import calibrate, calibrate_from, forecast, plan, rehearse, simulate
+from penstock.runtime.run_folder import RUNS
 from penstock.runtime.scenario import Scenario
 from penstock.runtime.scenario.load import scenario_from
 from penstock.runtime.scenario.named import absolute
@@ -129,7 +130,6 @@ if not TYPE_CHECKING:  # a checker knows them from above, and finds no name that
 AnyRun: TypeAlias = "Run | str | Path"
 """A run, or its folder."""
 
-RUNS: Final = "runs"
 TRAIN: Final = "local_model"
 """The scenario that :func:`train` begins with."""
 TRAIN_KEYS: Final = {"run.name": "train", "runtime.host": "local", "sampling.max_response_tokens": 256}
@@ -356,7 +356,7 @@ def open_run(run: AnyRun | None = None) -> Run:
     Raises:
         UserFault: there is none.
     """
-    return run if isinstance(run, Run) else Run(newest_run(Path(RUNS)) if run is None else run)
+    return run if isinstance(run, Run) else Run(newest_run(RUNS) if run is None else run)
 
 
 def list_runs(folder: str | Path = RUNS) -> list[Run]:

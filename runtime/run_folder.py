@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Final
 
 from penstock.messages.errors import UserFault
 
-if TYPE_CHECKING:
-    from pathlib import Path
+RUNS: Final = Path("runs")
+"""Where runs are, unless a scenario or a command says otherwise."""
 
 
 def folder_of_run(path: Path) -> Path:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 from penstock.backends.data.arrow_folder import arrow_files, is_arrow_folder
 from penstock.backends.data.arrow_rows import checked_batch, rows_in
 from penstock.backends.data.jsonl import parsed_line
+from penstock.backends.data.parquet import group_batches, largest_column, packed_bytes_of
 from penstock.backends.data.problems import DataError, RowProblem
 from penstock.backends.data.row import RawRow, wanted_columns
 from penstock.backends.data.sources import JSONL_SUFFIXES, PARQUET_SUFFIXES, not_there
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 JSONL_BLOCK_ROWS: Final = 4096
+GROUP_BYTES: Final = 1 << 32
+"""Of a row group in memory, where its file packs it into a few of them."""
+UNPACKED: Final = 4
+"""Times as large as in the file, which a row group may always be."""
 KEPT_GROUPS: Final = 6
 """Row groups of Parquet that are kept: a shuffle by blocks has at most so many at hand."""
 
@@ -154,7 +159,7 @@ class ParquetRows:
     def scan(self) -> Iterator[tuple[float, Located]]:
         number, total = 0, max(1, self._starts[-1])
         for group in range(len(self._starts) - 1):
-            for batch in self._read(group).to_batches(max_chunksize=1024):
+            for batch in self._batches(group):
                 for row in rows_in(batch, self._path):
                     yield number / total, Located(number, 0, number, RawRow(self._place(number), row))
                     number += 1
@@ -178,6 +183,22 @@ class ParquetRows:
     def close(self) -> None:
         self._groups.clear()
         self._file.close()
+
+    def _batches(self, group: int) -> Iterator[Any]:
+        """Of a row group that will be asked for as a whole: one that memory has no room for is refused here."""
+        size_bytes, packed_bytes = 0, packed_bytes_of(self._file, group, self._columns)
+        try:
+            for batch in group_batches(self._file, self._path, group, self._columns):
+                size_bytes += batch.nbytes
+                if size_bytes > max(GROUP_BYTES, UNPACKED * packed_bytes):
+                    raise DataError(
+                        f"{self._path}: row group {group}: column '{largest_column(batch)}' takes more than "
+                        f"{size_bytes >> 20} MiB in memory, and {packed_bytes >> 20} MiB in the file; write it with "
+                        "smaller row groups, or set data.stream=false"
+                    )
+                yield batch
+        except self._errors as error:
+            raise DataError(f"{self._path} cannot be read as Parquet: {error}") from error
 
     def _read(self, group: int) -> Any:  # noqa: ANN401 - a table of pyarrow, which has no types
         try:

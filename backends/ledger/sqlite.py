@@ -345,7 +345,8 @@ def _body(entry: LedgerEntry) -> bytes:
 def _wrong_form(path: Path | str, form: int) -> str:
     if form == 0:
         return (
-            f"{path}: this file holds no ledger: the run has only begun it, or it was emptied; restore it from a copy"
+            f"{path}: this file holds no ledger: a run that starts is there in a moment with it; where the run has "
+            "trained already, it was emptied: restore it from a copy"
         )
     made_by = "a newer" if form > SCHEMA_VERSION else "an older"
     return f"{path}: {made_by} penstock wrote this ledger: it has form {form}, this one reads form {SCHEMA_VERSION}"

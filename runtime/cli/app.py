@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from penstock.messages.errors import UserFault, is_disk_full
 from penstock.runtime.cli import control_commands, planning_commands, prepare_commands, run_commands, view_commands
-from penstock.runtime.cli.program import OWN_PROCESS, app, console, engine_commands, errors
+from penstock.runtime.cli.program import OWN_PROCESS, PlainCommand, app, console, engine_commands, errors
 from penstock.runtime.safe_text import without_credentials
 
 __all__ = ["app", "control_commands", "main", "planning_commands", "prepare_commands", "run_commands", "view_commands"]
@@ -25,18 +25,19 @@ NO_HOME = "Could not determine home directory."
 """The words of ``pathlib``, which has no type of error for it."""
 
 
-def _unwrap_help(program: typer.Typer) -> None:
+def _plain_help(program: typer.Typer) -> None:
     """A paragraph of a docstring is as wide as its reader's terminal, not as the source: where markup is understood,
     the library takes each line end of the source for one that is meant."""
     for command in program.registered_commands:
         text = command.help or inspect.getdoc(command.callback) or ""
         command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", text)
+        command.cls = PlainCommand
     for group in program.registered_groups:
         if group.typer_instance is not None:
-            _unwrap_help(group.typer_instance)
+            _plain_help(group.typer_instance)
 
 
-_unwrap_help(app)
+_plain_help(app)
 PARTS = {
     run_commands.__name__: "Run",
     view_commands.__name__: "Look at runs",

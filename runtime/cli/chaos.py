@@ -27,6 +27,7 @@ from penstock.runtime.chaos.verdict import judge
 from penstock.runtime.chaos.watch import WatchedRun
 from penstock.runtime.observability.texts import tokens_text
 from penstock.runtime.run.wiring import actor_names
+from penstock.runtime.run_folder import RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario import Scenario
 
 DEFAULT_TIMEOUT_S: Final = 900.0
-RUNS: Final = "runs"
 
 
 def run_chaos(

@@ -67,7 +67,7 @@ def _print(found: Explanation, console: Console) -> None:
     if found.knobs:
         console.print("Knobs to turn next")
     for knob in found.knobs:
-        gain = f"steps at most {knob.gain:.0f} % shorter, {knob.step_s:.3g} s"
+        gain = f"a step then takes {knob.step_s:.3g} s or more, up to {knob.gain:.0f} % less"
         console.print(f"  [bold]{escape(knob.key)}[/]: {escape(terminal_text(knob.change))}  {gain}", soft_wrap=True)
     for text in found.missing:
         console.print(f"not known: {escape(terminal_text(text))}", style="yellow", soft_wrap=True)

@@ -83,9 +83,8 @@ def _status(folder: Path) -> RunStatus | str:
 
 
 def _cells(folder: Path, status: RunStatus) -> list[str]:
-    ended_at = time.time() if status.state == "running" else status.ended_at
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.began_at))
-    took = "" if ended_at is None else duration(ended_at - status.began_at)
+    took = "" if status.driven_s is None else duration(status.driven_s)
     none = "none yet" if status.state == "running" else "none"  # an evaluation has none
     step = none if status.num_steps is None else f"{status.version} of {status.num_steps}"
     reward = "" if status.reward is None else f"{status.reward:.3f}"

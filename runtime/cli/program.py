@@ -12,17 +12,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from penstock.runtime.run_folder import RUNS
 from penstock.runtime.terminal import TerminalConsole
 
 if TYPE_CHECKING:
-    from typer._click.core import Command, Context
+    from typer._click.core import Command, Context, Parameter
 
 HELP: Final = frozenset(("--help", "-h"))
 
 
-class TwoWords(TyperGroup):
+def _plain(found: list[Parameter]) -> list[Parameter]:
+    """Parameters for the help, which names the type of what is to be given: with a flag that is nothing."""
+    for each in found:
+        if isinstance(each, TyperOption) and each.is_flag:
+            each.metavar = ""
+    return found
+
+
+class PlainCommand(TyperCommand):
+    """Shows no types behind flags."""
+
+    def get_params(self, ctx: Context) -> list[Parameter]:
+        return _plain(super().get_params(ctx))
+
+
+class PlainGroup(TyperGroup):
+    """Likewise."""
+
+    def get_params(self, ctx: Context) -> list[Parameter]:
+        return _plain(super().get_params(ctx))
+
+
+class TwoWords(PlainGroup):
     """Where a second word says which command is meant."""
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
@@ -47,20 +70,24 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": sorted(HELP)},
 )
-environments = typer.Typer(help="Environments of their own, for what cannot share Penstock's.", no_args_is_help=True)
+environments = typer.Typer(
+    cls=PlainGroup, help="Environments of their own, for what cannot share Penstock's.", no_args_is_help=True
+)
 app.add_typer(environments, name="env")
-data_commands = typer.Typer(help="A look at the rows of a scenario before any run.", no_args_is_help=True)
+data_commands = typer.Typer(
+    cls=PlainGroup, help="A look at the rows of a scenario before any run.", no_args_is_help=True
+)
 app.add_typer(data_commands, name="data")
-check_commands = typer.Typer(help="Functions of yours, tried before any run.", no_args_is_help=True)
+check_commands = typer.Typer(cls=PlainGroup, help="Functions of yours, tried before any run.", no_args_is_help=True)
 app.add_typer(check_commands, name="check")
-engine_commands = typer.Typer(help="Engines that run already, and a run that goes on.", no_args_is_help=True)
+engine_commands = typer.Typer(
+    cls=PlainGroup, help="Engines that run already, and a run that goes on.", no_args_is_help=True
+)
 app.add_typer(engine_commands, name="engine")
 console = TerminalConsole()
 errors = TerminalConsole(stderr=True, soft_wrap=True)
 OWN_PROCESS: Final = object()
 """Commands have it as ``context.obj`` where the process is theirs alone, and no test's or notebook's."""
-RUNS: Final = Path("runs")
-"""Where runs are, unless a scenario or a command says otherwise."""
 NICE: Final = 10
 """A tenth of the weight of others. With 19 the page is seconds late where five processes want each core."""
 

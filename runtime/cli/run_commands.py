@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli import run_arguments as given
 from penstock.runtime.cli.program import (
@@ -60,7 +61,8 @@ def run(
         "run.num_groups": num_groups,
     }
     keys = [f"{key}={value}" for key, value in options.items() if value is not None]
-    loaded = load_scenario(scenario, [*(overrides or []), *keys])
+    goes_on = into is not None and (into.expanduser() / LEDGER_FILE).is_file()
+    loaded = load_scenario(scenario, [*(overrides or []), *keys], is_begun=goes_on)
     if submit is not None:
         if full or gpus_per_node is not None or gpu_memory is not None or dashboard or into is not None:
             raise UserFault("--submit: nodes and folders are said by --submit-config; leave the other options away")

@@ -29,6 +29,7 @@ from penstock.runtime.launch.runs import SCENARIO_NAME, close_record, hold_run, 
 from penstock.runtime.preflight.machine import check_machine
 from penstock.runtime.safe_text import terminal_lines
 from penstock.runtime.scenario import dump_scenario
+from penstock.runtime.scenario.rules import idle_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -84,11 +85,13 @@ def launch(
 
 
 def check(scenario: Scenario, parent: Path, console: Console) -> None:
-    """Whether everything is there.
+    """Whether everything is there. What has no effect in a run that was begun earlier is told.
 
     Raises:
         UserFault: something is missing.
     """
+    for text in idle_keys(scenario):
+        console.print(f"[yellow]warning[/] {escape(text)}", soft_wrap=True)
     with console.status("checking that everything is there …"):
         check_machine(scenario, parent)
 

@@ -4,7 +4,7 @@
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
   const HEIGHT = 224, LEFT = 54, RIGHT = 12, TOP = 20, BOTTOM = 34;
-  const NUM_COLOURS = 8;
+  const NUM_COLOURS = 8, NUM_ROWS = 12; // of colours; of words at marks, one above the other
   const DRAG = 8; // pixels from which on a drag is meant as one
   const plots = [];
   const zooms = new Map(); // x label → [low, high]; without an entry all of it is shown
@@ -49,6 +49,16 @@
       take(value, 1);
       take(values[end - width], -1);
       return count ? sum / count : null;
+    });
+  }
+
+  /** For each stretch a row in which it lies over no other; -1 where all rows are taken. */
+  function rowsOf(stretches) {
+    const rows = Array.from({ length: NUM_ROWS }, () => []);
+    return stretches.map(([from, to]) => {
+      const row = rows.findIndex((others) => others.every(([left, right]) => to <= left || right <= from));
+      rows[row]?.push([from, to]);
+      return row;
     });
   }
 
@@ -176,10 +186,16 @@
         if (this.chart.are_bars) this.bars(inner, line); else this.line(inner, line);
       }
       const marks = this.chart.marks?.filter(({ x }) => x >= this.x[0] && x <= this.x[1]) ?? [];
-      for (const [n, mark] of marks.entries()) {
-        const x = this.across(mark.x), isLate = x > this.width / 2;
-        add(inner, "line", { class: "mark", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM });
-        const place = { x: isLate ? x - 4 : x + 4, y: TOP + 9 + 11 * (n % 4), "text-anchor": isLate ? "end" : "start" };
+      const placed = marks.map((mark) => ({ mark, x: this.across(mark.x), isLate: this.across(mark.x) > this.width / 2 }));
+      const rows = rowsOf(placed.map(({ mark, x, isLate }) => {
+        const width = 6 * mark.label.length + 8;
+        return isLate ? [x - width, x] : [x, x + width];
+      }));
+      for (const [n, { mark, x, isLate }] of placed.entries()) {
+        const line = add(inner, "line", { class: "mark", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM });
+        add(line, "title", {}, mark.label);
+        if (rows[n] < 0) continue; // told by its title
+        const place = { x: isLate ? x - 4 : x + 4, y: TOP + 9 + 11 * rows[n], "text-anchor": isLate ? "end" : "start" };
         add(inner, "text", { class: "mark", ...place }, mark.label);
       }
       this.cursor = add(this.svg, "g", { class: "cursor" });

@@ -37,15 +37,22 @@ MAX_LISTED_KEYS: Final = 200
 """Unknown ones, so many of which are told at once; of fewer the first."""
 
 
-def load_scenario(file: Path, overrides: Sequence[str] = ()) -> Scenario:
+def load_scenario(file: Path, overrides: Sequence[str] = (), *, is_begun: bool = False) -> Scenario:
     """Read, check and resolve a scenario.
 
     Relative paths in the file start from the file's folder, those in overrides from the current one.
 
+    Args:
+        file: of the scenario.
+        overrides: ``key=value``.
+        is_begun: a run goes on with it, as it does with a file in a run's folder.
+
     Raises:
         UserFault: with file, line and key of the first thing that is wrong.
     """
-    return scenario_from(overridden_source(read_source(file), overrides))
+    source = read_source(file)
+    source.is_begun |= is_begun
+    return scenario_from(overridden_source(source, overrides))
 
 
 def overridden_source(source: Source, overrides: Sequence[str]) -> Source:
@@ -79,7 +86,7 @@ def scenario_from(source: Source) -> Scenario:
     broken = unknown_part(scenario) or unresolvable(scenario.staleness)
     if broken is None:
         scenario = with_objective(resolve(scenario))
-        broken = broken_rule(scenario)
+        broken = broken_rule(scenario, is_begun=source.is_begun)
     if broken is not None:
         path, text = broken
         raise UserFault(f"{source.place(path).text}: {dotted(path)}: {text}")
@@ -92,7 +99,7 @@ def dump_scenario(scenario: Scenario, *, is_short: bool = False) -> str:
     data: object = msgspec.to_builtins(scenario)
     if is_short:
         short = cast("dict[str, Plain]", without_defaults(scenario))
-        again = scenario_from(Source(copy.deepcopy(short), {(): Place("the short form", Path.cwd())}))
+        again = scenario_from(Source(copy.deepcopy(short), {(): Place("the short form", Path.cwd())}, is_begun=True))
         data = short if again == scenario else data  # a default that depends on another key may be meant as it stands
     return plain_text(data)
 

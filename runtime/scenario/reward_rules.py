@@ -49,7 +49,6 @@ def reward_rules(s: Scenario) -> Iterator[Broken]:
     yield from _names(reward)
     yield from _choice(s, reward)
     yield from _learnt_components(s, reward)
-    yield from _unasked(s, reward)
     for path, function in _places(reward, s.sampling.max_response_tokens):
         yield from _function(s, path, function)
 
@@ -140,8 +139,9 @@ def _learnt_components(s: Scenario, reward: RewardOptions) -> Iterator[Broken]:
             yield key, f"the reward has no component '{name}'; reward.components has {', '.join(known)}"
 
 
-def _unasked(s: Scenario, reward: RewardOptions) -> Iterator[Broken]:
+def unasked_rules(s: Scenario) -> Iterator[Broken]:
     """Options of a function that no reward calls: whoever sets a penalty believes that there is one."""
+    reward = s.reward
     blocks = (reward, *(each.reward for each in sets_of(s)))
     asked = {each.function for block in blocks for each in asked_functions(block).every()}
     for name in (LENGTH_PENALTY, REMOTE, JUDGE, REWARD_MODEL, CODE):

@@ -32,6 +32,7 @@ from penstock.runtime.scenario.evaluation_rules import evaluation_rules
 from penstock.runtime.scenario.exact_rules import exact_rules
 from penstock.runtime.scenario.freeze_rules import freeze_rules
 from penstock.runtime.scenario.function_rules import function_rules
+from penstock.runtime.scenario.keys import dotted
 from penstock.runtime.scenario.lora_rules import lora_rules
 from penstock.runtime.scenario.low_precision_rules import low_precision_rules
 from penstock.runtime.scenario.megatron_rules import megatron_rules
@@ -43,7 +44,7 @@ from penstock.runtime.scenario.rank_rules import rank_rules
 from penstock.runtime.scenario.recorded_rules import recorded_rules
 from penstock.runtime.scenario.reuse_rules import reuse_rules
 from penstock.runtime.scenario.reward_model_rules import reward_model_rules
-from penstock.runtime.scenario.reward_rules import reward_rules
+from penstock.runtime.scenario.reward_rules import reward_rules, unasked_rules
 from penstock.runtime.scenario.run_options import ObservabilityOptions
 from penstock.runtime.scenario.sampling_rules import sampling_rules
 from penstock.runtime.scenario.teacher_rules import teacher_rules
@@ -63,9 +64,17 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def broken_rule(scenario: Scenario) -> Broken | None:
-    """The first rule that a resolved scenario breaks: the key to change, and what is wrong with it."""
-    return next((broken for rule in RULES for broken in rule(scenario)), None)
+def broken_rule(scenario: Scenario, *, is_begun: bool = False) -> Broken | None:
+    """The first rule that a resolved scenario breaks: the key to change, and what is wrong with it. ``is_begun``: it is
+    that of a run, which goes on whatever has no effect in it."""
+    rules = RULES if is_begun else (*RULES, *IDLE_RULES)
+    return next((broken for rule in rules for broken in rule(scenario)), None)
+
+
+def idle_keys(scenario: Scenario) -> Iterator[str]:
+    """Each key that has no effect, and why."""
+    for path, text in (broken for rule in IDLE_RULES for broken in rule(scenario)):
+        yield f"{dotted(path)}: {text.partition(';')[0]}"
 
 
 def _names(s: Scenario) -> Iterator[Broken]:
@@ -318,5 +327,6 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     reuse_rules, _objective, megatron_rules, freeze_rules, lora_rules, exact_rules, low_precision_rules, rank_rules,
     _engines, elastic_rules, notice_rules, part_rules_of, _transport, _placement, _timing, _metrics, disk_rules,
     episode_rules, recorded_rules, part_rules, teacher_rules, reward_model_rules, evaluation_rules, profiling_rules,
-    _without_effect,
 )  # fmt: skip
+IDLE_RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (unasked_rules, _without_effect)
+"""About keys that do nothing: who sets them for a new run believes that they do."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.keys import dotted, show
 
@@ -40,8 +41,10 @@ class Place:
 class Source:
     """The plain data of a scenario, and the place of every value in it."""
 
-    def __init__(self, data: dict[str, Plain], places: dict[KeyPath, Place]) -> None:
+    def __init__(self, data: dict[str, Plain], places: dict[KeyPath, Place], *, is_begun: bool = False) -> None:
+        """``is_begun``: it is that of a run which was accepted."""
         self.data = data
+        self.is_begun = is_begun
         self._places = places
 
     def place(self, path: KeyPath) -> Place:
@@ -107,7 +110,7 @@ def read_source(file: Path, what: str = "scenario") -> Source:
     if not isinstance(data, dict):
         kinds = "blocks (run:, data:, …)" if what == "scenario" else "keys"
         raise UserFault(f"{file}:1: a {what} is a mapping of {kinds}, found {show(data)}")
-    return Source(data, reader.places)
+    return Source(data, reader.places, is_begun=(file.parent / LEDGER_FILE).is_file())
 
 
 def plain_text(data: object, *, width: int = 100) -> str:

@@ -22,6 +22,7 @@ from other_dialect import OTHER, Load, OtherControl, OtherEndpoint, open_server
 from other_server import LOGPROB, TOKEN_S
 from test_contracts import CANARY_TOKENS, context_of
 
+from penstock.backends.checkpoint.hf_config import read_config
 from penstock.backends.contracts.engine import EngineContract, EngineSubject, serve
 from penstock.backends.contracts.hearing import Driven
 from penstock.backends.engines.decode_passes import DecodeBand, bands_in
@@ -85,6 +86,17 @@ def engine(other: EngineSubject) -> Iterator[Driven]:
     serve(driven, other.export(0, 0))
     yield driven
     driven.close()
+
+
+def test_the_configuration_of_the_model_is_read_once(other: EngineSubject, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Mock(wraps=read_config)
+    monkeypatch.setattr("penstock.backends.engines.served.base.opened.read_config", read)
+    driven = Driven(other.spec.open(other.context), other.timeout_s)
+    try:
+        driven.ask(OpenEngine(), EngineOpened)
+    finally:
+        driven.close()
+    read.assert_called_once()
 
 
 def server_of(subject: EngineSubject) -> int:

@@ -48,6 +48,8 @@ const view = () => boxes.map((box) => ({
   dots: svg(box).with("dot").length,
   axis: svg(box).named("text").map((text) => text.textContent),
   buttons: box.plot.named("button").length,
+  marks: svg(box).with("mark").filter((one) => one.name === "text").map((one) => [
+    one.text, Number(one.attributes.x), Number(one.attributes.y), one.attributes["text-anchor"]]),
 }));
 const deeds = {
   look: () => {},

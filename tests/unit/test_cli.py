@@ -112,6 +112,7 @@ def test_every_command_explains_itself(command: str) -> None:
     done = penstock(*command.split(), "--help")
     assert done.returncode == 0
     assert re.search(rf"Usage: .*{command} \[OPTIONS\]", done.stdout)
+    assert "<bool>" not in done.stdout, "flags take no value"
 
 
 def test_help_after_a_benchmark_is_its_own() -> None:
@@ -192,7 +193,7 @@ def test_an_error_of_usage_is_exit_code_2() -> None:
 
 
 def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("penstock.runtime.scenario.load_scenario", interrupted)

@@ -6,14 +6,17 @@ import os
 from io import StringIO
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from penstock.messages.errors import UserFault
+from penstock.messages.training import Balance
 from penstock.runtime.cli.app import app
 from penstock.runtime.cli.listing import show_runs
-from penstock.runtime.launch.runs import RECORD_NAME, RunRecord, close_record, open_record
+from penstock.runtime.launch.runs import RECORD_NAME, RunRecord, close_record, open_record, read_record
+from penstock.runtime.observability.trackers import METRICS_FILE, StepRow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,6 +57,25 @@ def test_a_run_whose_process_is_gone_has_vanished(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("os.getpid", lambda: nobody)
     opened(tmp_path / "gone", 1_000.0, monkeypatch)
     assert listed(tmp_path)[1].split()[:2] == ["gone", "vanished"]
+
+
+def test_the_time_between_two_drives_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, before = tmp_path / "resumed", opened(tmp_path / "resumed", 1_000.0, monkeypatch)
+    monkeypatch.setattr("time.time", lambda: 1_060.0)
+    close_record(folder, before, 143)
+    monkeypatch.setattr("time.time", lambda: 9_000.0)
+    open_record(folder, "resumed", before=read_record(folder))  # vanishes: its last step came after ten seconds
+    balance = Balance(issued=0, in_system=0, ended=(), generated_tokens=0)
+    step = StepRow(version=1, at_s=8_010.0, num_steps=9, metrics={}, staleness_counts=(), response_lengths=(),
+                   group_ids=(), balance=balance)  # fmt: skip
+    (folder / METRICS_FILE).write_bytes(msgspec.json.encode(step) + b"\n")
+    monkeypatch.setattr("time.time", lambda: 20_000.0)
+    last = open_record(folder, "resumed", before=read_record(folder))
+    monkeypatch.setattr("time.time", lambda: 20_002.0)
+    assert " 1 min 12 s " in listed(tmp_path)[1], "it goes on"
+    close_record(folder, last, 0)
+    monkeypatch.setattr("time.time", lambda: 30_000.0)
+    assert " 1 min 12 s " in listed(tmp_path)[1]
 
 
 def test_where_no_run_is_there_yet_it_says_where_it_looked_and_how_to_begin_one(

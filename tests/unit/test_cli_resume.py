@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from penstock.backends.learners.checkpoints.names import checkpoint_in
 from penstock.backends.ledger.protocol import StaleEpochError
@@ -26,6 +27,7 @@ from penstock.backends.weights.segments import SHARED_FOLDER, segment_name
 from penstock.messages.errors import UserFault
 from penstock.messages.ledger import BatchLeased, CheckpointRecorded, StepRecorded
 from penstock.messages.training import Balance, UpdateMode
+from penstock.runtime.cli.app import app
 from penstock.runtime.hosts.processes.job import RUN_FOLDER_VARIABLE, RUN_ID_VARIABLE, run_variables
 from penstock.runtime.hosts.processes.leftovers import clear_leftovers, end_process, processes_of
 from penstock.runtime.launch.again import begin_or_go_on
@@ -217,6 +219,30 @@ def test_a_copy_goes_on_from_its_own_checkpoint(folder: Path, copied: Path, monk
 
     monkeypatch.setattr("penstock.runtime.launch.resume.check", next_check)
     assert refused(copied) == "the checkpoint was found"
+
+
+def test_a_run_whose_reward_has_options_that_nobody_asks_goes_on_with_a_warning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = folder / "scenario.yaml"
+    file.write_text(f"{SCENARIO}reward: {{length_penalty: {{max_tokens: 10}}}}\n")
+
+    def next_check(*_: object) -> None:
+        raise UserFault("its scenario was taken")
+
+    monkeypatch.setattr("penstock.runtime.launch.launch.check_machine", next_check)
+    told = StringIO()
+    with pytest.raises(UserFault, match="its scenario was taken"):
+        resume(folder, ["run.num_steps=12"], Console(file=told, width=200))
+    assert "warning reward.length_penalty: has no effect, as no reward asks it\n" in told.getvalue()
+    assert overridden(folder, []).reward.length_penalty.max_tokens == 10
+    asked = shutil.copy(file, folder.parent)  # of a job, which goes on in this folder
+    again = CliRunner().invoke(app, ["run", str(asked), "--run-folder", str(folder), "--full"])
+    assert "--full are for --dry-run" in str(again.exception), "the scenario was taken"
+    (folder / LEDGER_FILE).unlink()
+    for new in (file, asked):  # of no run that was accepted
+        refusal = CliRunner().invoke(app, ["run", str(new), "--run-folder", str(folder), "--full"]).exception
+        assert "has no effect, as no reward asks it; set" in str(refusal)
 
 
 # --- who drives it ----------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.backends.data import jsonl
+from penstock.backends.data import jsonl, parquet, stream_files
+from penstock.backends.data.arrow_rows import rows_in
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.row import RawRow
 from penstock.backends.data.sources import parse_source, read_rows
@@ -20,6 +21,7 @@ from penstock.backends.data.stream_files import open_row_file
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
     from penstock.backends.data.stream_files import Located
 
@@ -142,6 +144,55 @@ def test_values_that_python_does_not_have_are_said(tmp_path: Path, kind: str, is
     pq.write_table(table, tmp_path / "rows.parquet")
     with pytest.raises(DataError, match=r"rows\.parquet: a value cannot be read"):
         streamed(tmp_path / "rows.parquet") if is_streamed else prompts(tmp_path / "rows.parquet")
+
+
+def repeating(path: Path, text: str, num_rows: int) -> Path:
+    """A file in which a text stands once, and in so many rows."""
+    indices = pa.array([0] * num_rows, pa.int32())
+    column = pa.DictionaryArray.from_arrays(indices, pa.array([text]))
+    pq.write_table(pa.table({"prompt": column}), path, store_schema=False)
+    return path
+
+
+@pytest.mark.parametrize("module", [parquet, stream_files], ids=["read", "streamed"])
+def test_a_text_that_stands_once_for_many_rows_is_unpacked_for_a_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType
+) -> None:
+    sizes: list[int] = []
+
+    def noted(batch: pa.RecordBatch, file: Path) -> list[dict[str, object]]:
+        sizes.append(batch.nbytes)
+        return rows_in(batch, file)
+
+    monkeypatch.setattr(module, "rows_in", noted)
+    monkeypatch.setattr(parquet, "BATCH_BYTES", 1 << 20)
+    path = repeating(tmp_path / "rows.parquet", "x" * 100_000, 200)
+    assert path.stat().st_size < 100_000
+    found = streamed(path) if module is stream_files else prompts(path)
+    assert len(found) == 200
+    assert max(sizes) <= 1 << 20
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_row_that_is_too_long_is_refused_by_its_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_streamed: bool
+) -> None:
+    monkeypatch.setattr(parquet, "BATCH_BYTES", 1 << 20)
+    path = repeating(tmp_path / "rows.parquet", "x" * (2 << 20), 4)
+    with pytest.raises(
+        DataError, match=r"rows\.parquet: row group 0: column 'prompt' has more than 1 MiB in 1 row; no"
+    ):
+        streamed(path) if is_streamed else prompts(path)
+
+
+def test_a_row_group_that_is_far_larger_than_in_its_file_is_not_kept_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = repeating(tmp_path / "rows.parquet", "x" * 100_000, 200)
+    assert len(streamed(path)) == 200
+    monkeypatch.setattr(stream_files, "GROUP_BYTES", 1 << 20)
+    with pytest.raises(DataError, match=r"row group 0: column 'prompt' takes more than .* with smaller row groups"):
+        streamed(path)
 
 
 @pytest.mark.parametrize("name", ["../rows.arrow", "/etc/rows.arrow", "more/rows.arrow"])

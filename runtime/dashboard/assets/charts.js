@@ -2,7 +2,7 @@
 // Charts with one x_label share the crosshair; drag zooms, double click shows all again.
 import { colour, el, number } from "./dom.js";
 
-const HEIGHT = 220, NUM_COLOURS = 8;
+const HEIGHT = 220, NUM_COLOURS = 8, NUM_ROWS = 12;
 const DASHES = [[], [6, 4], [2, 3], [10, 4, 2, 4]];
 const { uPlot } = window;
 
@@ -68,19 +68,23 @@ export function chartBox(first) {
     };
   }
 
-  /** What an operator changed, as a line across with its words. */
+  /** What an operator changed, as a line across with its words, each in a row where it lies over no others. */
   function drawMarks(drawn) {
     const { ctx: brush, bbox: box } = drawn, scale = devicePixelRatio || 1;
     brush.save();
     brush.fillStyle = colour("muted");
     brush.font = `${11 * scale}px system-ui`;
-    for (const [n, mark] of (chart.marks ?? []).entries()) {
+    const rows = Array.from({ length: NUM_ROWS }, () => []);
+    for (const mark of chart.marks ?? []) {
       const x = drawn.valToPos(mark.x, "x", true);
       if (x < box.left || x > box.left + box.width) continue;
-      const isRight = x > box.left + box.width / 2;
+      const isRight = x > box.left + box.width / 2, width = brush.measureText(mark.label).width + 8 * scale;
+      const [from, to] = isRight ? [x - width, x] : [x, x + width];
+      const row = rows.findIndex((others) => others.every(([left, right]) => to <= left || right <= from));
+      rows[row]?.push([from, to]);
       brush.textAlign = isRight ? "right" : "left";
       brush.fillRect(x, box.top, scale, box.height);
-      brush.fillText(mark.label, x + (isRight ? -4 : 4) * scale, box.top + (10 + 12 * (n % 4)) * scale);
+      if (row >= 0) brush.fillText(mark.label, x + (isRight ? -4 : 4) * scale, box.top + (10 + 12 * row) * scale);
     }
     brush.restore();
   }

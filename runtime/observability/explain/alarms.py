@@ -6,6 +6,7 @@ not report raises no alarm.
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import statistics
 from functools import partial
@@ -25,7 +26,7 @@ from penstock.runtime.observability.explain.causes import Evidence
 from penstock.runtime.observability.figures import REWARD, REWARD_STD
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from penstock.runtime.observability.trackers import StepRow
@@ -38,6 +39,8 @@ LENGTH_BIAS: Final = 0.15
 MIN_DROPPED: Final = 30
 COLLAPSED: Final = 0.5
 """Of the best mean reward of :data:`NEWEST` steps in a row."""
+CERTAIN: Final = 4.0
+"""Standard errors of the difference between two means, the better of which was chosen among all."""
 DUPLICATES: Final = 0.1
 LATE_VERSIONS: Final = 2.0
 FAILED: Final = 0.01
@@ -166,19 +169,25 @@ def _collapse(steps: Sequence[StepRow]) -> Alarm | None:
     rewards = [value for row in steps if (value := row.metrics.get(REWARD)) is not None]
     if len(rewards) < 2 * NEWEST:
         return None
-    means = [statistics.fmean(rewards[at : at + NEWEST]) for at in range(len(rewards) - NEWEST + 1)]
-    best, last = max(means), means[-1]
-    spread = _newest(steps, REWARD_STD)
-    is_lower = best > 0 and last < COLLAPSED * best and best - last > 2 * statistics.pstdev(rewards[:NEWEST])
-    is_flat = spread == 0 and any(row.metrics.get(REWARD_STD) for row in steps)
+    best, last = max(_stretches(rewards), key=statistics.fmean), rewards[-NEWEST:]
+    fall = statistics.fmean(best) - statistics.fmean(last)
+    chance = math.sqrt((statistics.variance(best) + statistics.variance(last)) / NEWEST)
+    is_lower = fall > COLLAPSED * statistics.fmean(best) > 0 and fall > CERTAIN * chance
+    spreads = [row.metrics.get(REWARD_STD) or 0.0 for row in steps]
+    is_flat = _newest(steps, REWARD_STD) == 0 and any(map(statistics.median_low, _stretches(spreads)))
     if not is_lower and not is_flat:
         return None
     return _alarm(
         "reward collapse",
         "All samples of the newest steps earn the same." if is_flat else "The reward has fallen from its best.",
-        Evidence("mean reward of the best ten steps", best, "", STEPS),
-        Evidence("mean reward of the newest ten", last, "", STEPS),
+        Evidence("mean reward of the best ten steps", statistics.fmean(best), "", STEPS),
+        Evidence("mean reward of the newest ten", statistics.fmean(last), "", STEPS),
     )
+
+
+def _stretches(values: Sequence[float]) -> Iterator[Sequence[float]]:
+    """Each :data:`NEWEST` in a row."""
+    return (values[end - NEWEST : end] for end in range(NEWEST, len(values) + 1))
 
 
 def _duplicates(run_folder: Path) -> Alarm | None:

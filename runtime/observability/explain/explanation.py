@@ -126,7 +126,7 @@ def _headline(facts: Facts | None, found: tuple[Binding, ...], num_steps: int) -
     first = found[0]
     if not first.binds:
         return "nothing binds but the hardware"
-    return f"{first.cause.value}: at most {100 * first.share:.0f} % of a step of {facts.step_s:.3g} s"
+    return f"{first.cause.value}: up to {first.cost_s:.3g} s of a step of {facts.step_s:.3g} s"
 
 
 def _end_text(run_folder: Path) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import socket
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple
 
 from penstock.backends.checkpoint.hf_config import CONFIG_FILE, HfConfig, need, read_config
@@ -139,8 +140,9 @@ def libraries_of(python: Path) -> Libraries:
     return Libraries(torch=versions.get("torch", ""), nccl=nccl)
 
 
+@cache
 def shape_of(model_folder: Path) -> ModelShape:
-    """What the checkpoint's configuration says.
+    """What the checkpoint's configuration says, read once: while a process serves a model its folder does not change.
 
     Raises:
         UserFault: it does not say it.

@@ -59,7 +59,7 @@ export function mount(root, context) {
         el("p", { class: "note" }, `Active: ${bound.active}${bound.slack_s ? `; the other has ${length(bound.slack_s)} of slack` : ""}.`)));
     }
     if (told.knobs.length) {
-      parts.push(el("h2", {}, "Knobs to turn next"), table([["key"], ["change"], ["steps shorter by at most", "n"], ["a step then takes", "n"]],
+      parts.push(el("h2", {}, "Knobs to turn next"), table([["key"], ["change"], ["steps shorter by at most", "n"], ["a step then takes at least", "n"]],
         told.knobs.map((knob) => [el("code", {}, knob.key), knob.change, `${Math.round(knob.gain)} %`, `${length(knob.step_s)}`]), { "aria-label": "knobs" }));
     }
     if (told.typical) parts.push(el("h2", {}, "Where a step's time goes"), path("A typical step", told.typical), ...told.slowest.map((step) => path("A slow step", step)));

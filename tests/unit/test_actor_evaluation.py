@@ -20,6 +20,7 @@ from penstock.actors.filter.settings import FilterSettings
 from penstock.actors.learner.machine import Learner
 from penstock.actors.learner.settings import LearnerSettings
 from penstock.actors.prompt_source.queues import Queues
+from penstock.actors.prompt_source.routing import EngineView
 from penstock.actors.settled import KnownSettled
 from penstock.messages.commands import FetchPrompts, InterruptGenerations, PublishWeights, Record
 from penstock.messages.errors import UserFault
@@ -346,6 +347,12 @@ def test_settled_groups_of_an_evaluation_are_forgotten_and_training_is_not() -> 
     assert sorted(bench.source.table.groups) == [E1, 0, 1]
 
 
+def test_a_new_prompt_source_begins_no_group_of_an_evaluation_that_is_settled() -> None:
+    bench = source()
+    fetch = drive.one(bench.driver.hear(due(settled=SettledState(2, 0, (E2,), 1))), FetchPrompts)
+    assert [request.group_id for request in fetch.requests] == [E1]
+
+
 def test_training_goes_first_and_a_few_of_an_evaluation_before_it() -> None:
     bench = source(max_evaluating=8)
     bench.hear(due())
@@ -386,6 +393,32 @@ def test_whose_turn_it_is(waiting: str, stuck: str, num_evaluating: int, has_tra
         has_training=has_training,
     )
     assert turn is (names[expected] if expected else None)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "load", "lag", "stuck", "num_evaluating", "has_training", "suits"),
+    [
+        ("t", 1, 0, "t", 8, True, True),
+        ("e", 1, 0, "", 1, True, True),
+        ("e", 1, 0, "t", 2, False, True),
+        ("e", 1, 0, "", 2, True, False),
+        ("e", 0, 0, "", 2, True, True),
+        ("e", 0, 0, "t", 2, True, False),
+        ("e", 0, 1, "t", 2, True, True),
+    ],
+)
+def test_which_engine_with_room_an_evaluation_may_have(
+    purpose: str, load: int, lag: int, stuck: str, num_evaluating: int, has_training: bool, suits: bool
+) -> None:
+    names = {"t": Purpose.TRAIN, "e": Purpose.EVALUATE}
+    view = EngineView("engine/0", 0, num_slots=1, capacity=2, load=load, lag=lag)
+    assert suits is Queues(8, is_affine=True, is_held=lambda _group_id: False).suits(
+        view,
+        names[purpose],
+        [names[each] for each in stuck],
+        num_evaluating=num_evaluating,
+        has_training=has_training,
+    )
 
 
 # --- what is settled ----------------------------------------------------------------------------------------------

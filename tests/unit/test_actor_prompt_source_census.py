@@ -9,14 +9,16 @@ from source_bench import KEEPERS, SourceBench, asked, held, keys
 from penstock.actors.prompt_source.machine import CENSUS_TIMER, SWEEP_TIMER
 from penstock.messages.commands import StartTimer
 from penstock.messages.flow import (
+    DemandGranted,
     GenerationClosed,
+    GrantSpan,
     RefillAsked,
     SampleFailed,
     SampleIssued,
     SamplesSettled,
     SettledState,
 )
-from penstock.messages.local import Started, TimerFired
+from penstock.messages.local import FetchedPrompt, PromptsFetched, Started, TimerFired
 from penstock.messages.membership import ActorEpoch, ActorLost, ActorReturned, EngineLost, LeasesAsked, LeaseStage
 from penstock.messages.samples import InfraError, SampleKey
 from penstock.messages.training import NoticeGiven
@@ -262,9 +264,66 @@ def test_what_left_its_engine_after_the_answer_stays_left() -> None:
 def test_a_sample_that_left_its_engine_and_that_nobody_holds_is_issued_again() -> None:
     bench = SourceBench().started()
     bench.grant(1)
+    bench.progressed("engine/0", FIRST, 0, drive.part((0, 4)))
     bench.closed("engine/0", FIRST)
     bench.loses("engine/0")
-    assert keys(bench.answers()) == [(0, 0), (0, 1)]
+    commands = bench.answers()
+    assert keys(commands) == [(0, 0), (0, 1)]
+    assert drive.sent(commands, SampleIssued)[0].prefix is None, "it had come to its end, and nothing follows on that"
+
+
+def test_a_sample_that_a_census_finds_at_an_engine_while_it_waits_here_is_not_issued_as_well() -> None:
+    """A predecessor issued it, and that was on its way when the engine answered the first census."""
+    bench = SourceBench(num_samples=3, max_load=1.0).started(num_engines=1, num_slots=2)
+    assert keys(bench.grant(1)) == [(0, 0), (0, 1)]
+    bench.loses("scorer")
+    bench.returns("scorer", epoch=1)
+    bench.answers(engine_0=(held(0, 0), held(0, 1), held(0, 2)))
+    assert keys([*bench.closed("engine/0", FIRST), *bench.closed("engine/0", SampleKey(0, 1))]) == []
+
+
+def test_a_sample_that_an_engine_has_finished_while_it_waits_here_is_not_issued() -> None:
+    bench = SourceBench(max_load=1.0).started(num_engines=1, num_slots=1)
+    assert keys(bench.grant(1)) == [(0, 0)]
+    bench.closed("engine/0", SampleKey(0, 1))
+    assert keys(bench.closed("engine/0", FIRST)) == []
+
+
+def test_an_engine_has_room_again_when_a_census_finds_elsewhere_what_was_at_it() -> None:
+    """Its word that it is done was lost with the line."""
+    bench = SourceBench(max_load=1.0).started(num_engines=1, num_slots=1)
+    assert keys(bench.grant(1)) == [(0, 0)]
+    bench.loses("filter")
+    bench.returns("filter", epoch=1)
+    assert keys(bench.answers(scorer=(held(0, 0, LeaseStage.PASSED_ON),))) == [(0, 1)]
+
+
+def test_a_sample_that_only_waits_for_an_engine_is_not_looked_for() -> None:
+    bench = SourceBench(max_load=1.0).started(num_engines=1, num_slots=1)
+    bench.grant(1)
+    for num_tokens in range(6):
+        bench.progressed("engine/0", FIRST, num_tokens, drive.part((0, 1)))
+        assert asked(bench.hear(TimerFired(key=SWEEP_TIMER))) == []
+
+
+def test_what_is_settled_counts_no_more_among_what_waits() -> None:
+    """Engines queue only while enough waits behind it."""
+    bench = SourceBench().started(num_engines=0)
+    bench.grant(3)
+    assert bench.source.issuing.num_waiting == 6
+    bench.hear(SamplesSettled(settled=SettledState(2, 1, (2,))))
+    assert bench.source.issuing.num_waiting == 2
+
+
+def test_a_replacement_that_is_missed_before_its_prompt_is_read_is_opened_with_the_others() -> None:
+    bench = SourceBench().started()
+    span = GrantSpan(0, 1, 0, 0, 2)
+    commands = bench.driver.hear(
+        DemandGranted(total=1, spans=(span,), settled=SettledState(0, 0, ())), RefillAsked(missing=(SampleKey(0, 2),))
+    )
+    assert keys(commands) == []
+    read = FetchedPrompt(0, drive.prompt())
+    assert keys(bench.driver.hear(PromptsFetched(prompts=(read,)))) == [(0, 0), (0, 1), (0, 2)]
 
 
 # --- budgets ------------------------------------------------------------------------------------------------------

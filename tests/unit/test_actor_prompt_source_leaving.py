@@ -82,6 +82,35 @@ def test_a_leaver_goes_after_a_census_in_which_nobody_but_it_lacks_what_it_finis
     assert drive.sent(commands, EngineEmptied) == [EngineEmptied(engine="engine/0", engine_epoch=0)]
 
 
+def test_word_of_an_engine_that_is_not_there_retires_nobody() -> None:
+    bench, _ = bench_with(1, num_groups=0)
+    bench.driver.ignores(EngineLeaving(name="engine/7", epoch=0))
+    bench.driver.ignores(EngineLeaving(name="engine/0", epoch=1))
+
+
+def test_what_a_leaver_has_handed_back_and_another_goes_on_with_does_not_hold_it() -> None:
+    bench, where = bench_with(2)
+    assert set(where.values()) == {"engine/0"}
+    leaves(bench, "engine/0")
+    commands = [command for key in where for command in bench.closed("engine/0", key, HANDED_BACK)]
+    assert drive.sent(commands, LeasesAsked) != []
+    bench.answer("engine/0", *(HeldLease(key, 0, LeaseStage.HANDED_BACK) for key in where))
+    commands = bench.answer("engine/1", *(HeldLease(key, 1, LeaseStage.RUNNING) for key in where))
+    commands += [command for name in KEEPERS for command in bench.answer(name)]
+    assert drive.sent(commands, EngineEmptied) == [EngineEmptied(engine="engine/0", engine_epoch=0)]
+
+
+def test_a_leaver_that_turns_out_to_have_a_sample_is_let_go_by_a_later_census() -> None:
+    """A new PromptSource hears of the group while the census about the leaver is open."""
+    bench = SourceBench(epoch=1).started(num_engines=2)
+    running = HeldLease(FIRST, 0, LeaseStage.RUNNING)
+    bench.answers(engine_0=(running,))
+    assert drive.sent(leaves(bench, "engine/0"), LeasesAsked) != []
+    bench.grant(1)
+    assert drive.sent(bench.answers(engine_0=(running,)), EngineEmptied) == []
+    assert drive.sent(bench.closed("engine/0", FIRST, HANDED_BACK), LeasesAsked) != []
+
+
 def test_a_new_prompt_source_goes_on_from_what_a_leaver_tells_it() -> None:
     bench = SourceBench(epoch=1)
     bench.started(num_engines=2)

@@ -361,6 +361,13 @@ def test_training_goes_first_and_a_few_of_an_evaluation_before_it() -> None:
     assert [group_id < 0 for group_id, _ in issued] == [True, True, False, False, False, False]
 
 
+def test_an_evaluation_does_not_queue_in_front_of_training_that_is_to_come() -> None:
+    bench = source(max_evaluating=8)
+    bench.hear(due())
+    bench.grant(1)
+    assert [group_id < 0 for group_id, _ in keys(bench.joins("engine/0", num_slots=4))] == [True, True, False, False]
+
+
 def test_without_training_an_evaluation_has_all_slots() -> None:
     bench = source(max_evaluating=1)
     bench.hear(due())

@@ -218,6 +218,51 @@ def test_a_failure_that_was_not_heard_of_is_found_by_the_census() -> None:
     assert [(s.key, s.attempt) for s in drive.sent(commands, SampleIssued)] == [(FIRST, 1)]
 
 
+def test_a_failure_of_what_was_thought_to_have_left_its_engine_is_found_by_the_census() -> None:
+    """Nobody holds the sample, and the record of its failure says that nobody ever will."""
+    bench = SourceBench().started()
+    bench.grant(1)
+    bench.closed("engine/0", FIRST)
+    bench.loses("scorer")
+    bench.returns("scorer", epoch=1)
+    commands = bench.answers(engine_0=(held(0, 0, LeaseStage.FAILED), held(0, 1)))
+    assert [(s.key, s.attempt) for s in drive.sent(commands, SampleIssued)] == [(FIRST, 1)]
+
+
+def test_what_failed_at_once_sends_the_others_of_its_group_elsewhere_too() -> None:
+    bench = SourceBench().started()
+    assert keys(bench.grant(2), "engine/1") == [(1, 0), (1, 1)]
+    for index in (0, 1):
+        bench.closed("engine/0", SampleKey(0, index))
+    bench.loses("filter")
+    bench.returns("filter", epoch=1)
+    left = (held(0, 0, LeaseStage.PASSED_ON), held(0, 1, LeaseStage.PASSED_ON))
+    commands = bench.answers(scorer=left, engine_1=(held(1, 0, LeaseStage.FAILED),))
+    assert keys(commands, "engine/0") == [(1, 1), (1, 0)], "1/1 was lost, and 1/0 failed without a token"
+
+
+def test_a_sample_of_which_the_scorer_holds_an_earlier_attempt_is_not_issued_again() -> None:
+    bench = lost_engine()
+    assert FIRST in [s.key for s in drive.sent(bench.answers(), SampleIssued, to="engine/1")]
+    bench.joins("engine/0", epoch=1)
+    bench.loses("engine/1")
+    assert keys(bench.answers(scorer=(held(0, 0, LeaseStage.PASSED_ON),))) == [(0, 1)]
+
+
+def test_a_failure_of_a_later_attempt_than_is_known_here_is_followed_by_one_that_is_later_still() -> None:
+    bench = SourceBench(num_retries=1).started()
+    bench.grant(1)
+    assert drive.one_sent(bench.failed("engine/0", FIRST, attempt=2), SampleIssued).attempt == 3
+
+
+def test_a_sample_that_has_just_left_its_engine_is_not_looked_for() -> None:
+    bench = SourceBench(num_samples=1).started()
+    bench.grant(1)
+    bench.hear(TimerFired(key=SWEEP_TIMER))
+    bench.closed("engine/0", FIRST)
+    assert asked(bench.hear(TimerFired(key=SWEEP_TIMER))) == []
+
+
 def test_the_record_of_an_attempt_that_failed_before_is_no_holding() -> None:
     """Attempt 0 failed on engine/0, which remembers it; attempt 1 went down with engine/1."""
     bench = SourceBench(num_samples=1).started()

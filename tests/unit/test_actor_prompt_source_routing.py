@@ -15,7 +15,14 @@ from source_bench import SourceBench, held, keys
 from penstock.actors.prompt_source.policies import ConsistentHash, RoundRobin, RoutedEngine, RoutedSample
 from penstock.actors.prompt_source.routing import Cache, EngineView, Router
 from penstock.messages.commands import Send
-from penstock.messages.flow import DemandGranted, GenerationClosed, GrantSpan, SampleIssued, SettledState
+from penstock.messages.flow import (
+    DemandGranted,
+    GenerationClosed,
+    GrantSpan,
+    SampleIssued,
+    SamplesSettled,
+    SettledState,
+)
 from penstock.messages.membership import EngineLeaving, LeaseStage
 from penstock.messages.samples import Cancelled, InfraError, SampleKey
 from penstock.messages.weights import EngineReady
@@ -84,8 +91,10 @@ def test_an_only_engine_queues_up_to_the_cap() -> None:
 
 def test_nothing_queues_at_an_engine_while_others_are_still_to_come() -> None:
     router = Router(is_affine=True, max_load=2.0, num_engines=2)
-    router.join("engine/0", 0, load=1)
+    router.join("engine/0", 0, load=0)
     router.ready(ready("engine/0", 0, 1), 0)
+    assert router.has_room(1), "what starts at once does not queue"
+    router.load("engine/0", 1)
     assert not router.has_room(100)
     router.join("engine/1", 0, load=1)
     assert not router.has_room(100)
@@ -128,6 +137,13 @@ def test_a_free_slot_takes_the_next_of_the_group_that_was_begun_there() -> None:
     assert keys(bench.closed("engine/1", SampleKey(1, 1)), "engine/1") == [(2, 0)]
     assert keys(bench.closed("engine/0", FIRST), "engine/0") == [(0, 2)]
     assert keys(bench.closed("engine/0", SampleKey(0, 1)), "engine/0") == [(3, 0)]
+
+
+def test_a_group_that_is_settled_before_it_is_begun_is_begun_nowhere() -> None:
+    bench = SourceBench(max_load=1.0).started(num_engines=1, num_slots=1)
+    assert keys(bench.grant(3)) == [(0, 0)]
+    bench.hear(SamplesSettled(settled=SettledState(1, 0, (1,))))
+    assert keys(bench.joins("engine/1", num_slots=1)) == [(2, 0)], "0/1 waits for the engine of its group"
 
 
 def test_at_the_end_of_the_supply_it_takes_one_of_a_group_that_was_begun_elsewhere() -> None:

@@ -19,7 +19,15 @@ from penstock.messages.flow import (
     SettledState,
 )
 from penstock.messages.local import FetchedPrompt, PromptsFetched, Started, TimerFired
-from penstock.messages.membership import ActorEpoch, ActorLost, ActorReturned, EngineLost, LeasesAsked, LeaseStage
+from penstock.messages.membership import (
+    ActorEpoch,
+    ActorLost,
+    ActorReturned,
+    EngineLost,
+    LeasesAsked,
+    LeaseStage,
+    LineRestored,
+)
 from penstock.messages.samples import InfraError, SampleKey
 from penstock.messages.training import NoticeGiven
 
@@ -358,6 +366,21 @@ def test_what_is_settled_counts_no_more_among_what_waits() -> None:
     assert bench.source.issuing.num_waiting == 6
     bench.hear(SamplesSettled(settled=SettledState(2, 1, (2,))))
     assert bench.source.issuing.num_waiting == 2
+
+
+def test_a_replacement_that_a_new_prompt_source_is_asked_for_is_looked_for_first() -> None:
+    bench = SourceBench(epoch=1).started(num_engines=1)
+    bench.grant(1)
+    bench.hear(RefillAsked(missing=(SampleKey(0, 2),)))
+    assert keys(bench.answers(engine_0=(held(0, 2),))) == [(0, 0), (0, 1)]
+
+
+@pytest.mark.parametrize(("name", "is_asked"), [("engine/0", True), ("scorer", True), ("engine/7", False)])
+def test_a_line_that_carries_again_may_have_lost_samples(name: str, is_asked: bool) -> None:
+    bench = SourceBench().started()
+    bench.returns("learner")
+    assert bool(asked(bench.hear(LineRestored(name=name)))) == is_asked
+    bench.driver.ignores(LineRestored(name="learner"))
 
 
 def test_a_replacement_that_is_missed_before_its_prompt_is_read_is_opened_with_the_others() -> None:

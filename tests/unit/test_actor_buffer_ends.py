@@ -19,6 +19,7 @@ from penstock.messages.ledger import (
 from penstock.messages.operator import PolicyChanged
 from penstock.messages.samples import Group, SampleEnd, SampleKey, TerminalState
 from penstock.messages.training import (
+    BatchReady,
     CheckpointDemanded,
     CheckpointSaved,
     LearnerReady,
@@ -200,6 +201,20 @@ def test_the_receipt_of_a_batch_in_training_still_counts_after_a_stop() -> None:
     assert bench.buffer.state == "stopping"
     finished = drive.one_sent(bench.hear(CheckpointSaved(version=1, path="c1")), RunFinished)
     assert (finished.completed, finished.story, finished.checkpoint) == (False, "ctrl-c", "c1")
+
+
+def test_under_a_stop_the_batch_that_is_out_is_not_offered_again() -> None:
+    """Its Learner repeats an older receipt; what is wanted of it now is a checkpoint."""
+    bench = Bench(eta=2, groups_per_batch=2).started()
+    bench.admit(0)
+    bench.admit(1)
+    receipt = bench.receipt()
+    bench.train()
+    bench.admit(2)
+    bench.admit(3)
+    assert bench.open_batch is not None
+    bench.hear(StopAsked(reason="ctrl-c"))
+    assert drive.sent(bench.hear(receipt), BatchReady) == []
 
 
 def test_a_stop_with_nothing_to_save_ends_at_once() -> None:

@@ -281,6 +281,17 @@ def test_a_run_that_only_evaluates_ends_with_its_evaluation() -> None:
     assert (finished.completed, finished.version) == (True, 0)
 
 
+def test_all_who_keep_hear_what_is_settled_of_an_evaluation_from_a_buffer_that_takes_anothers_place() -> None:
+    """Nothing of training is granted, so nothing else would tell them."""
+    bench = evaluating(before_first=True)
+    settings = msgspec.structs.replace(bench.buffer.settings, goal=Evaluate())
+    bench.driver = drive.Driver(Buffer(settings, bench.buffer.policy))
+    commands = bench.hear(Started(epoch=0), LearnerReady(epoch=0, version=0), announced(0))
+    commands += evaluate(bench, E0)
+    said = drive.Driver(rebuilt(bench, commands)).hear(Started(epoch=1))
+    assert drive.one_sent(said, SamplesSettled, to="filter").settled.evaluation_floor == 1
+
+
 def test_an_announcement_is_recorded_before_the_evaluation_that_it_opens() -> None:
     bench = evaluating(every=1).started()
     bench.train_in_order(announces=False)

@@ -129,8 +129,6 @@ class Issuing:
                     for each, queue in queues.items()
                     if queue.num_waiting and (head := self._head(queue)) is not None
                 }
-                if not heads:
-                    break
                 state = (self._table.num_evaluating, self._table.has_training)
                 purpose = self._queues.turn(heads, stuck, num_evaluating=state[0], has_training=state[1])
                 if purpose is None:

@@ -214,6 +214,23 @@ def test_a_stop_does_not_wait_for_the_last_evaluation() -> None:
     assert (finished.completed, finished.story, finished.balance.in_system) == (False, "enough", 6)
 
 
+def test_at_the_end_engines_get_the_last_weights_for_an_evaluation_that_is_open_still() -> None:
+    """Those that sleep, or came anew, would get none by a further step."""
+    bench = evaluating(every=3).started()
+    commands = [command for _ in range(4) for command in bench.train_in_order()]
+    assert open_versions(commands) == [3]
+    assert drive.sent(commands, PublishDemanded) == [PublishDemanded(version=3), PublishDemanded(version=4)]
+
+
+def test_a_version_that_no_engine_served_in_time_is_left_out_for_the_last_one_and_people_are_told() -> None:
+    bench = evaluating(every=3, at_end=True).started()
+    commands = [command for _ in range(4) for command in bench.train_in_order(announces=bench.buffer.version < 2)]
+    text = "version 3 is not evaluated: evaluations are due more often than they can be made"
+    assert [notice.text for notice in drive.sent(commands, NoticeGiven)] == [text]
+    assert drive.sent(commands, PublishDemanded)[-1] == PublishDemanded(version=4)
+    assert open_versions(bench.hear(announced(4))) == [4]
+
+
 def rebuilt(bench: Bench, entries: list[AnyCommand], **changes: object) -> Buffer:
     settings = msgspec.structs.replace(bench.buffer.settings, **changes)
     return Buffer(settings, bench.buffer.policy, [e for c in drive.every(entries, Record) for e in c.entries])

@@ -342,13 +342,29 @@ def test_a_sample_that_an_engine_has_finished_while_it_waits_here_is_not_issued(
     assert keys(bench.closed("engine/0", FIRST)) == []
 
 
-def test_an_engine_has_room_again_when_a_census_finds_elsewhere_what_was_at_it() -> None:
+@pytest.mark.parametrize(
+    ("holder", "stage"),
+    [("scorer", LeaseStage.RUNNING), ("filter", LeaseStage.PASSED_ON), ("engine_0", LeaseStage.PASSED_ON)],
+)
+def test_an_engine_has_room_again_when_a_census_finds_that_a_sample_has_left_it(holder: str, stage: LeaseStage) -> None:
     """Its word that it is done was lost with the line."""
     bench = SourceBench(max_load=1.0).started(num_engines=1, num_slots=1)
     assert keys(bench.grant(1)) == [(0, 0)]
     bench.loses("filter")
     bench.returns("filter", epoch=1)
-    assert keys(bench.answers(scorer=(held(0, 0, LeaseStage.PASSED_ON),))) == [(0, 1)]
+    assert keys(bench.answers(**{holder: (held(0, 0, stage),)})) == [(0, 1)]
+
+
+def test_a_sample_that_somebody_has_just_said_he_holds_is_not_looked_for() -> None:
+    bench = SourceBench(num_samples=1).started()
+    bench.grant(1)
+    bench.closed("engine/0", FIRST)
+    begun = []
+    for _ in range(3):
+        begun.append(bool(asked(bench.hear(TimerFired(key=SWEEP_TIMER)))))
+        if begun[-1]:
+            bench.answers(scorer=(held(0, 0),))
+    assert begun == [False, True, False]
 
 
 def test_a_sample_that_only_waits_for_an_engine_is_not_looked_for() -> None:

@@ -244,6 +244,13 @@ def test_a_learner_that_dies_while_it_was_to_save_ends_the_stop() -> None:
     assert not drive.one_sent(bench.hear(LearnerReady(epoch=1, version=-1)), RunFinished).completed
 
 
+def test_a_run_that_has_only_its_last_checkpoint_to_write_is_completed_in_spite_of_a_stop() -> None:
+    bench = Bench(eta=0, groups_per_batch=2, num_steps=1).started()
+    bench.train_in_order()
+    assert drive.sent(bench.hear(StopAsked(reason="ctrl-c")), RunFinished) == []
+    assert drive.one_sent(bench.hear(CheckpointSaved(version=1, path="c1")), RunFinished).completed
+
+
 def test_a_stop_of_a_run_that_has_ended_changes_nothing() -> None:
     bench = Bench(eta=0, groups_per_batch=2, num_steps=1).started()
     bench.admit(0)

@@ -14,6 +14,7 @@ from source_bench import SourceBench, keys
 from penstock.actors.buffer.evaluating import EvaluationSchedule
 from penstock.actors.buffer.goals import Evaluate
 from penstock.actors.buffer.machine import Buffer
+from penstock.actors.buffer.outbox import SETTLE_TIMER
 from penstock.actors.filter.machine import Filter
 from penstock.actors.filter.options import FilterOptions
 from penstock.actors.filter.settings import FilterSettings
@@ -22,7 +23,14 @@ from penstock.actors.learner.settings import LearnerSettings
 from penstock.actors.prompt_source.queues import Queues
 from penstock.actors.prompt_source.routing import EngineView
 from penstock.actors.settled import KnownSettled
-from penstock.messages.commands import FetchPrompts, InterruptGenerations, PublishWeights, Record
+from penstock.messages.commands import (
+    FetchPrompts,
+    InterruptGenerations,
+    KeepAnswers,
+    PublishWeights,
+    Record,
+    StartTimer,
+)
 from penstock.messages.errors import UserFault
 from penstock.messages.evaluation import (
     Evaluation,
@@ -43,7 +51,7 @@ from penstock.messages.flow import (
     SettledState,
 )
 from penstock.messages.ledger import BatchLeased, GroupsGranted, VersionRecorded
-from penstock.messages.local import BatchTrained, LearnerOpened, Started, WeightsPublished
+from penstock.messages.local import BatchTrained, LearnerOpened, Started, TimerFired, WeightsPublished
 from penstock.messages.samples import (
     Completed,
     Prompt,
@@ -205,6 +213,31 @@ def test_the_run_ends_when_the_last_evaluation_is_done() -> None:
     assert finished.completed
     assert finished.balance.is_balanced
     assert finished.balance.in_system == 0
+
+
+def test_the_last_evaluation_does_not_end_a_run_whose_last_checkpoint_is_not_written() -> None:
+    bench = evaluating(at_end=True).started()
+    for _ in range(4):
+        bench.train_in_order()
+    assert not drive.sent(evaluate(bench, E0, E1, E2, version=4), RunFinished)
+    assert drive.one_sent(bench.hear(CheckpointSaved(version=4, path="c4")), RunFinished).completed
+
+
+def test_a_group_that_is_evaluated_is_held_and_its_answers_are_kept_until_that_is_told() -> None:
+    bench = evaluating(before_first=True).started()
+    commands = evaluate(bench, E1)
+    kept = drive.one(commands, KeepAnswers)
+    assert (kept.evaluation, kept.version, kept.dataset, kept.group.group_id) == (0, 0, "easy", E1)
+    assert drive.one(commands, StartTimer).key == SETTLE_TIMER
+    assert [lease.key for lease in bench.buffer.leases()] == [SampleKey(E1, 0), SampleKey(E1, 1)]
+    bench.hear(TimerFired(key=SETTLE_TIMER))
+    assert bench.buffer.leases() == ()
+
+
+def test_a_version_that_is_due_is_published_although_an_older_one_is_evaluated_still() -> None:
+    bench = evaluating(every=1).started()
+    assert open_versions(bench.train_in_order()) == [1]
+    assert drive.one_sent(bench.train_in_order(announces=False), PublishDemanded) == PublishDemanded(version=2)
 
 
 def test_a_stop_does_not_wait_for_the_last_evaluation() -> None:

@@ -347,8 +347,7 @@ def test_one_archive_at_a_time_so_that_none_reads_what_the_end_of_another_has_re
 def test_a_run_that_was_done_but_for_its_archive_has_that_written_by_the_next_buffer() -> None:
     run = run_to(1, num_steps=1)
     run.bench.hear(CheckpointSaved(version=1, path="c1"))
-    entries = [entry for entry in run.entries if not isinstance(entry, PayloadsReleased)]
-    run.entries = entries
+    run.entries[:] = [entry for entry in run.entries if not isinstance(entry, PayloadsReleased)]
     driver = drive.Driver(run.restarted(keep_samples=True))
     commands = driver.hear(Started(epoch=1))
     assert ArchiveSamples(1, 1) in commands

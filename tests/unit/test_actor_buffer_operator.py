@@ -288,6 +288,14 @@ def test_engines_that_are_asked_for_are_recorded_wanted_and_what_the_target_may_
     ]
 
 
+def test_a_target_that_more_engines_allowed_comes_down_with_them() -> None:
+    bench = elastic_run().bench
+    bench.hear(EnginesAsked(engines=FOUR, request=7))
+    bench.buffer.target.value = 12
+    bench.hear(EnginesAsked(engines=FOUR[:2], request=8))
+    assert bench.buffer.target.value == 8
+
+
 def test_engines_of_a_run_that_ends_or_has_no_bounds_stay_as_they_are() -> None:
     asked = EnginesAsked(engines=FOUR, request=7)
     assert "are fixed" in answer(Bench().started().hear(asked)).text

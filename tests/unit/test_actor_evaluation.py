@@ -238,6 +238,14 @@ def test_a_version_that_is_due_is_published_although_an_older_one_is_evaluated_s
     bench = evaluating(every=1).started()
     assert open_versions(bench.train_in_order()) == [1]
     assert drive.one_sent(bench.train_in_order(announces=False), PublishDemanded) == PublishDemanded(version=2)
+    assert bench.hear(announced(1)) == [], "it is said once"
+
+
+def test_a_version_that_waits_for_engines_to_serve_it_keeps_its_turn_however_quick_the_steps_are() -> None:
+    bench = evaluating(every=1).started()
+    for _ in range(2):
+        bench.train_in_order(announces=False)
+    assert open_versions(bench.hear(announced(2))) == [1]
 
 
 def test_a_stop_does_not_wait_for_the_last_evaluation() -> None:
@@ -253,6 +261,7 @@ def test_at_the_end_engines_get_the_last_weights_for_an_evaluation_that_is_open_
     commands = [command for _ in range(4) for command in bench.train_in_order()]
     assert open_versions(commands) == [3]
     assert drive.sent(commands, PublishDemanded) == [PublishDemanded(version=3), PublishDemanded(version=4)]
+    assert open_versions(evaluate(bench, E0, E1, E2, version=3)) == [], "no one is wanted at the end"
 
 
 def test_a_version_that_no_engine_served_in_time_is_left_out_for_the_last_one_and_people_are_told() -> None:
@@ -631,6 +640,15 @@ def test_a_demand_that_comes_late_is_met_by_a_later_version() -> None:
     driver.hear(msgspec.structs.replace(last_batch(2), is_last=False))
     driver.hear(BatchTrained(version=2, num_trained_tokens=1, num_masked_tokens=0, metrics=()))
     assert [p.version for p in drive.every(driver.hear(PublishDemanded(version=1)), PublishWeights)] == [2]
+
+
+def test_a_demand_is_met_by_no_version_that_is_older_than_what_engines_were_told_of() -> None:
+    driver = learner(0, announced_version=2)
+    driver.hear(PublishDemanded(version=1), last_batch(1, announced_version=2))
+    trained = [BatchTrained(version=v, num_trained_tokens=1, num_masked_tokens=0, metrics=()) for v in (1, 2)]
+    assert not drive.every(driver.hear(trained[0]), PublishWeights)
+    driver.hear(last_batch(2, announced_version=2))
+    assert [p.version for p in drive.every(driver.hear(trained[1]), PublishWeights)] == [2]
 
 
 def test_a_demand_is_met_when_the_version_is_reached_again() -> None:

@@ -353,6 +353,9 @@ def test_an_engine_has_room_again_when_a_census_finds_that_a_sample_has_left_it(
     bench.loses("filter")
     bench.returns("filter", epoch=1)
     assert keys(bench.answers(**{holder: (held(0, 0, stage),)})) == [(0, 1)]
+    lease = bench.source.table.lease(FIRST)
+    assert lease is not None
+    assert lease.engine == ""
 
 
 def test_a_sample_that_somebody_has_just_said_he_holds_is_not_looked_for() -> None:

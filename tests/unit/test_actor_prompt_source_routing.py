@@ -424,6 +424,16 @@ def test_a_policy_is_asked_about_the_engines_that_are_as_good_as_the_least_loade
     assert policy.names == [given]
 
 
+def test_a_policy_is_not_asked_about_a_full_engine_however_much_waits() -> None:
+    policy = Asked()
+    router = Router(is_affine=False, max_load=1.0, policy=policy)
+    for index in range(2):
+        router.join(f"engine/{index}", 0, load=index)
+        router.ready(ready(f"engine/{index}", 0, 1, version=0), 0)
+    router.choose(sample(), avoids="", cache=None, num_waiting=99)
+    assert policy.names == [["engine/0"]]
+
+
 # --- every choice, against the rules word by word -----------------------------------------------------------------
 
 

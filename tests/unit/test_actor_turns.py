@@ -259,6 +259,11 @@ def test_an_engine_that_does_not_yield_in_time_is_replaced() -> None:
     assert drive.one(commands, StartTimer) == StartTimer(YIELD_DEADLINE, 70.0)
 
 
+def test_a_turn_ends_with_a_publish_off_the_grid_too() -> None:
+    """Engines that sleep wake with new weights only, and the next batch is made by them."""
+    assert drive.one(Learning(publish_every=3).training().trained(1), PublishWeights).version == 1
+
+
 def test_a_deadline_that_runs_out_as_the_last_engine_yields_replaces_no_newcomer() -> None:
     bench = Learning().training()
     bench.hear(EngineLost(name="engine/0", epoch=0))

@@ -70,7 +70,7 @@ class LearnerSide:
 
     def wants(self, version: int) -> bool:
         """Whether this batch is the one to be offered."""
-        return self._offered == version and self.stand == version - 1
+        return self._offered == version
 
     def batch(self, lease: BatchLeased, groups: tuple[Group, ...]) -> BatchReady:
         """The offer of a leased batch: the same whenever it is made, but for what is news."""

@@ -281,7 +281,6 @@ class Buffer:
             return
         if self.books.goal.is_over(self.books, has_learner=is_running):
             self.run.end()
-            self._repeat()
         elif is_running and self.books.announced is not None:
             self._offer()
             self._grant()

@@ -110,8 +110,8 @@ class OperatorSide:
             return reason, ""
         if books.policy_recorded == recorded:
             return "", f"{_named(recorded)} holds already"
-        if event.on_stale is OnStale.WAIT and books.policy.on_stale is not OnStale.WAIT:
-            # The old policy took batches without looking ahead; what it left over could make the new one wait for ever.
+        if event.on_stale is OnStale.WAIT:
+            # A policy that does not look ahead leaves over what could make the new one wait for ever.
             for tracked in unfit(books.table, books.settings.pacing, taken_at=books.taken_at):
                 self._keeper.close(closing(books, tracked, TerminalState.STALE, "past_deadline"))
         self._keeper.note(recorded)

@@ -100,7 +100,7 @@ class Learner:
         self.settings = settings
         self.phase = Phase.STARTING
         self.version = -1
-        """−1: nothing is loaded."""
+        """−1: nothing is loaded; no batch makes version 0."""
         self.turns = Turns(settings.shares_with, settings.epoch)
         self.is_awake = False
         """On its device."""
@@ -195,8 +195,7 @@ class Learner:
             case _:
                 assert_never(event)
         self._advance()
-        if self._lends:
-            self._look_at_wait()
+        self._look_at_wait()
         out, self._out = self._out, []
         return out
 
@@ -213,8 +212,7 @@ class Learner:
         self._done()
         version = self.version = event.version
         self.is_awake = True
-        if event.notices:
-            self._tell(event.notices)
+        self._tell(event.notices)
         self._out.append(Send(BUFFER, LearnerReady(epoch=self.settings.epoch, version=version)))
         self.publishing.opened(version)
         self.saving.is_due = version == 0 and self.settings.saves_first
@@ -246,12 +244,10 @@ class Learner:
             self._out.extend((*self.turns.late(timeout_s), StartTimer(YIELD_DEADLINE, timeout_s)))
 
     def _on_batch(self, event: BatchReady) -> None:
-        if self.version < 0:
-            return  # offered to a predecessor; what this one is to train comes when it has loaded
         if event.version <= self.version:
             stand = self._receipt or LearnerReady(epoch=self.settings.epoch, version=self.version)
             self._out.append(Send(BUFFER, stand))
-        elif event.version == self.version + 1 and (self._batch is None or self._batch.version != event.version):
+        elif event.version == self.version + 1 and self._batch is None:
             self._next = event
 
     def _on_trained(self, event: BatchTrained) -> None:
@@ -262,8 +258,7 @@ class Learner:
         self.version = event.version
         self._receipt = receipt_of(batch, event, self._oldest_age)
         self._out.extend((Send(BUFFER, self._receipt), Send(WEIGHT_PUBLISHER, self._receipt)))
-        is_own = self.settings.publishes or event.version == 1  # recorded tokens are, only at first
-        if event.notices and is_own:
+        if self.settings.publishes or event.version == 1:  # recorded tokens are its own only at first
             self._tell(event.notices)
         self.publishing.trained(batch, are_shared=self.turns.are_taken and not self._lends)
         self.saving.is_due |= self.version % self.settings.save_every == 0 and not batch.is_last
@@ -298,8 +293,7 @@ class Learner:
 
     def _look_at_wait(self) -> None:
         """Count how long the Learner waits for a batch, while an engine could have its devices."""
-        is_idle = self.phase is Phase.IDLE and self.is_awake and self.version >= 0
-        waits = is_idle and self._next is None and self.turns.has_takers
+        waits = self.phase is Phase.IDLE and self.is_awake and self._next is None and self.turns.has_takers
         if self.settings.lend_after_s is None or waits == self._is_waiting:
             return
         self._is_waiting = waits
@@ -359,7 +353,7 @@ class Learner:
 
     def _train(self, batch: BatchReady) -> None:
         age, bound = oldest_age(batch), batch.max_staleness
-        if not batch.mask_stale and age > bound:
+        if age > bound:
             self._out.append(FailRun(f"batch {batch.version} holds a token of age {age}, the bound is {bound}"))
             return
         self._batch, self._oldest_age = batch, age

@@ -53,12 +53,11 @@ class Census:
         """A keeper that returned meanwhile is asked too."""
         if self.is_open:
             self._asked[name] = epoch
-            self._answers.pop(name, None)
 
     def answered(self, event: LeasesHeld, own_epoch: int) -> None:
         """Take an answer, if it counts."""
         actor = event.actor
-        counts = self.is_open and event.round == self.round and event.asker_epoch == own_epoch
+        counts = event.round == self.round and event.asker_epoch == own_epoch
         if counts and self._asked.get(actor.name) == actor.epoch:
             self._answers[actor.name] = event
 
@@ -98,8 +97,6 @@ class Inheritance:
     """What the first census of a replacement found, until the groups are known here."""
 
     def __init__(self) -> None:
-        self.round = 0
-        """Of the last census that confirmed it."""
         self._found: dict[int, dict[int, Found]] = {}
         self._progress: dict[SampleKey, list[GenerationProgressed]] = {}
 
@@ -111,13 +108,12 @@ class Inheritance:
         """What was reported of this sample; it is handed out once."""
         return self._progress.pop(key, [])
 
-    def take(self, held: dict[SampleKey, Found], census_round: int) -> None:
+    def take(self, held: dict[SampleKey, Found]) -> None:
         """The first census is judged."""
-        self.round = census_round
         for key, found in held.items():
             self._found.setdefault(key.group_id, {})[key.index] = found
 
-    def confirm(self, held: dict[SampleKey, Found], census_round: int) -> None:
+    def confirm(self, held: dict[SampleKey, Found]) -> None:
         """A later one is: what nobody holds any more is struck."""
         known = self._found
         self._found = {}
@@ -126,7 +122,7 @@ class Inheritance:
             for key, found in held.items()
             if key.index in known.get(key.group_id, {})
         }
-        self.take(of_known, census_round)
+        self.take(of_known)
 
     def of(self, group_id: int) -> dict[int, Found]:
         """What was found of this group, by index; it is handed out once."""
@@ -141,6 +137,6 @@ class Inheritance:
 def _with_prefix_of(before: Found, now: Found) -> Found:
     """What the first census was told of a response holds on: later ones do not ask for it."""
     (_, known), (holder, lease) = before, now
-    if lease.prefix is None and lease.attempt == known.attempt:
+    if lease.attempt == known.attempt:
         lease = msgspec.structs.replace(lease, prefix=known.prefix)
     return holder, lease

@@ -129,8 +129,6 @@ class Issuing:
                     for each, queue in queues.items()
                     if queue.num_waiting and (head := self._head(queue)) is not None
                 }
-                if not heads:
-                    break
                 state = (self._table.num_evaluating, self._table.has_training)
                 purpose = self._queues.turn(heads, stuck, num_evaluating=state[0], has_training=state[1])
                 if purpose is None:
@@ -156,8 +154,6 @@ class Issuing:
 
     def _head(self, queue: SampleQueue) -> tuple[LeasedGroup, Lease] | None:
         """The first that waits."""
-        if not queue.num_waiting:
-            return None
         while (key := queue.head(self._table.router.num_engines)) is not None:
             if (found := self._waiting(queue, key)) is not None:
                 return found
@@ -189,7 +185,6 @@ class Issuing:
         group.engine = view.name
         lease.round, lease.sweep = self._census.round, self.sweep
         lease.num_seen = lease.num_at_issue = lease.num_tokens
-        lease.running_since = None
         view.awaited = max(view.awaited, group.min_version)
         self._table.move(lease, ISSUED, view.name)
         issued = SampleIssued(

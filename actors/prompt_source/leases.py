@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.actors.prompt_source.policies import RoutedSample
-from penstock.actors.prompt_source.routing import Cache
+from penstock.actors.prompt_source.routing import Cache, comes_in_time
 from penstock.messages.evaluation import EvaluatedPlace
 from penstock.messages.parts import cut, join
 from penstock.messages.samples import Part, Prompt, Purpose, SampleKey, is_evaluation
@@ -225,8 +225,7 @@ class LeaseTable:
 
     def is_held(self, group_id: int) -> bool:
         """Whether this group has an engine that its samples go to."""
-        group = self.groups.get(group_id)
-        return group is not None and bool(group.engine)
+        return bool(self.groups[group_id].engine)
 
     def choose_engine(self, group: LeasedGroup, lease: Lease, *, num_waiting: int) -> EngineView | None:
         """Where this sample, whose prompt is read, goes next; None while it has to wait, as ``num_waiting`` do."""
@@ -244,7 +243,7 @@ class LeaseTable:
         only where that would have."""
         if view.version >= group.min_version:
             return True
-        return view.version < instead_of.min_version and self.router.may_take(view, _routed(group, lease))
+        return view.version < instead_of.min_version and comes_in_time(view.lag, _routed(group, lease))
 
     def validate(self) -> None:
         """Assert the invariants."""

@@ -24,7 +24,7 @@ from penstock.messages.membership import EngineEmptied, LeaseStage
 from penstock.messages.names import SUPERVISOR
 
 if TYPE_CHECKING:
-    from penstock.actors.prompt_source.census import Census, Found
+    from penstock.actors.prompt_source.census import Found
     from penstock.actors.prompt_source.leases import LeaseTable
     from penstock.actors.settled import KnownSettled
     from penstock.messages.commands import AnyCommand
@@ -37,8 +37,8 @@ LOOK_AGAIN_S: Final = 0.5
 
 class _Leaver(msgspec.Struct):
     epoch: int
-    round: int | None = None
-    """The census that is to tell, once nothing is ISSUED to it."""
+    is_asked: bool = False
+    """A census is to tell: nothing is ISSUED to it."""
     rests: bool = False
     """The next one is not due yet, or it is free to go."""
 
@@ -46,8 +46,8 @@ class _Leaver(msgspec.Struct):
 class Leaving:
     """Those of the engines that are there."""
 
-    def __init__(self, table: LeaseTable, census: Census) -> None:
-        self._table, self._census = table, census
+    def __init__(self, table: LeaseTable) -> None:
+        self._table = table
         self._leavers: dict[str, _Leaver] = {}
 
     def __contains__(self, name: object) -> bool:
@@ -69,10 +69,9 @@ class Leaving:
         wanted = False
         for name, leaver in self._leavers.items():
             if self._table.router.engines[name].load:
-                leaver.round = None
-            elif leaver.round is None and not leaver.rests:
-                leaver.round = self._census.round + 1
-                wanted = True
+                leaver.is_asked = False
+            elif not leaver.is_asked and not leaver.rests:
+                leaver.is_asked = wanted = True
         return wanted
 
     def look_again(self) -> None:
@@ -84,9 +83,9 @@ class Leaving:
         """A census was taken: let go who has nothing, and look at the others again later."""
         out: list[AnyCommand] = []
         for name, leaver in self._leavers.items():
-            if leaver.round is None or leaver.round > self._census.round or self._table.router.engines[name].load:
+            if not leaver.is_asked or self._table.router.engines[name].load:
                 continue
-            leaver.round, leaver.rests = None, True
+            leaver.is_asked, leaver.rests = False, True
             if any(self._is_alone(name, key, held[key]) for key in held if key.group_id not in settled):
                 out.append(StartTimer(LEAVING_TIMER, LOOK_AGAIN_S))
             else:

@@ -101,7 +101,7 @@ class PromptSource:
         """``routing``: the user's own, where the settings name one."""
         self.settings = settings
         options = settings.options
-        if routing is None and options.routing in POLICIES:
+        if options.routing in POLICIES:
             routing = POLICIES[options.routing]()
         self.table = LeaseTable(
             EnginePools(
@@ -122,7 +122,7 @@ class PromptSource:
         self._refills: tuple[SampleKey, ...] = ()
         self._may_issue = settings.epoch == 0
         self._lost_engines: set[str] = set()
-        self._leaving = Leaving(self.table, self.census)
+        self._leaving = Leaving(self.table)
         self._failures = FirstFailures(PROMPT_SOURCE)
 
     @property
@@ -230,7 +230,6 @@ class PromptSource:
         if found is None:
             self.issuing.first(group, lease)
         else:
-            lease.round = self._inherited.round
             self._recovering.adopt(group, lease, *found)
             for event in self._inherited.progress_of(lease.key):
                 self._take_progress(lease, event)
@@ -336,8 +335,8 @@ class PromptSource:
         self._out.append(StartTimer(SWEEP_TIMER, self.settings.options.lease_timeout_s / 2))
         if self.census.is_open:
             return  # restarted by every sweep, one that is slower than they are would never end
-        waits = (LeaseState.ISSUED, LeaseState.LEFT, LeaseState.FAILED)
-        if any(lease.sweep < self.issuing.sweep - 1 and lease.state in waits for _, lease in self.table.all_leases()):
+        last = self.issuing.sweep - 1
+        if any(lease.sweep < last and lease.state is not QUEUED for _, lease in self.table.all_leases()):
             self._take_census()
 
     def _judge(self) -> None:
@@ -349,13 +348,13 @@ class PromptSource:
         self._out.extend(self._leaving.judged(held, self._settled))
         if not self._may_issue:
             self._may_issue = True
-            self._inherited.take(held, self.census.round)
+            self._inherited.take(held)
             for group in self.table.groups.values():
                 if group.prompt is not None:
                     self._open_leases(group)
             self._open_refills()
             return
-        self._inherited.confirm(held, self.census.round)
+        self._inherited.confirm(held)
         missing: list[tuple[LeasedGroup, Lease]] = []
         for group, lease in list(self.table.all_leases()):
             found = held.get(lease.key)

@@ -83,10 +83,6 @@ class EnginePools:
         self._generating.announced(version)
         self._recorded.announced(version)
 
-    def may_take(self, view: EngineView, sample: RoutedSample) -> bool:
-        """Whether this engine serves what the sample needs, or will in time."""
-        return self._of(view.name).may_take(view, sample)
-
     def choose(
         self, sample: RoutedSample, *, is_recorded: bool, avoids: str, cache: Cache | None, num_waiting: int
     ) -> EngineView | None:

@@ -283,21 +283,17 @@ class Router:
             version, lag = key
             if version >= sample.min_version:
                 serving = _less_loaded(serving, self._top(key, avoids))
-            elif avoids or _comes_in_time(lag, sample):
+            elif avoids or comes_in_time(lag, sample):
                 late = _less_loaded(late, self._top(key, avoids))
         if serving is None or (late is not None and late.has_free_slot and not serving.has_free_slot):
             serving = late
         return self._least_loaded(sample, "") if serving is None and avoids else serving
 
-    def may_take(self, view: EngineView, sample: RoutedSample) -> bool:
-        """Whether this engine serves what the sample needs, or will in time."""
-        return view.version >= sample.min_version or _comes_in_time(view.lag, sample)
-
     def _is_as_good(self, view: EngineView, first: EngineView, sample: RoutedSample) -> bool:
         """Whether a sample for which the other is the least loaded need not wait for weights because it goes here."""
         if view.version >= sample.min_version or view is first:
             return True
-        return first.version < sample.min_version and self.may_take(view, sample)
+        return first.version < sample.min_version and comes_in_time(view.lag, sample)
 
     # --- the heaps --------------------------------------------------------------------------------------------
 
@@ -366,6 +362,6 @@ def _less_loaded(one: EngineView | None, other: EngineView | None) -> EngineView
     return one if (one.share, one.name) <= (other.share, other.name) else other
 
 
-def _comes_in_time(lag: int, sample: RoutedSample) -> bool:
+def comes_in_time(lag: int, sample: RoutedSample) -> bool:
     """Whether an engine that is so late should have what the sample needs a version before its deadline."""
     return sample.min_version + lag < sample.deadline_version

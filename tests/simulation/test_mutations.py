@@ -414,7 +414,7 @@ def says_nothing_after_a_swap() -> AbstractContextManager[Any]:
 
 def waits_for_weights_anywhere() -> AbstractContextManager[Any]:
     """A sample goes to any engine with a free slot, however late its weights are."""
-    return patch.object(routing, "_comes_in_time", lambda lag, sample: True)
+    return patch.object(routing, "comes_in_time", lambda lag, sample: True)
 
 
 def lets_go_what_engines_are_told_of() -> AbstractContextManager[Any]:

@@ -183,7 +183,7 @@ def test_settlements_are_collected_for_a_while_and_then_told_to_all_who_keep() -
         "engine/1",
     ]
     assert {event.settled for event in drive.sent(commands, SamplesSettled)} == {SettledState(2, 0, (1, 3))}
-    bench.admit(0)
+    assert drive.one(bench.admit(0), StartTimer).key == SETTLE_TIMER
     commands = bench.hear(TimerFired(key=SETTLE_TIMER))
     assert drive.sent(commands, SamplesSettled, to="filter") == [SamplesSettled(settled=SettledState(3, 2, (3,)))]
 

@@ -19,6 +19,7 @@ from penstock.messages.ledger import (
 from penstock.messages.operator import PolicyChanged
 from penstock.messages.samples import Group, SampleEnd, SampleKey, TerminalState
 from penstock.messages.training import (
+    BatchReady,
     CheckpointDemanded,
     CheckpointSaved,
     LearnerReady,
@@ -202,6 +203,20 @@ def test_the_receipt_of_a_batch_in_training_still_counts_after_a_stop() -> None:
     assert (finished.completed, finished.story, finished.checkpoint) == (False, "ctrl-c", "c1")
 
 
+def test_under_a_stop_the_batch_that_is_out_is_not_offered_again() -> None:
+    """Its Learner repeats an older receipt; what is wanted of it now is a checkpoint."""
+    bench = Bench(eta=2, groups_per_batch=2).started()
+    bench.admit(0)
+    bench.admit(1)
+    receipt = bench.receipt()
+    bench.train()
+    bench.admit(2)
+    bench.admit(3)
+    assert bench.open_batch is not None
+    bench.hear(StopAsked(reason="ctrl-c"))
+    assert drive.sent(bench.hear(receipt), BatchReady) == []
+
+
 def test_a_stop_with_nothing_to_save_ends_at_once() -> None:
     bench = Bench(eta=0, groups_per_batch=2).started()
     bench.admit(0)
@@ -227,6 +242,13 @@ def test_a_learner_that_dies_while_it_was_to_save_ends_the_stop() -> None:
     bench.train()
     assert drive.sent(bench.hear(StopAsked(reason="ctrl-c")), RunFinished) == []
     assert not drive.one_sent(bench.hear(LearnerReady(epoch=1, version=-1)), RunFinished).completed
+
+
+def test_a_run_that_has_only_its_last_checkpoint_to_write_is_completed_in_spite_of_a_stop() -> None:
+    bench = Bench(eta=0, groups_per_batch=2, num_steps=1).started()
+    bench.train_in_order()
+    assert drive.sent(bench.hear(StopAsked(reason="ctrl-c")), RunFinished) == []
+    assert drive.one_sent(bench.hear(CheckpointSaved(version=1, path="c1")), RunFinished).completed
 
 
 def test_a_stop_of_a_run_that_has_ended_changes_nothing() -> None:

@@ -8,7 +8,7 @@ from buffer_bench import NUM_SAMPLES, Bench, announced
 
 from penstock.actors.buffer.machine import Buffer
 from penstock.actors.buffer.outbox import SETTLE_TIMER
-from penstock.messages.commands import FailRun, Record, Send
+from penstock.messages.commands import FailRun, Record, Send, StartTimer
 from penstock.messages.flow import FailuresTold, GroupAdmitted, GroupRejected
 from penstock.messages.ledger import FailuresNoted
 from penstock.messages.local import Started, TimerFired
@@ -114,7 +114,8 @@ def test_a_buffer_that_takes_anothers_place_counts_the_same() -> None:
 
 def test_the_counts_are_told_soon_and_again_when_they_have_changed() -> None:
     bench = Bench().started()
-    bench.hear(told(failed(0, 0), failed(0, 1, "KeyError: 'a' (r.py:1)", "generation_failed"), failed(1, 0)))
+    failures = told(failed(0, 0), failed(0, 1, "KeyError: 'a' (r.py:1)", "generation_failed"), failed(1, 0))
+    assert drive.one(bench.hear(failures), StartTimer).key == SETTLE_TIMER
     (event,) = drive.sent(bench.hear(TimerFired(key=SETTLE_TIMER)), FailuresCounted, to="supervisor")
     example = "ValueError: 0 (reward.py:7)"
     first = ReasonCount(cause="scoring_failed", kind="ValueError (reward.py:7)", example=example, num_samples=2)

@@ -36,6 +36,7 @@ WIDER = PolicyChanged(policy="fully_async", max_staleness=4, update_mode=UpdateM
 PAUSE = GrantsPaused(is_paused=True, request=2)
 GO_ON = GrantsPaused(is_paused=False, request=3)
 SAVE = SaveAsked(request=4)
+FOUR = tuple(f"engine/{index}" for index in range(4))
 
 
 def answer(commands: list[AnyCommand]) -> OperatorAnswered:
@@ -73,6 +74,16 @@ def test_a_run_that_is_ending_or_grants_nothing_refuses(event: OperatorEvent) ->
     given = answer(bench.hear(event))
     assert (given.accepted, "stopping" in given.text) == (False, True)
     assert not answer(Bench(goal=Evaluate()).started().hear(event)).accepted
+
+
+@pytest.mark.parametrize(("event", "what"), [(WIDER, "switch"), (PAUSE, "pause")])
+def test_a_run_that_only_evaluates_says_before_it_begins_that_it_grants_nothing(
+    event: OperatorEvent, what: str
+) -> None:
+    bench = Bench(goal=Evaluate())
+    bench.hear(Started(epoch=0))
+    text = f"this run grants nothing for training, so there is nothing to {what}"
+    assert answer(bench.hear(event)) == OperatorAnswered(request=event.request, accepted=False, text=text)
 
 
 def test_under_a_pause_nothing_is_granted_and_what_is_out_is_trained() -> None:
@@ -145,6 +156,24 @@ def test_a_checkpoint_is_asked_for_once_and_answered_when_it_is_recorded() -> No
     assert bench.buffer.run.phase is Phase.RUNNING, "a run that is saved goes on"
 
 
+def test_who_asks_for_what_is_saved_already_is_answered_once() -> None:
+    bench = Bench().started()
+    bench.train_in_order()
+    bench.hear(CheckpointSaved(version=1, path="c1"))
+    assert answer(bench.hear(SAVE)).text == "version 1 is saved: c1"
+    bench.train_in_order()
+    assert drive.sent(bench.hear(CheckpointSaved(version=2, path="c2")), OperatorAnswered) == []
+
+
+def test_a_stop_whose_learner_has_died_promises_no_checkpoint_any_more() -> None:
+    bench = Bench().started()
+    bench.train_in_order()
+    assert not answer(bench.hear(SAVE)).is_final
+    bench.hear(StopAsked(reason="enough"), LearnerReady(epoch=1, version=-1))
+    given = answer(bench.hear(SAVE))
+    assert (given.accepted, given.text) == (False, "the run is stopped")
+
+
 def test_a_stop_does_not_take_back_a_checkpoint_that_was_promised() -> None:
     bench = Bench(eta=0, groups_per_batch=2).started()
     bench.admit(0)
@@ -215,6 +244,65 @@ def test_an_engine_that_is_given_up_leaves_once_and_with_its_reason() -> None:
     last = bench.hear(EngineGivenUp(engine="engine/2", engine_epoch=5, reason="it dies"))
     assert drive.recorded(last, EnginesRecorded) == [], "engines.min are left"
     assert drive.one_sent(last, EnginesWanted, to="supervisor").engines == left
+
+
+def elastic_run() -> Ledgered:
+    """Two engines of four slots; there may be two to four."""
+    run = Ledgered(Bench(engines=FOUR, elastic=ElasticEngines(first=FOUR[:2], fewest=2, num_slots=4)))
+    run.bench.started()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("engines", "accepted", "told"),
+    [
+        (FOUR[:1], False, "1 engines would be left, and engines.min is 2"),
+        ((*FOUR, "engine/4"), False, "engine/4 would be more than engines.max allows, which is 4"),
+        (FOUR[:2], True, "the run has these engines already: engine/0, engine/1"),
+    ],
+)
+def test_engines_that_cannot_be_had_or_are_there_already_are_not_recorded(
+    engines: tuple[str, ...], accepted: bool, told: str
+) -> None:
+    commands = elastic_run().bench.hear(EnginesAsked(engines=engines, request=7))
+    given = answer(commands)
+    assert (given.accepted, told in given.text) == (accepted, True)
+    assert drive.recorded(commands, EnginesRecorded) == []
+
+
+def test_engines_that_are_asked_for_are_recorded_wanted_and_what_the_target_may_rise_to() -> None:
+    run = elastic_run()
+    assert run.bench.buffer.target.ceiling == 8, "two engines hold four groups, and two batches come on top"
+    commands = run.bench.hear(EnginesAsked(engines=FOUR[::-1], request=7))
+    assert drive.recorded(commands, EnginesRecorded) == [EnginesRecorded(engines=FOUR)]
+    assert drive.one_sent(commands, EnginesWanted, to="supervisor").engines == FOUR
+    assert "the engines are engine/0, engine/1, engine/2, engine/3 from here on" in answer(commands).text
+    assert answer(commands).text in [notice.text for notice in drive.sent(commands, NoticeGiven)]
+    assert run.bench.buffer.target.ceiling == 12
+    successor = drive.Driver(run.restarted())
+    said = successor.hear(Started(epoch=1))
+    assert drive.one_sent(said, EnginesWanted, to="supervisor").engines == FOUR
+    assert successor.machine.target.ceiling == 12
+    assert [notice.text for notice in drive.sent(said, NoticeGiven)] == [
+        f"the engines are {', '.join(FOUR)}, as is recorded"
+    ]
+
+
+def test_a_target_that_more_engines_allowed_comes_down_with_them() -> None:
+    bench = elastic_run().bench
+    bench.hear(EnginesAsked(engines=FOUR, request=7))
+    bench.buffer.target.value = 12
+    bench.hear(EnginesAsked(engines=FOUR[:2], request=8))
+    assert bench.buffer.target.value == 8
+
+
+def test_engines_of_a_run_that_ends_or_has_no_bounds_stay_as_they_are() -> None:
+    asked = EnginesAsked(engines=FOUR, request=7)
+    assert "are fixed" in answer(Bench().started().hear(asked)).text
+    bench = elastic_run().bench
+    bench.train_in_order()
+    bench.hear(StopAsked(reason="enough"))
+    assert "the run is stopping: no engine joins or leaves any more" in answer(bench.hear(asked)).text
 
 
 def test_where_engines_are_fixed_or_the_run_ends_none_is_given_up() -> None:

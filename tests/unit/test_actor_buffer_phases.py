@@ -6,11 +6,12 @@ import actor_driver as drive
 import msgspec
 from buffer_bench import Bench, announced, ends
 from test_actor_buffer_recovery import Ledgered, run_to
-from test_actor_evaluation import E0, evaluate, evaluating, finish_training
+from test_actor_evaluation import E0, E1, E2, evaluate, evaluating, finish_training
 
 from penstock.actors.buffer.goals import Evaluate
 from penstock.actors.buffer.phases import Phase
 from penstock.messages.commands import FailRun
+from penstock.messages.evaluation import PublishDemanded
 from penstock.messages.flow import FailuresTold, GroupAdmitted, GroupRejected
 from penstock.messages.local import SamplesArchived, Started
 from penstock.messages.operator import PolicyChanged
@@ -19,6 +20,7 @@ from penstock.messages.training import (
     CheckpointSaved,
     LearnerReady,
     OnStale,
+    RunFinished,
     StepFinished,
     StopAsked,
     UpdateMode,
@@ -151,3 +153,14 @@ def test_a_successor_goes_on_counting_the_groups_that_are_turned_away_in_a_row()
     bench = replaced(run)
     bench.hear(LearnerReady(epoch=0, version=0))
     assert "2 groups in a row were turned away" in drive.one(bench.reject(1), FailRun).story
+
+
+def test_the_last_evaluation_is_not_made_again_by_a_buffer_that_finds_the_run_done() -> None:
+    run = Ledgered(evaluating(at_end=True))
+    run.bench.started()
+    finish_training(run.bench)
+    evaluate(run.bench, E0, E1, E2, version=4)
+    assert run.bench.buffer.run.phase is Phase.ENDED
+    said = drive.Driver(run.restarted()).hear(Started(epoch=1))
+    assert drive.one_sent(said, RunFinished).completed
+    assert drive.sent(said, PublishDemanded) == []

@@ -344,6 +344,17 @@ def test_one_archive_at_a_time_so_that_none_reads_what_the_end_of_another_has_re
     assert drive.recorded(commands, PayloadsReleased) == [PayloadsReleased(through_version=3)]
 
 
+def test_a_run_that_was_done_but_for_its_archive_has_that_written_by_the_next_buffer() -> None:
+    run = run_to(1, num_steps=1)
+    run.bench.hear(CheckpointSaved(version=1, path="c1"))
+    run.entries[:] = [entry for entry in run.entries if not isinstance(entry, PayloadsReleased)]
+    driver = drive.Driver(run.restarted(keep_samples=True))
+    commands = driver.hear(Started(epoch=1))
+    assert ArchiveSamples(1, 1) in commands
+    assert drive.sent(commands, RunFinished) == []
+    assert drive.one_sent(driver.hear(SamplesArchived(last_version=1)), RunFinished).completed
+
+
 def test_a_buffer_that_takes_anothers_place_archives_what_that_one_had_not_released() -> None:
     """Whether the archive that was asked for was written is not known; what was not released can be read again."""
     run = run_to(2)

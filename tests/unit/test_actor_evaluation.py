@@ -14,14 +14,23 @@ from source_bench import SourceBench, keys
 from penstock.actors.buffer.evaluating import EvaluationSchedule
 from penstock.actors.buffer.goals import Evaluate
 from penstock.actors.buffer.machine import Buffer
+from penstock.actors.buffer.outbox import SETTLE_TIMER
 from penstock.actors.filter.machine import Filter
 from penstock.actors.filter.options import FilterOptions
 from penstock.actors.filter.settings import FilterSettings
 from penstock.actors.learner.machine import Learner
 from penstock.actors.learner.settings import LearnerSettings
 from penstock.actors.prompt_source.queues import Queues
+from penstock.actors.prompt_source.routing import EngineView
 from penstock.actors.settled import KnownSettled
-from penstock.messages.commands import FetchPrompts, InterruptGenerations, PublishWeights, Record
+from penstock.messages.commands import (
+    FetchPrompts,
+    InterruptGenerations,
+    KeepAnswers,
+    PublishWeights,
+    Record,
+    StartTimer,
+)
 from penstock.messages.errors import UserFault
 from penstock.messages.evaluation import (
     Evaluation,
@@ -42,7 +51,7 @@ from penstock.messages.flow import (
     SettledState,
 )
 from penstock.messages.ledger import BatchLeased, GroupsGranted, VersionRecorded
-from penstock.messages.local import BatchTrained, LearnerOpened, Started, WeightsPublished
+from penstock.messages.local import BatchTrained, LearnerOpened, Started, TimerFired, WeightsPublished
 from penstock.messages.samples import (
     Completed,
     Prompt,
@@ -206,11 +215,62 @@ def test_the_run_ends_when_the_last_evaluation_is_done() -> None:
     assert finished.balance.in_system == 0
 
 
+def test_the_last_evaluation_does_not_end_a_run_whose_last_checkpoint_is_not_written() -> None:
+    bench = evaluating(at_end=True).started()
+    for _ in range(4):
+        bench.train_in_order()
+    assert not drive.sent(evaluate(bench, E0, E1, E2, version=4), RunFinished)
+    assert drive.one_sent(bench.hear(CheckpointSaved(version=4, path="c4")), RunFinished).completed
+
+
+def test_a_group_that_is_evaluated_is_held_and_its_answers_are_kept_until_that_is_told() -> None:
+    bench = evaluating(before_first=True).started()
+    commands = evaluate(bench, E1)
+    kept = drive.one(commands, KeepAnswers)
+    assert (kept.evaluation, kept.version, kept.dataset, kept.group.group_id) == (0, 0, "easy", E1)
+    assert drive.one(commands, StartTimer).key == SETTLE_TIMER
+    assert [lease.key for lease in bench.buffer.leases()] == [SampleKey(E1, 0), SampleKey(E1, 1)]
+    bench.hear(TimerFired(key=SETTLE_TIMER))
+    assert bench.buffer.leases() == ()
+
+
+def test_a_version_that_is_due_is_published_although_an_older_one_is_evaluated_still() -> None:
+    bench = evaluating(every=1).started()
+    assert open_versions(bench.train_in_order()) == [1]
+    assert drive.one_sent(bench.train_in_order(announces=False), PublishDemanded) == PublishDemanded(version=2)
+    assert bench.hear(announced(1)) == [], "it is said once"
+
+
+def test_a_version_that_waits_for_engines_to_serve_it_keeps_its_turn_however_quick_the_steps_are() -> None:
+    bench = evaluating(every=1).started()
+    for _ in range(2):
+        bench.train_in_order(announces=False)
+    assert open_versions(bench.hear(announced(2))) == [1]
+
+
 def test_a_stop_does_not_wait_for_the_last_evaluation() -> None:
     bench = evaluating(at_end=True).started()
     finish_training(bench)
     finished = drive.one_sent(bench.hear(StopAsked(reason="enough")), RunFinished)
     assert (finished.completed, finished.story, finished.balance.in_system) == (False, "enough", 6)
+
+
+def test_at_the_end_engines_get_the_last_weights_for_an_evaluation_that_is_open_still() -> None:
+    """Those that sleep, or came anew, would get none by a further step."""
+    bench = evaluating(every=3).started()
+    commands = [command for _ in range(4) for command in bench.train_in_order()]
+    assert open_versions(commands) == [3]
+    assert drive.sent(commands, PublishDemanded) == [PublishDemanded(version=3), PublishDemanded(version=4)]
+    assert open_versions(evaluate(bench, E0, E1, E2, version=3)) == [], "no one is wanted at the end"
+
+
+def test_a_version_that_no_engine_served_in_time_is_left_out_for_the_last_one_and_people_are_told() -> None:
+    bench = evaluating(every=3, at_end=True).started()
+    commands = [command for _ in range(4) for command in bench.train_in_order(announces=bench.buffer.version < 2)]
+    text = "version 3 is not evaluated: evaluations are due more often than they can be made"
+    assert [notice.text for notice in drive.sent(commands, NoticeGiven)] == [text]
+    assert drive.sent(commands, PublishDemanded)[-1] == PublishDemanded(version=4)
+    assert open_versions(bench.hear(announced(4))) == [4]
 
 
 def rebuilt(bench: Bench, entries: list[AnyCommand], **changes: object) -> Buffer:
@@ -280,6 +340,17 @@ def test_a_run_that_only_evaluates_ends_with_its_evaluation() -> None:
     assert (finished.completed, finished.version) == (True, 0)
 
 
+def test_all_who_keep_hear_what_is_settled_of_an_evaluation_from_a_buffer_that_takes_anothers_place() -> None:
+    """Nothing of training is granted, so nothing else would tell them."""
+    bench = evaluating(before_first=True)
+    settings = msgspec.structs.replace(bench.buffer.settings, goal=Evaluate())
+    bench.driver = drive.Driver(Buffer(settings, bench.buffer.policy))
+    commands = bench.hear(Started(epoch=0), LearnerReady(epoch=0, version=0), announced(0))
+    commands += evaluate(bench, E0)
+    said = drive.Driver(rebuilt(bench, commands)).hear(Started(epoch=1))
+    assert drive.one_sent(said, SamplesSettled, to="filter").settled.evaluation_floor == 1
+
+
 def test_an_announcement_is_recorded_before_the_evaluation_that_it_opens() -> None:
     bench = evaluating(every=1).started()
     bench.train_in_order(announces=False)
@@ -346,12 +417,25 @@ def test_settled_groups_of_an_evaluation_are_forgotten_and_training_is_not() -> 
     assert sorted(bench.source.table.groups) == [E1, 0, 1]
 
 
+def test_a_new_prompt_source_begins_no_group_of_an_evaluation_that_is_settled() -> None:
+    bench = source()
+    fetch = drive.one(bench.driver.hear(due(settled=SettledState(2, 0, (E2,), 1))), FetchPrompts)
+    assert [request.group_id for request in fetch.requests] == [E1]
+
+
 def test_training_goes_first_and_a_few_of_an_evaluation_before_it() -> None:
     bench = source(max_evaluating=8)
     bench.hear(due())
     bench.grant(8)
     issued = keys(bench.joins("engine/0", num_slots=4))
     assert [group_id < 0 for group_id, _ in issued] == [True, True, False, False, False, False]
+
+
+def test_an_evaluation_does_not_queue_in_front_of_training_that_is_to_come() -> None:
+    bench = source(max_evaluating=8)
+    bench.hear(due())
+    bench.grant(1)
+    assert [group_id < 0 for group_id, _ in keys(bench.joins("engine/0", num_slots=4))] == [True, True, False, False]
 
 
 def test_without_training_an_evaluation_has_all_slots() -> None:
@@ -386,6 +470,32 @@ def test_whose_turn_it_is(waiting: str, stuck: str, num_evaluating: int, has_tra
         has_training=has_training,
     )
     assert turn is (names[expected] if expected else None)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "load", "lag", "stuck", "num_evaluating", "has_training", "suits"),
+    [
+        ("t", 1, 0, "t", 8, True, True),
+        ("e", 1, 0, "", 1, True, True),
+        ("e", 1, 0, "t", 2, False, True),
+        ("e", 1, 0, "", 2, True, False),
+        ("e", 0, 0, "", 2, True, True),
+        ("e", 0, 0, "t", 2, True, False),
+        ("e", 0, 1, "t", 2, True, True),
+    ],
+)
+def test_which_engine_with_room_an_evaluation_may_have(
+    purpose: str, load: int, lag: int, stuck: str, num_evaluating: int, has_training: bool, suits: bool
+) -> None:
+    names = {"t": Purpose.TRAIN, "e": Purpose.EVALUATE}
+    view = EngineView("engine/0", 0, num_slots=1, capacity=2, load=load, lag=lag)
+    assert suits is Queues(8, is_affine=True, is_held=lambda _group_id: False).suits(
+        view,
+        names[purpose],
+        [names[each] for each in stuck],
+        num_evaluating=num_evaluating,
+        has_training=has_training,
+    )
 
 
 # --- what is settled ----------------------------------------------------------------------------------------------
@@ -530,6 +640,15 @@ def test_a_demand_that_comes_late_is_met_by_a_later_version() -> None:
     driver.hear(msgspec.structs.replace(last_batch(2), is_last=False))
     driver.hear(BatchTrained(version=2, num_trained_tokens=1, num_masked_tokens=0, metrics=()))
     assert [p.version for p in drive.every(driver.hear(PublishDemanded(version=1)), PublishWeights)] == [2]
+
+
+def test_a_demand_is_met_by_no_version_that_is_older_than_what_engines_were_told_of() -> None:
+    driver = learner(0, announced_version=2)
+    driver.hear(PublishDemanded(version=1), last_batch(1, announced_version=2))
+    trained = [BatchTrained(version=v, num_trained_tokens=1, num_masked_tokens=0, metrics=()) for v in (1, 2)]
+    assert not drive.every(driver.hear(trained[0]), PublishWeights)
+    driver.hear(last_batch(2, announced_version=2))
+    assert [p.version for p in drive.every(driver.hear(trained[1]), PublishWeights)] == [2]
 
 
 def test_a_demand_is_met_when_the_version_is_reached_again() -> None:

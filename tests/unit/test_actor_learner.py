@@ -60,11 +60,18 @@ class LearnerBench:
     """A Learner; its backend and the Buffer are played by hand."""
 
     def __init__(
-        self, *, publish_every: int = 1, save_every: int = 1000, epoch: int = 0, saves_first: bool = False
+        self,
+        *,
+        publish_every: int = 1,
+        publishes: bool = True,
+        save_every: int = 1000,
+        epoch: int = 0,
+        saves_first: bool = False,
     ) -> None:
         settings = LearnerSettings(
             epoch=epoch,
             publish_every=publish_every,
+            publishes=publishes,
             save_every=save_every,
             saves_first=saves_first,
             step_timeout_s=50.0,
@@ -94,13 +101,14 @@ class LearnerBench:
         named = CheckpointNamed(learner_epoch=epoch, version=version, path="c", announced_version=announced)
         return self.hear(Started(epoch=epoch), named, LearnerOpened(version=version))
 
-    def trained(self, version: int) -> list[AnyCommand]:
+    def trained(self, version: int, *notices: str) -> list[AnyCommand]:
         return self.hear(
             BatchTrained(
                 version=version,
                 num_trained_tokens=90,
                 num_masked_tokens=3,
                 metrics=(Metric("train/loss", 0.5),),
+                notices=notices,
             )
         )
 
@@ -194,6 +202,11 @@ def test_a_long_way_to_version_0_is_saved() -> None:
     assert drive.one(bench.published(0), SaveCheckpoint) == SaveCheckpoint(0)
 
 
+def test_a_checkpoint_that_was_loaded_is_not_written_again_because_the_way_to_version_0_was_long() -> None:
+    bench = LearnerBench(saves_first=True, epoch=1)
+    assert drive.every([*bench.loaded(4), *bench.published(4)], SaveCheckpoint) == []
+
+
 def test_when_it_is_open_it_says_where_it_stands_and_publishes_that() -> None:
     bench = LearnerBench(epoch=2)
     commands = bench.loaded(5)
@@ -232,7 +245,7 @@ def test_a_batch_is_trained_as_it_was_offered() -> None:
 
 def test_the_receipt_names_groups_tokens_and_the_largest_age() -> None:
     bench = LearnerBench().opened(version=4)
-    bench.hear(batch(5, (2, 1), (4, 3)))
+    assert drive.one(bench.hear(batch(5, (2, 1), (4, 3))), Train).min_token_version == 0, "nothing is masked"
     commands = bench.trained(5)
     receipt = StepFinished(
         version=5,
@@ -244,6 +257,22 @@ def test_the_receipt_names_groups_tokens_and_the_largest_age() -> None:
     )
     assert drive.sent(commands, StepFinished, to="buffer") == [receipt]
     assert drive.sent(commands, StepFinished, to="weight_publisher") == [receipt]
+
+
+@pytest.mark.parametrize("publishes", [True, False])
+def test_what_people_should_know_of_a_step_is_told_and_of_tokens_of_others_after_the_first_one_nothing(
+    publishes: bool,
+) -> None:
+    """Figures of a batch that another run has made are its Learner's only as long as that has trained nothing."""
+    bench = LearnerBench(publishes=publishes, publish_every=9)
+    bench.loaded(0)
+    if publishes:
+        bench.published(0)
+    told: list[str] = []
+    for version in (1, 2):
+        bench.hear(batch(version))
+        told += [notice.text for notice in drive.sent(bench.trained(version, f"look at {version}"), NoticeGiven)]
+    assert told == ["look at 1", "look at 2"][: 1 + publishes]
 
 
 def test_a_batch_that_is_trained_already_is_answered_with_its_receipt() -> None:
@@ -321,6 +350,11 @@ def publishes(bench: LearnerBench, version: int, announced: int = 0) -> bool:
     for publish in found:
         bench.published(publish.version)
     return bool(found)
+
+
+def test_where_no_engine_is_nothing_is_published() -> None:
+    bench = LearnerBench(publishes=False)
+    assert drive.every([*bench.loaded(0), *bench.step(1), *bench.step(2)], PublishWeights) == []
 
 
 def test_only_every_nth_version_is_published() -> None:
@@ -445,6 +479,20 @@ def test_the_end_of_a_run_waits_for_its_checkpoint(writes: int) -> None:
     bench.hear(CheckpointDemanded(version=2), batch(3), CheckpointDemanded(version=3))
     bench.trained(3)
     assert bench.activity() is Activity.WAITING_FOR_SAMPLES, "somebody has asked for this one, and the run goes on"
+
+
+def test_a_demand_for_what_is_saved_is_answered_while_the_next_batch_is_trained_and_saves_nothing_more() -> None:
+    bench = LearnerBench(save_every=1, publish_every=9).opened()
+    bench.step(1)
+    bench.hear(CheckpointWritten(version=1, path="c1"), batch(2, is_last=True))
+    assert bench.hear(CheckpointDemanded(version=1)) == [Send("buffer", CheckpointSaved(version=1, path="c1"))]
+    assert drive.every(bench.trained(2), SaveCheckpoint) == []
+
+
+def test_a_learner_that_has_to_come_to_the_version_that_is_demanded_waits_for_batches_and_not_for_the_disk() -> None:
+    bench = LearnerBench().opened()
+    bench.hear(CheckpointDemanded(version=1, ends_run=True))
+    assert bench.activity() is Activity.WAITING_FOR_SAMPLES
 
 
 def test_a_checkpoint_that_is_demanded_while_it_is_written_is_written_once() -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import actor_driver as drive
 from engine_bench import manifest, submitted
+from msgspec.structs import replace
 from test_actor_learner import batch
 from test_actor_turns import ENGINES, Learning, Sharing, turns, yielded
 from test_actor_weight_publisher import PublisherBench
@@ -39,13 +40,15 @@ from penstock.messages.local import (
     LearnerWoken,
     Started,
     TimerFired,
+    WeightsCopied,
     WeightsPublished,
 )
 from penstock.messages.membership import EngineJoined, EngineLeaving, EngineLost
 from penstock.messages.samples import Cancelled
-from penstock.messages.training import CheckpointDemanded, Holder
+from penstock.messages.training import CheckpointDemanded, DeviceTurned, Holder, UpdateMode
 from penstock.messages.weights import (
     EngineReady,
+    VersionAnnounced,
     WeightsApplied,
     WeightsCommitted,
     WeightsExported,
@@ -60,9 +63,9 @@ WAIT_S = 3.0
 # --- the Learner ------------------------------------------------------------------------------------------------------
 
 
-def waiting(*, engines: tuple[str, ...] = ENGINES[:1]) -> Learning:
+def waiting(*, engines: tuple[str, ...] = ENGINES[:1], publish_every: int = 1, save_every: int = 1000) -> Learning:
     """Version 0 is published, and these engines could take the devices."""
-    bench = Learning(lend_after_s=WAIT_S)
+    bench = Learning(lend_after_s=WAIT_S, publish_every=publish_every, save_every=save_every)
     bench.hear(Started(epoch=0))
     bench.name()
     bench.hear(LearnerOpened(version=0), WeightsPublished(manifest=manifest(0)))
@@ -102,6 +105,38 @@ def test_devices_are_lent_after_a_wait_asleep_first() -> None:
     assert not bench.learner.is_awake
 
 
+def test_whatever_else_is_heard_does_not_make_the_wait_longer() -> None:
+    bench = waiting()
+    bench.hear(VersionAnnounced(version=0, publish=0))
+    bench.driver.ignores(VersionAnnounced(version=0, publish=0))
+
+
+def test_devices_that_are_lent_are_not_lent_again() -> None:
+    bench = waiting()
+    bench.hear(TimerFired(key=LEND_TIMER))
+    assert drive.every(bench.hear(LearnerSlept()), StartTimer) == []
+
+
+def test_a_learner_whose_batch_waits_for_the_disk_lends_nothing() -> None:
+    bench = waiting(save_every=1, publish_every=9)
+    for version in (1, 2):
+        bench.hear(batch(version))
+        bench.trained(version)
+    commands = bench.hear(batch(3))
+    assert drive.every(commands, Train) == [], "version 2 is to be saved before, and version 1 is being written"
+    assert StopTimer(LEND_TIMER) in commands
+
+
+def test_a_learner_that_lends_publishes_on_its_grid_and_trains_while_a_copy_is_looked_at() -> None:
+    bench = waiting(publish_every=2)
+    bench.hear(batch(1))
+    assert drive.every(bench.trained(1), PublishWeights) == []
+    bench.hear(batch(2))
+    assert drive.one(bench.trained(2), PublishWeights).version == 2
+    bench.hear(batch(3))
+    assert drive.one(bench.hear(WeightsCopied(version=2, size_bytes=1)), Train).version == 3
+
+
 def test_a_batch_that_comes_in_time_is_trained_and_the_wait_counts_anew_after_it() -> None:
     bench = waiting()
     commands = bench.hear(batch(1))
@@ -119,6 +154,12 @@ def test_a_batch_takes_the_devices_back_and_is_trained_when_they_are_yielded() -
     assert turns(bench.hear(batch(1))) == [(ENGINES[0], Holder.LEARNER)]
     assert drive.one(bench.yields(), WakeLearner)
     assert drive.one(bench.hear(LearnerWoken()), Train)
+
+
+def test_what_runs_on_devices_that_are_taken_back_is_broken_off_whatever_the_policy() -> None:
+    """It goes on elsewhere; what shares its devices in turns is drained instead."""
+    told = drive.one_sent(lent().hear(replace(batch(1), update_mode=UpdateMode.DRAIN)), DeviceTurned)
+    assert told.interrupts
 
 
 def test_a_batch_that_comes_while_it_falls_asleep_wakes_it_again() -> None:
@@ -157,6 +198,20 @@ def test_a_checkpoint_that_is_demanded_while_another_is_written_takes_the_device
     bench.hear(TimerFired(key=LEND_TIMER), LearnerSlept(), EngineLost(name=ENGINES[0], epoch=0))
     assert drive.one(bench.hear(CheckpointWritten(version=0, path="c")), WakeLearner)
     assert drive.one(bench.hear(LearnerWoken()), SaveCheckpoint).version == 1
+
+
+def test_a_demand_that_only_a_later_version_meets_leaves_the_devices_where_they_are() -> None:
+    assert lent().hear(CheckpointDemanded(version=1)) == []
+
+
+def test_a_version_that_was_to_be_saved_when_the_devices_were_lent_takes_them_back_when_the_disk_is_free() -> None:
+    bench = waiting(save_every=1, publish_every=9)
+    for version in (1, 2):
+        bench.hear(batch(version))
+        bench.trained(version)
+    bench.hear(TimerFired(key=LEND_TIMER), LearnerSlept(), EngineLost(name=ENGINES[0], epoch=0))
+    assert drive.one(bench.hear(CheckpointWritten(version=1, path="c")), WakeLearner)
+    assert drive.one(bench.hear(LearnerWoken()), SaveCheckpoint).version == 2
 
 
 # --- the EngineWorker -------------------------------------------------------------------------------------------------

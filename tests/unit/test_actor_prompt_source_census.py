@@ -9,15 +9,25 @@ from source_bench import KEEPERS, SourceBench, asked, held, keys
 from penstock.actors.prompt_source.machine import CENSUS_TIMER, SWEEP_TIMER
 from penstock.messages.commands import StartTimer
 from penstock.messages.flow import (
+    DemandGranted,
     GenerationClosed,
+    GrantSpan,
     RefillAsked,
     SampleFailed,
     SampleIssued,
     SamplesSettled,
     SettledState,
 )
-from penstock.messages.local import Started, TimerFired
-from penstock.messages.membership import ActorEpoch, ActorLost, ActorReturned, EngineLost, LeasesAsked, LeaseStage
+from penstock.messages.local import FetchedPrompt, PromptsFetched, Started, TimerFired
+from penstock.messages.membership import (
+    ActorEpoch,
+    ActorLost,
+    ActorReturned,
+    EngineLost,
+    LeasesAsked,
+    LeaseStage,
+    LineRestored,
+)
 from penstock.messages.samples import InfraError, SampleKey
 from penstock.messages.training import NoticeGiven
 
@@ -216,6 +226,51 @@ def test_a_failure_that_was_not_heard_of_is_found_by_the_census() -> None:
     assert [(s.key, s.attempt) for s in drive.sent(commands, SampleIssued)] == [(FIRST, 1)]
 
 
+def test_a_failure_of_what_was_thought_to_have_left_its_engine_is_found_by_the_census() -> None:
+    """Nobody holds the sample, and the record of its failure says that nobody ever will."""
+    bench = SourceBench().started()
+    bench.grant(1)
+    bench.closed("engine/0", FIRST)
+    bench.loses("scorer")
+    bench.returns("scorer", epoch=1)
+    commands = bench.answers(engine_0=(held(0, 0, LeaseStage.FAILED), held(0, 1)))
+    assert [(s.key, s.attempt) for s in drive.sent(commands, SampleIssued)] == [(FIRST, 1)]
+
+
+def test_what_failed_at_once_sends_the_others_of_its_group_elsewhere_too() -> None:
+    bench = SourceBench().started()
+    assert keys(bench.grant(2), "engine/1") == [(1, 0), (1, 1)]
+    for index in (0, 1):
+        bench.closed("engine/0", SampleKey(0, index))
+    bench.loses("filter")
+    bench.returns("filter", epoch=1)
+    left = (held(0, 0, LeaseStage.PASSED_ON), held(0, 1, LeaseStage.PASSED_ON))
+    commands = bench.answers(scorer=left, engine_1=(held(1, 0, LeaseStage.FAILED),))
+    assert keys(commands, "engine/0") == [(1, 1), (1, 0)], "1/1 was lost, and 1/0 failed without a token"
+
+
+def test_a_sample_of_which_the_scorer_holds_an_earlier_attempt_is_not_issued_again() -> None:
+    bench = lost_engine()
+    assert FIRST in [s.key for s in drive.sent(bench.answers(), SampleIssued, to="engine/1")]
+    bench.joins("engine/0", epoch=1)
+    bench.loses("engine/1")
+    assert keys(bench.answers(scorer=(held(0, 0, LeaseStage.PASSED_ON),))) == [(0, 1)]
+
+
+def test_a_failure_of_a_later_attempt_than_is_known_here_is_followed_by_one_that_is_later_still() -> None:
+    bench = SourceBench(num_retries=1).started()
+    bench.grant(1)
+    assert drive.one_sent(bench.failed("engine/0", FIRST, attempt=2), SampleIssued).attempt == 3
+
+
+def test_a_sample_that_has_just_left_its_engine_is_not_looked_for() -> None:
+    bench = SourceBench(num_samples=1).started()
+    bench.grant(1)
+    bench.hear(TimerFired(key=SWEEP_TIMER))
+    bench.closed("engine/0", FIRST)
+    assert asked(bench.hear(TimerFired(key=SWEEP_TIMER))) == []
+
+
 def test_the_record_of_an_attempt_that_failed_before_is_no_holding() -> None:
     """Attempt 0 failed on engine/0, which remembers it; attempt 1 went down with engine/1."""
     bench = SourceBench(num_samples=1).started()
@@ -262,9 +317,100 @@ def test_what_left_its_engine_after_the_answer_stays_left() -> None:
 def test_a_sample_that_left_its_engine_and_that_nobody_holds_is_issued_again() -> None:
     bench = SourceBench().started()
     bench.grant(1)
+    bench.progressed("engine/0", FIRST, 0, drive.part((0, 4)))
     bench.closed("engine/0", FIRST)
     bench.loses("engine/0")
-    assert keys(bench.answers()) == [(0, 0), (0, 1)]
+    commands = bench.answers()
+    assert keys(commands) == [(0, 0), (0, 1)]
+    assert drive.sent(commands, SampleIssued)[0].prefix is None, "it had come to its end, and nothing follows on that"
+
+
+def test_a_sample_that_a_census_finds_at_an_engine_while_it_waits_here_is_not_issued_as_well() -> None:
+    """A predecessor issued it, and that was on its way when the engine answered the first census."""
+    bench = SourceBench(num_samples=3, max_load=1.0).started(num_engines=1, num_slots=2)
+    assert keys(bench.grant(1)) == [(0, 0), (0, 1)]
+    bench.loses("scorer")
+    bench.returns("scorer", epoch=1)
+    bench.answers(engine_0=(held(0, 0), held(0, 1), held(0, 2)))
+    assert keys([*bench.closed("engine/0", FIRST), *bench.closed("engine/0", SampleKey(0, 1))]) == []
+
+
+def test_a_sample_that_an_engine_has_finished_while_it_waits_here_is_not_issued() -> None:
+    bench = SourceBench(max_load=1.0).started(num_engines=1, num_slots=1)
+    assert keys(bench.grant(1)) == [(0, 0)]
+    bench.closed("engine/0", SampleKey(0, 1))
+    assert keys(bench.closed("engine/0", FIRST)) == []
+
+
+@pytest.mark.parametrize(
+    ("holder", "stage"),
+    [("scorer", LeaseStage.RUNNING), ("filter", LeaseStage.PASSED_ON), ("engine_0", LeaseStage.PASSED_ON)],
+)
+def test_an_engine_has_room_again_when_a_census_finds_that_a_sample_has_left_it(holder: str, stage: LeaseStage) -> None:
+    """Its word that it is done was lost with the line."""
+    bench = SourceBench(max_load=1.0).started(num_engines=1, num_slots=1)
+    assert keys(bench.grant(1)) == [(0, 0)]
+    bench.loses("filter")
+    bench.returns("filter", epoch=1)
+    assert keys(bench.answers(**{holder: (held(0, 0, stage),)})) == [(0, 1)]
+    lease = bench.source.table.lease(FIRST)
+    assert lease is not None
+    assert lease.engine == ""
+
+
+def test_a_sample_that_somebody_has_just_said_he_holds_is_not_looked_for() -> None:
+    bench = SourceBench(num_samples=1).started()
+    bench.grant(1)
+    bench.closed("engine/0", FIRST)
+    begun = []
+    for _ in range(3):
+        begun.append(bool(asked(bench.hear(TimerFired(key=SWEEP_TIMER)))))
+        if begun[-1]:
+            bench.answers(scorer=(held(0, 0),))
+    assert begun == [False, True, False]
+
+
+def test_a_sample_that_only_waits_for_an_engine_is_not_looked_for() -> None:
+    bench = SourceBench(max_load=1.0).started(num_engines=1, num_slots=1)
+    bench.grant(1)
+    for num_tokens in range(6):
+        bench.progressed("engine/0", FIRST, num_tokens, drive.part((0, 1)))
+        assert asked(bench.hear(TimerFired(key=SWEEP_TIMER))) == []
+
+
+def test_what_is_settled_counts_no_more_among_what_waits() -> None:
+    """Engines queue only while enough waits behind it."""
+    bench = SourceBench().started(num_engines=0)
+    bench.grant(3)
+    assert bench.source.issuing.num_waiting == 6
+    bench.hear(SamplesSettled(settled=SettledState(2, 1, (2,))))
+    assert bench.source.issuing.num_waiting == 2
+
+
+def test_a_replacement_that_a_new_prompt_source_is_asked_for_is_looked_for_first() -> None:
+    bench = SourceBench(epoch=1).started(num_engines=1)
+    bench.grant(1)
+    bench.hear(RefillAsked(missing=(SampleKey(0, 2),)))
+    assert keys(bench.answers(engine_0=(held(0, 2),))) == [(0, 0), (0, 1)]
+
+
+@pytest.mark.parametrize(("name", "is_asked"), [("engine/0", True), ("scorer", True), ("engine/7", False)])
+def test_a_line_that_carries_again_may_have_lost_samples(name: str, is_asked: bool) -> None:
+    bench = SourceBench().started()
+    bench.returns("learner")
+    assert bool(asked(bench.hear(LineRestored(name=name)))) == is_asked
+    bench.driver.ignores(LineRestored(name="learner"))
+
+
+def test_a_replacement_that_is_missed_before_its_prompt_is_read_is_opened_with_the_others() -> None:
+    bench = SourceBench().started()
+    span = GrantSpan(0, 1, 0, 0, 2)
+    commands = bench.driver.hear(
+        DemandGranted(total=1, spans=(span,), settled=SettledState(0, 0, ())), RefillAsked(missing=(SampleKey(0, 2),))
+    )
+    assert keys(commands) == []
+    read = FetchedPrompt(0, drive.prompt())
+    assert keys(bench.driver.hear(PromptsFetched(prompts=(read,)))) == [(0, 0), (0, 1), (0, 2)]
 
 
 # --- budgets ------------------------------------------------------------------------------------------------------

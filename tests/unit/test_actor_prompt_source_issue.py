@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import actor_driver as drive
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_bench import SourceBench, keys
 
+from penstock.actors.prompt_source.machine import PromptSource
 from penstock.actors.prompt_source.order import permute, row_of, sample_seed
 from penstock.messages.commands import FetchPrompts, PromptRequest
 from penstock.messages.flow import (
@@ -53,6 +55,15 @@ def test_every_epoch_goes_through_every_row_in_another_order() -> None:
     assert all(sorted(order) == list(range(50)) for order in orders)
     assert len({tuple(order) for order in orders}) == 4
     assert rows(seed=4, epoch=0) != orders[0]
+
+
+def test_rows_are_named_ahead_once_from_the_first_that_no_group_has() -> None:
+    bench = SourceBench()
+    changed = msgspec.structs.replace(bench.source.settings, prefetch_rows=4)
+    bench.driver = drive.Driver(PromptSource(changed))
+    assert drive.one(bench.grant(2), FetchPrompts).ahead == (2, 3, 4, 5)
+    assert drive.one(bench.grant(3), FetchPrompts).ahead == (6,)
+    assert drive.one(bench.grant(9), FetchPrompts).ahead == (9, 10, 11, 12)
 
 
 def test_without_shuffle_rows_come_in_order() -> None:

@@ -8,7 +8,7 @@ import actor_driver as drive
 from source_bench import KEEPERS, SourceBench
 
 from penstock.messages.commands import Send, StartTimer
-from penstock.messages.flow import SampleIssued
+from penstock.messages.flow import GenerationClosed, SampleIssued
 from penstock.messages.local import TimerFired
 from penstock.messages.membership import (
     EngineEmptied,
@@ -17,7 +17,8 @@ from penstock.messages.membership import (
     LeasesAsked,
     LeaseStage,
 )
-from penstock.messages.samples import Cancelled, SampleKey
+from penstock.messages.samples import Cancelled, InfraError, SampleKey
+from penstock.messages.weights import EngineReady
 
 if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
@@ -80,6 +81,49 @@ def test_a_leaver_goes_after_a_census_in_which_nobody_but_it_lacks_what_it_finis
     bench.answer("engine/0", *held)
     commands = [command for name in KEEPERS for command in bench.answer(name, *(held if name == "scorer" else ()))]
     assert drive.sent(commands, EngineEmptied) == [EngineEmptied(engine="engine/0", engine_epoch=0)]
+
+
+def test_what_fails_at_a_leaver_goes_elsewhere_although_its_tokens_are_there() -> None:
+    bench, where = bench_with(2)
+    leaves(bench, where[FIRST])
+    broke = InfraError(detail="broke")
+    closed = GenerationClosed(engine=where[FIRST], key=FIRST, attempt=0, outcome=broke, num_tokens=4)
+    assert [to for to, _ in sends(bench.hear(closed))] == ["engine/1"]
+
+
+def test_a_leaver_that_says_how_many_slots_it_has_is_given_none() -> None:
+    bench, _ = bench_with(1)
+    leaves(bench, "engine/0")
+    bench.driver.ignores(EngineReady(engine="engine/0", engine_epoch=0, num_slots=8))
+
+
+def test_word_of_an_engine_that_is_not_there_retires_nobody() -> None:
+    bench, _ = bench_with(1, num_groups=0)
+    bench.driver.ignores(EngineLeaving(name="engine/7", epoch=0))
+    bench.driver.ignores(EngineLeaving(name="engine/0", epoch=1))
+
+
+def test_what_a_leaver_has_handed_back_to_who_knows_the_sample_does_not_hold_it() -> None:
+    bench, where = bench_with(2)
+    assert set(where.values()) == {"engine/0"}
+    leaves(bench, "engine/0")
+    commands = [command for key in where for command in bench.closed("engine/0", key, HANDED_BACK)]
+    assert drive.sent(commands, LeasesAsked) != []
+    bench.answer("engine/0", *(HeldLease(key, 0, LeaseStage.HANDED_BACK) for key in where))
+    commands = bench.answer("engine/1")  # what was issued to it is on its way still
+    commands += [command for name in KEEPERS for command in bench.answer(name)]
+    assert drive.sent(commands, EngineEmptied) == [EngineEmptied(engine="engine/0", engine_epoch=0)]
+
+
+def test_a_leaver_that_turns_out_to_have_a_sample_is_let_go_by_a_later_census() -> None:
+    """A new PromptSource hears of the group while the census about the leaver is open."""
+    bench = SourceBench(epoch=1).started(num_engines=2)
+    running = HeldLease(FIRST, 0, LeaseStage.RUNNING)
+    bench.answers(engine_0=(running,))
+    assert drive.sent(leaves(bench, "engine/0"), LeasesAsked) != []
+    bench.grant(1)
+    assert drive.sent(bench.answers(engine_0=(running,)), EngineEmptied) == []
+    assert drive.sent(bench.closed("engine/0", FIRST, HANDED_BACK), LeasesAsked) != []
 
 
 def test_a_new_prompt_source_goes_on_from_what_a_leaver_tells_it() -> None:

@@ -10,17 +10,26 @@ import actor_driver as drive
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from source_bench import SourceBench, keys
+from source_bench import SourceBench, held, keys
 
 from penstock.actors.prompt_source.policies import ConsistentHash, RoundRobin, RoutedEngine, RoutedSample
 from penstock.actors.prompt_source.routing import Cache, EngineView, Router
 from penstock.messages.commands import Send
-from penstock.messages.flow import DemandGranted, GenerationClosed, GrantSpan, SampleIssued, SettledState
-from penstock.messages.membership import EngineLeaving
+from penstock.messages.flow import (
+    DemandGranted,
+    GenerationClosed,
+    GrantSpan,
+    SampleIssued,
+    SamplesSettled,
+    SettledState,
+)
+from penstock.messages.membership import EngineLeaving, LeaseStage
 from penstock.messages.samples import Cancelled, InfraError, SampleKey
 from penstock.messages.weights import EngineReady
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.messages.commands import AnyCommand
 
 FIRST = SampleKey(0, 0)
@@ -82,8 +91,10 @@ def test_an_only_engine_queues_up_to_the_cap() -> None:
 
 def test_nothing_queues_at_an_engine_while_others_are_still_to_come() -> None:
     router = Router(is_affine=True, max_load=2.0, num_engines=2)
-    router.join("engine/0", 0, load=1)
+    router.join("engine/0", 0, load=0)
     router.ready(ready("engine/0", 0, 1), 0)
+    assert router.has_room(1), "what starts at once does not queue"
+    router.load("engine/0", 1)
     assert not router.has_room(100)
     router.join("engine/1", 0, load=1)
     assert not router.has_room(100)
@@ -126,6 +137,13 @@ def test_a_free_slot_takes_the_next_of_the_group_that_was_begun_there() -> None:
     assert keys(bench.closed("engine/1", SampleKey(1, 1)), "engine/1") == [(2, 0)]
     assert keys(bench.closed("engine/0", FIRST), "engine/0") == [(0, 2)]
     assert keys(bench.closed("engine/0", SampleKey(0, 1)), "engine/0") == [(3, 0)]
+
+
+def test_a_group_that_is_settled_before_it_is_begun_is_begun_nowhere() -> None:
+    bench = SourceBench(max_load=1.0).started(num_engines=1, num_slots=1)
+    assert keys(bench.grant(3)) == [(0, 0)]
+    bench.hear(SamplesSettled(settled=SettledState(1, 0, (1,))))
+    assert keys(bench.joins("engine/1", num_slots=1)) == [(2, 0)], "0/1 waits for the engine of its group"
 
 
 def test_at_the_end_of_the_supply_it_takes_one_of_a_group_that_was_begun_elsewhere() -> None:
@@ -178,6 +196,12 @@ def test_engines_of_unequal_size_are_loaded_in_proportion(routing: str) -> None:
     assert counts(bench.grant(16)) == {"engine/0": 8, "engine/1": 32, "engine/2": 24}
 
 
+def test_without_affinity_the_oldest_group_goes_first() -> None:
+    bench = SourceBench(num_samples=4, routing="least_loaded", max_load=1.0).started(num_engines=2, num_slots=1)
+    assert keys(bench.grant(2)) == [(0, 0), (0, 1)]
+    assert keys(bench.closed("engine/0", FIRST)) == [(0, 2)]
+
+
 # --- sticky -------------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +210,34 @@ def test_a_sample_that_failed_after_some_tokens_goes_on_where_they_were_made() -
     bench.grant(1)
     bench.progressed("engine/0", FIRST, 0, drive.part((0, 5)))
     assert keys(failed_after(bench, "engine/0", 5), "engine/0") == [(0, 0)]
+
+
+def three_at_two_engines() -> SourceBench:
+    """0/0 and 2/0 are at engine/0, which has made five tokens of the first; engine/1 has nothing."""
+    bench = SourceBench(num_samples=1, num_retries=3, routing="least_loaded").started(num_engines=2)
+    bench.grant(3)
+    bench.progressed("engine/0", FIRST, 0, drive.part((0, 5)))
+    bench.closed("engine/1", SampleKey(1, 0))
+    return bench
+
+
+def test_a_sample_goes_back_to_its_cache_past_an_engine_that_has_less_to_do() -> None:
+    assert keys(failed_after(three_at_two_engines(), "engine/0", 5), "engine/0") == [(0, 0)]
+    bench = three_at_two_engines()
+    bench.loses("filter")
+    bench.returns("filter", epoch=1)
+    held_elsewhere = {"engine_0": (held(2, 0),), "scorer": (held(1, 0, LeaseStage.PASSED_ON),)}
+    assert keys(bench.answers(**held_elsewhere), "engine/0") == [(0, 0)], "word of it was lost on the way"
+
+
+def test_nothing_goes_back_to_the_successor_of_the_engine_that_died_with_its_cache() -> None:
+    bench = SourceBench(num_samples=1, routing="least_loaded").started(num_engines=2)
+    bench.grant(2)
+    bench.progressed("engine/1", SampleKey(1, 0), 0, drive.part((0, 5)))
+    bench.closed("engine/0", FIRST)
+    bench.loses("engine/1")
+    bench.joins("engine/1", epoch=1)
+    assert keys(bench.answers(scorer=(held(0, 0, LeaseStage.PASSED_ON),)), "engine/0") == [(1, 0)]
 
 
 def test_a_sample_that_failed_without_a_token_goes_elsewhere_and_does_not_come_back() -> None:
@@ -282,6 +334,22 @@ def test_an_old_sample_passes_one_that_is_issued_again_and_waits_for_weights() -
     assert keys(bench.closed("engine/0", FIRST), "engine/0") == [(1, 0)]
 
 
+def test_one_that_is_issued_again_goes_before_older_ones_where_its_weights_are() -> None:
+    bench = SourceBench(num_samples=1, num_retries=3, max_load=1.0).started(num_engines=1, num_slots=1)
+    bench.announced(6)
+    bench.serves("engine/0", 6)
+    spans = (GrantSpan(0, 1, 0, 6, 8), GrantSpan(1, 1, 1, 5, 7))
+    assert keys(bench.hear(DemandGranted(total=2, spans=spans, settled=SettledState(0, 0, ())))) == [(0, 0)]
+    assert keys(failed_after(bench, "engine/0", 5)) == [(0, 0)]
+
+
+def test_a_sample_that_is_sent_to_wait_for_weights_counts_for_the_swap_that_brings_them() -> None:
+    bench = late_by(1)
+    assert keys(bench.grant(3, min_version=6), "engine/1") == [(2, 0)]
+    bench.serves("engine/1", 6)
+    assert bench.source.table.router.engines["engine/1"].lag == 1
+
+
 def test_a_swap_for_which_samples_have_waited_makes_no_engine_less_late() -> None:
     router = Router(is_affine=True, max_load=1.0)
     router.join("engine/0", 0, load=0)
@@ -322,6 +390,48 @@ def test_a_policy_is_not_asked_about_engines_with_older_weights_while_others_hav
     assert router.choose(sample(min_version=5), avoids="", cache=None, num_waiting=1) is None
     found = [router.choose(sample(min_version=5, eta=8), avoids="", cache=None, num_waiting=1)]
     assert found == [router.engines["engine/1"]]
+
+
+class Asked:
+    """A policy that has no preference, and keeps which engines it was asked about."""
+
+    def __init__(self) -> None:
+        self.names: list[list[str]] = []
+
+    def choose(self, sample: RoutedSample, engines: Sequence[RoutedEngine], /) -> None:
+        self.names.append([engine.name for engine in engines])
+
+
+@pytest.mark.parametrize(
+    ("versions", "avoids", "given"),
+    [
+        ((5, 5), "", ["engine/0", "engine/1"]),
+        ((5, 1), "", ["engine/0"]),
+        ((5, 5), "engine/0", ["engine/1"]),
+        ((5, 1), "engine/0", ["engine/1"]),  # its weights come too late for the deadline, and still it is the other one
+    ],
+)
+def test_a_policy_is_asked_about_the_engines_that_are_as_good_as_the_least_loaded(
+    versions: tuple[int, int], avoids: str, given: list[str]
+) -> None:
+    policy = Asked()
+    router = Router(is_affine=False, max_load=1.0, policy=policy)
+    router.announced(9)
+    for index, version in enumerate(versions):
+        router.join(f"engine/{index}", 0, load=0)
+        router.ready(ready(f"engine/{index}", 0, 9, version=version), 0)
+    router.choose(sample(min_version=5), avoids=avoids, cache=None, num_waiting=1)
+    assert policy.names == [given]
+
+
+def test_a_policy_is_not_asked_about_a_full_engine_however_much_waits() -> None:
+    policy = Asked()
+    router = Router(is_affine=False, max_load=1.0, policy=policy)
+    for index in range(2):
+        router.join(f"engine/{index}", 0, load=index)
+        router.ready(ready(f"engine/{index}", 0, 1, version=0), 0)
+    router.choose(sample(), avoids="", cache=None, num_waiting=99)
+    assert policy.names == [["engine/0"]]
 
 
 # --- every choice, against the rules word by word -----------------------------------------------------------------

@@ -198,6 +198,26 @@ def test_samples_that_wait_for_weights_do_not_stand_still() -> None:
     assert not drive.sent(found, SampleRevoked)
 
 
+def test_a_sample_that_ran_before_it_waited_for_weights_does_not_stand_still() -> None:
+    bench = two_on_one_engine()
+    sweeps(bench, 2, engine_0=(held(0, 0, num_tokens=5), held(0, 1)))
+    waiting = (held(0, 0, LeaseStage.WAITING, num_tokens=5), held(0, 1, LeaseStage.WAITING))
+    assert not drive.every(sweeps(bench, 6, engine_0=waiting), ReplaceActor)
+
+
+def test_an_engine_whose_requests_end_moves_although_none_of_their_tokens_is_reported() -> None:
+    bench = SourceBench(num_samples=1).started(num_engines=1)
+    bench.grant(9)
+    found: list[AnyCommand] = []
+    for number in range(1, 6):
+        bench.closed("engine/0", SampleKey(number, 0))
+        left = tuple(held(each, 0, LeaseStage.PASSED_ON) for each in range(1, number + 1))
+        running = tuple(held(each, 0) for each in (0, *range(number + 1, 9)))
+        found += sweep(bench, engine_0=running, scorer=left)
+    assert not drive.every(found, ReplaceActor)
+    assert FIRST in [revoked.key for revoked in drive.sent(found, SampleRevoked)]
+
+
 def test_a_sample_that_always_stands_still_spends_its_retries() -> None:
     bench = SourceBench(num_samples=1, num_retries=1).started(num_engines=1)
     bench.grant(2)

@@ -31,6 +31,7 @@ from penstock.messages.commands import (
     SleepEngine,
     SleepLearner,
     StartTimer,
+    StopTimer,
     Train,
     WakeLearner,
 )
@@ -74,12 +75,14 @@ ENGINES = ("engine/0", "engine/1")
 class Learning:
     """A Learner that shares devices with two engines, which are played by hand."""
 
-    def __init__(self, epoch: int = 0, *, lend_after_s: float | None = None) -> None:
+    def __init__(
+        self, epoch: int = 0, *, lend_after_s: float | None = None, publish_every: int = 1, save_every: int = 1000
+    ) -> None:
         settings = LearnerSettings(
             epoch=epoch,
             lend_after_s=lend_after_s,
-            publish_every=1,
-            save_every=1000,
+            publish_every=publish_every,
+            save_every=save_every,
             shares_with=ENGINES,
             yield_timeout_s=70.0,
             step_timeout_s=50.0,
@@ -181,7 +184,9 @@ def test_a_batch_is_trained_when_all_engines_have_yielded_and_the_learner_is_awa
     assert bench.activity() is Activity.ASLEEP
     assert [(wait.what, wait.on) for wait in bench.learner.waits()] == [("yield of", name) for name in ENGINES]
     assert bench.yields("engine/0") == []
-    assert drive.one(bench.yields("engine/1"), WakeLearner)
+    commands = bench.yields("engine/1")
+    assert drive.one(commands, WakeLearner)
+    assert StopTimer(YIELD_DEADLINE) in commands
     assert drive.one(bench.hear(LearnerWoken()), Train).version == 1
     assert bench.activity() is Activity.WORKING
     assert drive.one(bench.trained(1), PublishWeights)
@@ -220,6 +225,21 @@ def test_its_successor_is_told_whose_turn_it_is_and_asked_like_the_others() -> N
     assert drive.one(bench.yields("engine/0", epoch=1), WakeLearner)
 
 
+def test_an_engine_that_joins_in_the_engines_turn_is_told_so_and_nobody_waits_for_it() -> None:
+    bench = Learning().asleep()
+    bench.hear(EngineLost(name="engine/0", epoch=0))
+    assert turns(bench.join("engine/0", epoch=1)) == [("engine/0", Holder.ENGINES)]
+    assert bench.learner.waits() == (Wait("offer of", "batch 1", "buffer"),)
+
+
+def test_word_that_comes_late_of_the_loss_of_its_predecessor_frees_no_device() -> None:
+    bench = Learning().asleep()
+    bench.join("engine/0", epoch=1)
+    bench.driver.ignores(EngineLost(name="engine/0", epoch=0))
+    bench.hear(batch(1))
+    assert bench.yields("engine/1") == []
+
+
 def test_an_engine_that_joins_while_the_learner_trains_holds_nothing_up() -> None:
     bench = Learning().training()
     bench.hear(EngineLost(name="engine/0", epoch=0))
@@ -237,6 +257,18 @@ def test_an_engine_that_does_not_yield_in_time_is_replaced() -> None:
     replaced = drive.one(commands, ReplaceActor)
     assert (replaced.name, replaced.epoch) == ("engine/0", 0)
     assert drive.one(commands, StartTimer) == StartTimer(YIELD_DEADLINE, 70.0)
+
+
+def test_a_turn_ends_with_a_publish_off_the_grid_too() -> None:
+    """Engines that sleep wake with new weights only, and the next batch is made by them."""
+    assert drive.one(Learning(publish_every=3).training().trained(1), PublishWeights).version == 1
+
+
+def test_a_deadline_that_runs_out_as_the_last_engine_yields_replaces_no_newcomer() -> None:
+    bench = Learning().training()
+    bench.hear(EngineLost(name="engine/0", epoch=0))
+    bench.join("engine/0", epoch=1)  # it has not yielded in this turn, and nobody waits for it
+    bench.driver.ignores(TimerFired(key=YIELD_DEADLINE))
 
 
 def test_time_that_the_learner_waits_for_engines_is_not_counted_against_it() -> None:

@@ -193,6 +193,51 @@ def test_used_groups_do_not_make_those_that_are_on_their_way_too_old() -> None:
     assert run.lease.group_ids == (1,)
 
 
+def test_no_use_is_older_than_the_bound_of_the_grant_whatever_policy_holds_since() -> None:
+    run = Run(uses=3, eta=1)
+    run.admit(0)
+    run.train()
+    assert run.lease is None, "1 is on its way, and due"
+    run.hear(PolicyChanged(policy="fully_async", max_staleness=4, update_mode=UpdateMode.IN_FLIGHT))
+    run.admit(1)
+    run.train()
+    assert run.buffer.version == 2
+    assert 0 not in again(run)
+    assert run.buffer.books.used.usable(2, 4) == []
+    assert len(run.buffer.books.used) == 0, "what is too old is forgotten"
+
+
+def test_a_release_keeps_what_may_be_used_again_and_is_in_no_batch_yet() -> None:
+    run = Run(eta=1)
+    run.admit(0)
+    run.train()
+    assert run.lease is None
+    commands = run.hear(CheckpointSaved(version=1, path="c1"))
+    assert drive.recorded(commands, PayloadsReleased) == [PayloadsReleased(through_version=1, kept=(0,))]
+
+
+def test_a_release_of_a_run_without_reuse_takes_nothing_that_its_checkpoint_does_not_cover() -> None:
+    run = Run(uses=1)
+    for group_id in (0, 1):
+        run.admit(group_id)
+        run.train()
+    commands = run.hear(CheckpointSaved(version=1, path="c1"))
+    assert drive.recorded(commands, PayloadsReleased) == [PayloadsReleased(through_version=1)]
+    resumed = Buffer(msgspec.structs.replace(run.buffer.settings, max_uses=2), run.buffer.policy, run.entries)
+    assert resumed.books.used.usable(2, 3) == [1]
+
+
+def test_what_was_used_as_often_as_it_may_be_is_forgotten_when_its_payload_is_released() -> None:
+    run = Run(uses=2, eta=3, target=1)
+    run.hear(GrantsPaused(is_paused=True))
+    run.admit(0)
+    run.train()
+    run.train()
+    assert (run.lease, len(run.buffer.books.used)) == (None, 1)
+    run.hear(CheckpointSaved(version=2, path="c2"))
+    assert len(run.buffer.books.used) == 0
+
+
 def test_what_is_on_its_way_at_the_end_of_the_run_is_trained_and_not_left_over() -> None:
     run = Run(num_steps=2)
     run.admit(0)

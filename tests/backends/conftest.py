@@ -3,6 +3,8 @@ several files test with. A file with a fixture of the same name has its own."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -25,11 +27,18 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def gateway_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that calls a tool, and then answers."""
+    """A model that calls a tool, and then answers: trained once for all processes of a session."""
     from gateway_cases import make_model
 
-    folder = tmp_path_factory.mktemp("gateway_model")
-    make_model(folder)
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder = shared / "gateway_model"
+    with (shared / "gateway_model.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            made = tmp_path_factory.mktemp("gateway_model")
+            make_model(made)
+            made.rename(folder)
     return folder
 
 

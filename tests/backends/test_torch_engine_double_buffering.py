@@ -371,7 +371,6 @@ from pathlib import Path
 import msgspec
 sys.path.insert(0, sys.argv[1])
 import torch
-from engine_cases import Case
 from penstock.backends.checkpoint.model_config import read_model_config
 from penstock.backends.engines.torch.engine import TorchEngine
 from penstock.backends.engines.torch.engine_settings import EngineSettings

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(240)
 
 SCENARIO = Path(__file__).parent / "by_bound.yaml"
 FEWER = ("sampling.samples_per_group=2", "engines.slots=4")
-"""For longer runs. Half of the samples for half of the slots: all are as busy, for half of the events."""
+"""Half of the samples for half of the slots: all are as busy, for half of the events."""
 NUM_TRIALS = 20
 """Of those that follow the bound, for each policy."""
 
@@ -117,7 +117,7 @@ def test_a_thousand_steady_steps_with_noise_change_at_most_one_engine() -> None:
 def test_without_hysteresis_it_would_flap() -> None:
     """The planted bug: one threshold for both directions, and every reading counts."""
     with patch.multiple(engine_scaling, WAITS=0.02, WAITS_LONG=0.0, FULL=0.0, ROOM=1.0, READINGS=1, MAX_READINGS=1):
-        found = ran(simulation("engines.count=5", "learner.simulated.jitter_sigma=0.3"))
+        found = ran(simulation(*FEWER, "engines.count=5", "learner.simulated.jitter_sigma=0.3"))
     assert len(found) > 8, found
 
 
@@ -139,7 +139,7 @@ def test_no_rule_is_broken_by_engines_that_follow_the_bound_whatever_dies(policy
 
 
 def test_a_lost_machine_goes_on_with_the_engines_that_were_recorded_and_follows_the_bound_again() -> None:
-    simulated = simulation("engines.count=1", "run.num_steps=250")
+    simulated = simulation(*FEWER, "engines.count=1", "run.num_steps=250")
     simulated.host.run(200.0)
     before = changes_of(simulated.host.ledger)[-1].engines
     assert len(before) > 1

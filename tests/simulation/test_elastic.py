@@ -170,7 +170,7 @@ FOUND_BY = {
     "issues_to_a_leaver": 23,
     "keeps_its_last_tokens": 74,
     "lets_go_too_early": 1288,
-    "takes_a_leave_for_a_death": 375,
+    "takes_a_leave_for_a_death": 345,
 }
 """The trial that found it when this was written. It goes first, before all in their order."""
 

@@ -104,6 +104,14 @@ def show_fork(folder: Path, console: Console, asked: Asked, *, as_json: bool) ->
         print_json(answer, console)
         return
     console.print(_table(futures))
+    if futures.recorded is not None:
+        measured_s = futures.recorded.figures.step_s
+        off = percent(futures.was.figures.step_s / measured_s - 1, sign=True)
+        console.print(
+            f"expected error: the future as it was has steps that are {off} off what was recorded; compare the two "
+            "futures with each other",
+            soft_wrap=True,
+        )
     _show_parting(answer.parting, futures, console)
     for text in futures.assumed:
         console.print(f"[yellow]assumed[/] {escape(text)}", soft_wrap=True)

@@ -244,9 +244,11 @@ class _Fits:
                 "few running (sync, one_step_off) are predicted too slow, if anything. Add a run under sync"
             )
         elif self.fewest_running > FEW:
+            is_sync = any(recording.scenario.staleness.policy == "sync" for recording in self._recordings)
+            advice = "" if is_sync else ". Add a run under sync, which shows every load"
             self._unknown(
                 f"engines.token_s: {self.fewest_running:,} requests ran side by side at least; what a token takes "
-                "beside fewer is extrapolated. Add a run under sync, which shows every load"
+                f"beside fewer is extrapolated{advice}"
             )
 
     def _slots(self, most_running: int) -> None:

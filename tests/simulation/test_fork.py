@@ -336,6 +336,7 @@ def test_the_command_prints_both_futures_the_parting_and_what_was_assumed(tmp_pa
         "as it was",
         "staleness.policy=sync",
         "as recorded",
+        "off what was recorded",
         "the first decision in which they differ",
         "assumed",
     ):

@@ -244,11 +244,9 @@ class _Fits:
                 "few running (sync, one_step_off) are predicted too slow, if anything. Add a run under sync"
             )
         elif self.fewest_running > FEW:
-            is_sync = any(recording.scenario.staleness.policy == "sync" for recording in self._recordings)
-            advice = "" if is_sync else ". Add a run under sync, which shows every load"
             self._unknown(
                 f"engines.token_s: {self.fewest_running:,} requests ran side by side at least; what a token takes "
-                f"beside fewer is extrapolated{advice}"
+                "beside fewer is extrapolated. A run under sync with responses of different lengths shows every load"
             )
 
     def _slots(self, most_running: int) -> None:

@@ -180,9 +180,7 @@ def _read(part: str, names: Sequence[str]) -> Expected:
         raise UserFault(f"--faults: '{part}': the run has no engine")
     per_s = float(read["times"]) / UNITS_S[unit] * (len(targets) if per else 1)
     if per_s > MOST_PER_S * len(targets):
-        raise UserFault(
-            f"--faults: '{part}': is more than ten a second for each that is hit; a rate is per {unit} here"
-        )
+        raise UserFault(f"--faults: '{part}': is more than ten a second for each that is hit; is the unit right?")
     return Rate(targets, per_s)
 
 

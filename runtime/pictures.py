@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from penstock.messages.errors import UserFault
 from penstock.runtime.output_file import write_output
 
 _FONT: Final = Path(__file__).parent / "fonts" / "DejaVuSans.ttf"
@@ -30,6 +31,16 @@ def write_picture(path: Path, svg: str) -> None:
         UserFault: the disk refuses.
     """
     write_output(path, png_of(svg) if path.suffix.lower() == ".png" else svg)
+
+
+def check_picture(path: Path, option: str) -> None:
+    """See that the file's name says which kind of picture it is.
+
+    Raises:
+        UserFault: it does not.
+    """
+    if path.suffix.lower() not in (".svg", ".png"):
+        raise UserFault(f"{option} {path}: a picture is an SVG or a PNG, by its name: {path.stem}.svg, {path.stem}.png")
 
 
 def png_of(svg: str) -> bytes:

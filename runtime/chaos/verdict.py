@@ -152,7 +152,7 @@ def judge(
     folder = run.folder
     history = _History(folder / LEDGER_FILE)
     summary = read_summary(folder)
-    steps, logs = read_steps(folder), _EventLogs(folder)
+    steps, logs = read_steps(folder), EventLogs(folder)
     events = logs.of_engines()
     started_unix_s = min((step.seen_unix_s - step.at_s for step in run.steps), default=0.0)
     speed, usual = _speed(run, events, injected, started_unix_s, progress_tokens)
@@ -232,7 +232,11 @@ def _unheard(orders: Path | None) -> Iterator[str]:
         yield f"no reward was asked for any more, so that these never happened: {', '.join(left)}"
 
 
-class _EventLogs:
+_GENERATED: Final = ("GenerationAdvanced", "GenerationEnded")
+"""What an engine says of tokens that it has made; the former only after ``engines.progress_tokens`` of a response."""
+
+
+class EventLogs:
     """The event logs of a run's incarnations."""
 
     def __init__(self, folder: Path) -> None:
@@ -248,7 +252,7 @@ class _EventLogs:
             rows = list(read_rows(path, EventRow))
             if not rows or rows[0].at_s < after_s:
                 continue
-            does = (row.at_s for row in rows if row.event == "GenerationAdvanced" or not is_engine(name))
+            does = (row.at_s for row in rows if row.event in _GENERATED or not is_engine(name))
             found += [at_s for at_s in [next(does, None)] if at_s is not None]
         return min(found, default=None)
 
@@ -295,7 +299,7 @@ def _fault(
     speed: Throughput,
     usual: float | None,
     started_unix_s: float,
-    logs: _EventLogs,
+    logs: EventLogs,
 ) -> FaultVerdict:
     at_s = restored_s = back_s = None
     if one.unix_s is not None:

@@ -18,7 +18,7 @@ from penstock.runtime.cli.prediction import percent
 from penstock.runtime.cli.replay import MAX_IDS, MAX_LINE, first_difference, groups_in, value_text
 from penstock.runtime.observability.subjects import subject_text
 from penstock.runtime.observability.texts import length_text, short_count
-from penstock.runtime.pictures import write_picture
+from penstock.runtime.pictures import check_picture, write_picture
 from penstock.runtime.prediction.forking.changes import read_change
 from penstock.runtime.prediction.forking.futures import Futures, play_futures
 from penstock.runtime.prediction.forking.futures_svg import futures_svg
@@ -92,6 +92,8 @@ def show_fork(folder: Path, console: Console, asked: Asked, *, as_json: bool) ->
     """
     if not asked.overrides:
         raise UserFault("--fork: what is to be otherwise? Say so as KEY=VALUE, such as staleness.max_staleness=4")
+    if asked.plot is not None:
+        check_picture(asked.plot, "--plot")
     models = None if asked.models is None else read_models(asked.models)
     past = read_past(folder, asked.step, anyway=asked.anyway)
     change = read_change(folder, asked.overrides, models)
@@ -104,6 +106,14 @@ def show_fork(folder: Path, console: Console, asked: Asked, *, as_json: bool) ->
         print_json(answer, console)
         return
     console.print(_table(futures))
+    if futures.recorded is not None:
+        measured_s = futures.recorded.figures.step_s
+        off = percent(futures.was.figures.step_s / measured_s - 1, sign=True)
+        console.print(
+            f"expected error: the future as it was has steps that are {off} off what was recorded; compare the two "
+            "futures with each other",
+            soft_wrap=True,
+        )
     _show_parting(answer.parting, futures, console)
     for text in futures.assumed:
         console.print(f"[yellow]assumed[/] {escape(text)}", soft_wrap=True)

@@ -28,5 +28,7 @@ def import_and_show(given: LogsGiven, out: Path, console: Console, *, has_checks
         how = "generating while it trains" if found.is_overlapped else "generating and training in turns"
         console.print(f"{found.system}: {counted(len(found.steps), 'step')}, {how} ({found.policy})")
     show_models(models, out, console, as_json=as_json)
+    if has_checks and not as_json:
+        console.print("engines busy: of a log the time in which any engine was; predicted, the mean of all engines")
     if given.scenario is not None and not as_json:
         console.print(f"written: {escape(str(given.scenario))}", soft_wrap=True)

@@ -14,7 +14,7 @@ from penstock.runtime.cli.prediction import model_errors, percent, spread_text
 from penstock.runtime.observability.facts import command_line
 from penstock.runtime.observability.texts import duration_text, length_text, number_text, short_count
 from penstock.runtime.output_file import check_new_output
-from penstock.runtime.pictures import write_picture
+from penstock.runtime.pictures import check_picture, write_picture
 from penstock.runtime.prediction.planning.candidate import SECONDS_OF_HOUR, Objective
 from penstock.runtime.prediction.planning.pareto_svg import pareto_svg
 from penstock.runtime.prediction.planning.planned import planned
@@ -62,6 +62,7 @@ def plan_and_show(
     picture = plot or out.with_suffix(".svg")
     for path, option in ((out, "--output"), (picture, "--plot")):
         check_new_output(path, option)
+    check_picture(picture, "--plot")
     source = overridden_source(read_source(file), overrides)
     with _bar(console, is_off=as_json) as bar:
         on_round = _rounds(bar, asked.budget)
@@ -104,9 +105,9 @@ def _table(plan: Plan, asked: Asked, space: VariedSpace) -> Table:
     )
     table = Table(title=title, box=box.ROUNDED, title_justify="left", show_lines=True)
     headings = ["engines + learner", "tokens/s", "step", "age", "busy"]
-    for heading in headings if asked.prices is None else [*headings, "per million", "whole run"]:
-        is_first = heading == headings[0]
-        table.add_column(heading, justify="left" if is_first else "right", no_wrap=is_first)
+    for heading in headings if asked.prices is None else [*headings, "price of\n1M tokens", "price of\nwhole run"]:
+        is_first = heading == headings[0]  # with prices it gives way in a terminal of 80 columns
+        table.add_column(heading, justify="left" if is_first else "right", no_wrap=is_first and asked.prices is None)
     rows = [*plan.pareto] if plan.chosen in plan.pareto else [plan.chosen, *plan.pareto]
     for each in rows[:MOST_ROWS]:
         table.add_row(*_cells(each, asked, space), style="bold" if each == plan.chosen else "")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.runtime.prediction.forecast import Forecast, Interval
-    from penstock.runtime.prediction.models import Check, Models
+    from penstock.runtime.prediction.models import Check, FitResult, Models
     from penstock.runtime.scenario import Scenario
 
 SHORT_QUEUE: Final = 100
@@ -57,7 +57,9 @@ def show_models(models: Models, out: Path, console: Console, *, as_json: bool) -
     if as_json:
         print_json(models, console)
         return
-    console.print(_fits_table(models))
+    num_steps = sum(run.num_steps for run in models.runs)
+    title = f"fitted to {counted(num_steps, 'step')} of {counted(len(models.runs), 'run')}"
+    console.print(fits_table(models.fits, title))
     if models.checks:
         console.print(checks_table(models.checks))
     for text in models.unknown:
@@ -65,16 +67,13 @@ def show_models(models: Models, out: Path, console: Console, *, as_json: bool) -
     console.print(f"written: {escape(str(out))}", soft_wrap=True)
 
 
-def _fits_table(models: Models) -> Table:
-    num_steps = sum(run.num_steps for run in models.runs)
-    table = Table(
-        title=f"fitted to {counted(num_steps, 'step')} of {counted(len(models.runs), 'run')}",
-        box=box.ROUNDED,
-        title_justify="left",
-    )
-    for heading in ("fit", "value", "measured", "error on unseen steps", "bias"):
-        table.add_column(heading, justify="left" if heading in ("fit", "value") else "right")
-    for fit in models.fits:
+def fits_table(fits: Sequence[FitResult], title: str) -> Table:
+    """What was fitted; the names of the values are never cut off."""
+    table = Table(title=title, box=box.ROUNDED, title_justify="left")
+    for heading in ("fit", "value", "measured", "error on\nunseen\nsteps", "bias"):
+        is_text = heading in ("fit", "value")
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=heading == "value")
+    for fit in fits:
         values = "\n".join(f"{key.partition('.')[2]} {number_text(value, 3)}" for key, value in fit.values.items())
         table.add_row(fit.what, values, f"{fit.count:,}", percent(fit.error), percent(fit.bias, sign=True))
     return table

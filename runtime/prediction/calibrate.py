@@ -246,7 +246,7 @@ class _Fits:
         elif self.fewest_running > FEW:
             self._unknown(
                 f"engines.token_s: {self.fewest_running:,} requests ran side by side at least; what a token takes "
-                "beside fewer is extrapolated. Add a run under sync, which shows every load"
+                "beside fewer is extrapolated. A run under sync with responses of different lengths shows every load"
             )
 
     def _slots(self, most_running: int) -> None:

@@ -30,8 +30,11 @@ def calibrated(folders: Sequence[Path], *, has_checks: bool) -> Models:
     """Fit the models to these recorded runs, and check them.
 
     Raises:
-        UserFault: a run cannot be read or fitted.
+        UserFault: a run cannot be read or fitted, or is named twice.
     """
+    for place, folder in enumerate(folders):
+        if folder.resolve() in (each.resolve() for each in folders[:place]):
+            raise UserFault(f"{folder}: is named twice, and would count twice; name each run once")
     recordings = [read_recording(folder) for folder in folders]
     models = calibrate(recordings)
     return checked(models, recordings) if has_checks else models

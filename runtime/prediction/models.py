@@ -14,6 +14,7 @@ from penstock.backends.rewards.options import SimulatedRewardOptions
 from penstock.messages.base import Options
 from penstock.messages.errors import UserFault
 from penstock.runtime.output_file import write_output
+from penstock.runtime.scenario.keys import dotted, misfit, shape_of, show, unknown_key
 from penstock.runtime.scenario.source import plain_text, read_source
 
 if TYPE_CHECKING:
@@ -192,7 +193,19 @@ def read_models(path: Path) -> Models:
     Raises:
         UserFault: it is missing, or no such file; the message says where.
     """
+    source = read_source(path, "file of models")
+    if not {"engines", "fits"} <= source.data.keys():
+        raise UserFault(f"{path}: no file of models, as penstock calibrate writes it: it has no engines or no fits")
+    if (form := source.data.get("form", FORM)) != FORM:
+        raise UserFault(
+            f"{path}: has form {show(form)}, and this version reads form {FORM}; write it anew with: penstock calibrate"
+        )
+    found = unknown_key(source.data, shape_of(Models))
     try:
-        return msgspec.convert(read_source(path, "file of models").data, Models)
+        if found is None:
+            return msgspec.convert(source.data, Models)
     except msgspec.ValidationError as error:
-        raise UserFault(f"{path}: {error}; write it anew with: penstock calibrate") from None
+        found = misfit(error, source.data, Models)
+    at, text = found
+    place = source.place(at[:-1] if text.startswith("missing") else at).text
+    raise UserFault(f"{place}: {dotted(at)}: {text}")

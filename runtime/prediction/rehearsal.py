@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 PREEMPT: Final = "preempt"
 MACHINE: Final = str(ChaosKind.MACHINE)
+MOST_PER_S: Final = 10.0
+"""Faults of each target: with more, nothing but faults would be played."""
 UNITS_S: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0}
 _FORM: Final = re.compile(
     r"(?P<what>[a-z_]+)\s+(?P<times>\d{1,9}(\.\d{1,9})?)\s*/\s*(?P<unit>[a-z]+)(\s+per\s+(?P<per>[a-z]+))?"
@@ -176,7 +178,10 @@ def _read(part: str, names: Sequence[str]) -> Expected:
     targets = known[what]
     if not targets:
         raise UserFault(f"--faults: '{part}': the run has no engine")
-    return Rate(targets, float(read["times"]) / UNITS_S[unit] * (len(targets) if per else 1))
+    per_s = float(read["times"]) / UNITS_S[unit] * (len(targets) if per else 1)
+    if per_s > MOST_PER_S * len(targets):
+        raise UserFault(f"--faults: '{part}': is more than ten a second for each that is hit; is the unit right?")
+    return Rate(targets, per_s)
 
 
 def _read_moment(part: str, target: str, progress: float, names: Sequence[str]) -> Moment:

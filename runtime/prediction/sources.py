@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def alike(recordings: Sequence[Recording]) -> None:
     """
     Raises:
-        UserFault: they are not of one model and the same backends, so one fit to all says nothing.
+        UserFault: they are not of one model, the same backends and one kind of samples, so one fit to all says nothing.
     """
     first = recordings[0]
     for other in recordings[1:]:
-        for what, of in (("trains the model", model_of), ("runs on", _backends_of)):
+        for what, of in (("trains the model", model_of), ("runs on", _backends_of), ("plays", _played)):
             if of(first) != of(other):
                 raise UserFault(
                     f"{other.folder}: it {what} {of(other)}, and {first.folder} {of(first)}; calibrate them apart"
@@ -41,6 +41,11 @@ def _backends_of(recording: Recording) -> str:
     learner = recording.scenario.learner
     engines = ", ".join(f"{backend} on {device}" for backend, device in sorted(kinds))
     return f"engines {engines}, learner {learner.backend} on {learner.device}"
+
+
+def _played(recording: Recording) -> str:
+    """Lengths are those of turns where there are episodes, and of whole responses where there are none."""
+    return "single responses" if recording.scenario.episode.kind == "single" else "episodes of turns"
 
 
 def source(recording: Recording) -> SourceRun:

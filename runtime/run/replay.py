@@ -28,6 +28,7 @@ from penstock.messages.local import EpisodeMoved, GenerationAdvanced
 from penstock.messages.names import BUFFER
 from penstock.messages.training import StepFinished
 from penstock.messages.wire import InboxDecoder, WireError
+from penstock.runtime.observability.facts import SCENARIO_FILE
 from penstock.runtime.observability.jsonl import read_rows
 from penstock.runtime.observability.recording import (
     FORM,
@@ -44,7 +45,7 @@ from penstock.runtime.observability.recording import (
 from penstock.runtime.observability.segments import files_in
 from penstock.runtime.run.plan import RunPlan
 from penstock.runtime.run.wiring import build_machine, event_union
-from penstock.runtime.run_folder import folder_of_run
+from penstock.runtime.run_folder import file_of_run, folder_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -270,6 +271,7 @@ def recorded_files(folder: Path) -> list[Path]:
     """
     found = files_in(folder_of_run(folder) / RECORDING_FOLDER)
     if not found:
+        file_of_run(folder, SCENARIO_FILE)  # a folder of anything else is told as that
         why = "run it with observability.record=true"
         raise UserFault(f"{folder}: nothing in it can be replayed, as nothing was recorded: {why}")
     return found

@@ -336,6 +336,7 @@ def test_the_command_prints_both_futures_the_parting_and_what_was_assumed(tmp_pa
         "as it was",
         "staleness.policy=sync",
         "as recorded",
+        "off what was recorded",
         "the first decision in which they differ",
         "assumed",
     ):
@@ -358,6 +359,7 @@ def test_the_command_prints_both_futures_the_parting_and_what_was_assumed(tmp_pa
     [
         (("staleness.policy=sync",), "say from which step"),
         (("--fork", "5"), "what is to be otherwise"),
+        (("--fork", "5", "staleness.policy=sync", "--plot", "futures.jpg"), "an SVG or a PNG"),
         (("--fork", "5", "--until", "3", "staleness.policy=sync"), "leave out --actor"),
         (("another", "--fork", "5", "staleness.policy=sync"), "expected one run's folder"),
     ],

@@ -676,6 +676,7 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
         (["--objective", "cost"], "takes --price"),
         (["--objective", "speed"], "throughput, goodput, cost"),
         (["-o", "/nowhere/at/all.yaml"], "its folder is not there"),
+        (["--plot", "tried.jpg"], "--plot tried.jpg: a picture is an SVG or a PNG"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_do(words: list[str], said: str) -> None:

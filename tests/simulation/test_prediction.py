@@ -787,6 +787,9 @@ def test_runs_of_different_models_are_not_fitted_together(recording: Recording) 
     other = replace(recording.scenario, model=replace(recording.scenario.model, make="s"))
     with pytest.raises(UserFault, match="calibrate them apart"):
         calibrate([recording, recording._replace(scenario=other)])
+    episodes = replace(recording.scenario, episode=replace(recording.scenario.episode, kind="tools"))
+    with pytest.raises(UserFault, match=r"plays episodes of turns, and .* single responses; calibrate them apart"):
+        calibrate([recording, recording._replace(scenario=episodes)])
 
 
 def test_a_run_of_which_nothing_was_traced_is_refused(recording: Recording) -> None:
@@ -846,6 +849,23 @@ def test_a_file_of_models_that_is_wrong_names_file_and_key(
     with pytest.raises(UserFault, match=what) as fault:
         read_models(path)
     assert str(path) in str(fault.value)
+
+
+def test_what_was_changed_by_hand_in_a_file_of_models_is_told_with_its_line(models: Models, tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    write_models(models, path)
+    whole = path.read_text()
+    line = next(number for number, text in enumerate(whole.splitlines(), 1) if text.startswith("  token_s: "))
+    for word, says in (("token_s: quick", "must be a number, above 0; found 'quick'"), ("token_z: 1", "did you mean")):
+        path.write_text(whole.replace(f"token_s: {models.engines.token_s!r}", word, 1))
+        with pytest.raises(UserFault, match=rf"models\.yaml:{line}: engines\.token_.: .*{says}"):
+            read_models(path)
+    path.write_text(whole.replace("form: 1", "form: 2", 1))
+    with pytest.raises(UserFault, match="has form 2, and this version reads form 1"):
+        read_models(path)
+    path.write_text("run: {name: x}")
+    with pytest.raises(UserFault, match="no file of models"):
+        read_models(path)
 
 
 def test_simulate_takes_the_models_and_says_how_far_they_may_be_off(models: Models, tmp_path: Path) -> None:
@@ -1028,3 +1048,10 @@ def test_a_program_calibrates_as_the_command_does(
     scenario = Path(__file__).parents[2] / "scenarios" / "simulated_1024_engines.yaml"
     by_file, by_value = (api.simulate(scenario, one, models=each, seed=3).digest for each in (out, found))
     assert by_file == by_value != api.simulate(scenario, one, seed=3).digest
+
+
+def test_an_engine_whose_memory_holds_no_prompt_is_refused() -> None:
+    scenario = truth()
+    model = replace(scenario.engines.simulated, kv_tokens=10)
+    with pytest.raises(UserFault, match=r"kv_tokens: 10 tokens do not hold one request, whose prompt has"):
+        play(replace(scenario, engines=replace(scenario.engines, simulated=model)), 0)

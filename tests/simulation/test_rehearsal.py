@@ -68,6 +68,7 @@ def test_rates_are_read() -> None:
         ("preempt -1/h", "cannot read"),
         ("preempt nan/h", "cannot read"),
         ("driver 1/h", "no 'driver' to be hit; there are buffer, engine"),
+        ("preempt 99999/s per engine", "is more than ten a second for each that is hit"),
         ("learner 1/week", "a rate is per s, min, h, day; found week"),
         ("learner 1/h per engine", "write learner 1/h"),
         ("preempt 1/h per node", "only preempt and engine"),

@@ -334,6 +334,41 @@ def test_what_is_wrong_with_a_log_is_said_with_its_place(name: str, text: str, s
         imported(path)
 
 
+def test_a_file_that_ends_within_a_line_is_read_up_to_there(tmp_path: Path) -> None:
+    """Of a run that was killed, or that still writes."""
+    rows = [{"step": made.number, "data": verl(made)} for made in run(6)]
+    path = write_lines(tmp_path / "log.jsonl", rows)
+    whole = read_logs([path]).steps
+    path.write_text(path.read_text() + '{"step": 7, "data": {"timing_s/g')
+    assert read_logs([path]).steps == whole
+    table = write_table(tmp_path / "log.csv", [{"Step": made.number, **nemo(made)} for made in run(6)])
+    table.write_text(table.read_text()[:-60])
+    assert len(read_logs([table]).steps) == 5
+    rollouts = write_lines(tmp_path / "1.jsonl", [{"input": "a", "output": "bc", "score": 1.0}])
+    rollouts.write_text(rollouts.read_text() + '{"input": "a", "ou')
+    assert len(read_rollouts(rollouts, 9.0)) == 1
+
+
+@pytest.mark.parametrize("value", [math.nan, None])
+@pytest.mark.parametrize("name", ["timing_s/gen", "response_length/max", "perf/total_num_tokens"])
+def test_a_step_without_a_figure_that_the_others_have_is_left_out(
+    name: str, value: float | None, tmp_path: Path
+) -> None:
+    rows = [{"step": made.number, "data": verl(made) | ({name: value} if made.number == 9 else {})} for made in run()]
+    found, models = imported(write_lines(tmp_path / "log", rows), about=About(engines=ENGINES))
+    assert [step.number for step in found.left_out] == [9]
+    assert "step 9: left out, as a figure is missing there that the others have" in models.unknown
+    assert models.engines.token_s == pytest.approx(TOKEN_S, rel=0.05)
+
+
+@pytest.mark.parametrize("text", ["step:1".encode("utf-16"), b"\x1f\x8b\x08\x00\x00", b"\x18\x00\x00brain.Event:2"])
+def test_what_is_no_text_is_told_with_what_to_do(text: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "events.out.tfevents"
+    path.write_bytes(text)
+    with pytest.raises(UserFault, match=r"events:?.*:1: no text in UTF-8; of TensorBoard's events"):
+        read_logs([path])
+
+
 @given(st.data())
 def test_a_damaged_log_is_refused_or_read_and_nothing_else(data: st.DataObject) -> None:
     """Any bytes in place of any others: an error is the user's, with the file in it."""
@@ -403,6 +438,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         ("prompt_length/mean", -3.0, None),
         ("prompt_length/mean", 1e14, None),
         ("critic/score/mean", -3.0, None),
+        ("response_length/clip_ratio", 50.0, None),
     ],
 )
 def test_figures_that_cannot_be_are_taken_as_not_said(
@@ -414,6 +450,7 @@ def test_figures_that_cannot_be_are_taken_as_not_said(
             imported(path)
         return
     models = imported(path)[1]
+    assert 0 <= models.truncated_share <= 1
     write_models(models, tmp_path / "models.yaml")
     assert read_models(tmp_path / "models.yaml") == models
 
@@ -427,6 +464,11 @@ def test_what_only_the_user_knows_is_asked_for(tmp_path: Path) -> None:
         read_about(["engins=4"])
     with pytest.raises(UserFault, match="each key once"):
         read_about(["engines=4", "engines=5"])
+    with pytest.raises(UserFault, match=r"--about engines: must be a whole number from 1 to .*; found 'many'"):
+        read_about(["engines=many"])
+    with pytest.raises(UserFault, match="is not there"):
+        read_rollouts(tmp_path / "nothing", 1.0)
+    (tmp_path / "3.pt").touch()
     assert read_about(["engines=4", "colocated=true"]) == About(engines=4, colocated=True)
     with pytest.raises(UserFault, match="pickles"):
         read_rollouts(tmp_path / "3.pt", 1.0)
@@ -470,4 +512,6 @@ def test_runs_and_logs_are_not_mixed(tmp_path: Path) -> None:
     assert (tmp_path / "models.yaml").read_text() == "mine"
     assert "calibrate them apart" in str(cli.invoke(app, ["calibrate", str(tmp_path), "--from", "log"]).exception)
     assert "go with --from" in str(cli.invoke(app, ["calibrate", str(tmp_path), "--about", "engines=4"]).exception)
+    twice = ["calibrate", str(tmp_path), f"{tmp_path}/.", "-o", str(tmp_path / "other.yaml")]
+    assert "is named twice" in str(cli.invoke(app, twice).exception)
     assert "give the folders" in str(cli.invoke(app, ["calibrate"]).exception)

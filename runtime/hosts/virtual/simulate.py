@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from rich.markup import escape
 
-from penstock.backends.engines.options import engines_kept
+from penstock.backends.engines.options import engine_groups, engines_kept
 from penstock.backends.learners.spec import is_modelled
 from penstock.backends.simulated.shared_cores import SharedCores
 from penstock.messages.errors import UserFault
@@ -127,8 +127,9 @@ class Simulation:
                 follows the Buffer, so its entries are not kept: they would be all of the memory of a long run.
 
         Raises:
-            UserFault: the folder cannot be written.
+            UserFault: the folder cannot be written, or a modelled engine has no memory for one request.
         """
+        _check_memory(scenario)
         self.scenario = scenario
         runtime, scaling = scenario.runtime, scaling_of(scenario.engines)
         says_again = may_lose or scaling is not None
@@ -289,6 +290,16 @@ def casting_of(scenario: Scenario) -> Casting:
         )
 
     return cast
+
+
+def _check_memory(scenario: Scenario) -> None:
+    for group in engine_groups(scenario.engines):
+        limit, prompt = group.simulated.kv_tokens, group.simulated.prompt_tokens
+        if limit is not None and limit <= prompt:
+            raise UserFault(
+                f"engines.simulated.kv_tokens: {limit:,} tokens do not hold one request, whose prompt has {prompt:,} "
+                "(engines.simulated.prompt_tokens); give more, or null for as many as slots allow"
+            )
 
 
 def _open_folder(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import msgspec
 from msgspec import Meta
 
 from penstock.messages.base import Options
 from penstock.messages.errors import UserFault
+from penstock.runtime.scenario.keys import dotted, misfit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from penstock.runtime.scenario.source import Plain
 
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 
@@ -58,10 +61,14 @@ def about_of(given: Mapping[str, object]) -> About:
     Raises:
         UserFault: a key that there is not, or a value out of bounds.
     """
+    data = cast("dict[str, Plain]", dict(given))
+    if unknown := [key for key in data if key not in _keys()]:
+        raise UserFault(f"--about {unknown[0]}: no such key; keys are {', '.join(_keys())}")
     try:
-        return msgspec.convert(dict(given), About, strict=False)
+        return msgspec.convert(data, About, strict=False)
     except msgspec.ValidationError as error:
-        raise UserFault(f"--about: {error}; keys are {', '.join(_keys())}") from None
+        path, text = misfit(error, data, About)
+        raise UserFault(f"--about {dotted(path)}: {text}") from None
 
 
 def _keys() -> list[str]:

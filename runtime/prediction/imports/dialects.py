@@ -240,7 +240,7 @@ def _step(number: int, values: Mapping[str, float], dialect: Dialect, *, overlap
         max_tokens=_at_most(MOST_TOKENS, _first(values, dialect.max_tokens)),
         prompt_tokens=_at_most(MOST_TOKENS, _prompt_tokens(values, dialect, mean_tokens)),
         num_samples=_at_most(MOST_SAMPLES, _num_samples(values, dialect, step_s, mean_tokens)),
-        truncated=_first(values, dialect.truncated),
+        truncated=_at_most(1.0, _first(values, dialect.truncated)),
         reward=_first(values, dialect.reward, least=-TOO_LARGE),
         zero_spread=_first(values, dialect.zero_spread),
     )

@@ -48,6 +48,8 @@ LOAD_SHARE: Final = 0.005
 """token_load_s ÷ token_s where a log does not tell them apart: that of the simulated engine's own defaults."""
 HIDDEN: Final = 0.02
 """Share of a step that the learner waits for: with less, generation may have been quicker than it shows."""
+MOST_NAMED: Final = 8
+"""Steps that are left out."""
 NOTHING: Final = Error(typical=None, bias=None, count=0)
 
 
@@ -95,6 +97,10 @@ class _Fits:
     def __init__(self, run: Measured, rollouts: Sequence[SampleSeen]) -> None:
         self.results: list[FitResult] = []
         self.unknown: list[str] = []
+        if run.left_out:
+            numbers = ", ".join(f"{step.number:,}" for step in run.left_out[:MOST_NAMED])
+            more = " …" * (len(run.left_out) > MOST_NAMED)
+            self.unknown.append(f"step {numbers}{more}: left out, as a figure is missing there that the others have")
         self._run = run
         self._rollouts = rollouts
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 OVERLAP: Final = 0.97
 """Of generation and training together: a step that takes less must have overlapped them."""
 MIN_STEPS: Final = 3
+TOLD: Final = ("generation_s", "training_s", "sample_s", "max_tokens", "num_samples")
+"""Figures that a fit takes from every step."""
+NEARLY_ALL: Final = 0.75
+"""Of the steps: what so many say is expected of all, and a step that does not say it is left out."""
 
 
 class Measured:
@@ -43,7 +47,8 @@ class Measured:
         steps = steps_of(log, self.dialect)
         if len(steps) < MIN_STEPS:
             raise UserFault(_too_few(self.system, len(steps)))
-        self.steps: list[Step] = steps[1:]
+        self.steps, self.left_out = _whole(steps[1:])
+        """The latter say less than nearly all others, as a figure of theirs is missing or is no number."""
         self.about = about
         self.is_overlapped = is_overlapped(log, self.dialect) or self._must_overlap()
         self.is_even = np.array([step.number % 2 == 0 for step in self.steps])
@@ -164,6 +169,14 @@ class Measured:
                 "--about max_response_tokens=8192"
             )
         return max(1, math.ceil(longest))
+
+
+def _whole(steps: list[Step]) -> tuple[list[Step], list[Step]]:
+    counts = {name: sum(getattr(step, name) is not None for step in steps) for name in TOLD}
+    wanted = [name for name, count in counts.items() if count >= NEARLY_ALL * len(steps)]
+    lacking = [step for step in steps if any(getattr(step, name) is None for name in wanted)]
+    kept = [step for step in steps if step not in lacking]
+    return (kept, lacking) if len(kept) >= MIN_STEPS - 1 else (steps, [])
 
 
 def _too_few(system: str, count: int) -> str:

@@ -10,6 +10,7 @@ Invariants:
   metrics is kept.
 * Rows of one step are one row, from however many files they come. Numbers that no metric can be are left out.
 * Rows before a step that do not name it (what a profiler logs in between) are added up and divided by the steps since.
+* The last row of a file that ends within a line is left out if it cannot be read: its run was killed, or still writes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import stat
 from typing import TYPE_CHECKING, Final, cast
 
@@ -109,12 +111,26 @@ def lines_of(file: Path, max_bytes: int = MAX_LOG_BYTES) -> Iterator[tuple[int, 
             number = 0
             while line := lines.readline(MAX_LINE_BYTES + 1):
                 number += 1
+                if b"\0" in line:
+                    raise UserFault(
+                        f"{file}:{number}: no text in UTF-8; of TensorBoard's events and W&B's .wandb export the "
+                        "metrics (CSV, lines of JSON), unpack what is compressed, and write UTF-16 anew"
+                    )
                 if len(line) > MAX_LINE_BYTES:
                     raise UserFault(f"{file}:{number}: a line of more than {MAX_LINE_BYTES:,} bytes")
                 if text := line.decode("utf-8", errors="replace").strip("\r\n\ufeff"):
                     yield number, text
     except OSError as error:
         raise UserFault(f"{file}: cannot be read: {error.strerror}") from None
+
+
+def is_cut_off(file: Path, rest: Iterator[object]) -> bool:
+    """Whether what was read last is the end of a file that ends within a line; ``rest`` is what comes after it."""
+    if next(rest, None) is not None:
+        return False
+    with file.open("rb") as lines:
+        lines.seek(-1, os.SEEK_END)
+        return lines.read(1) != b"\n"
 
 
 def _read(file: Path, log: Log) -> None:
@@ -143,8 +159,14 @@ def _is_object(text: str) -> bool:
 
 
 def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    for number, text in lines_of(file):
-        row = _object(_parsed(text, f"{file}:{number}"))
+    lines = lines_of(file)
+    for number, text in lines:
+        try:
+            row = _object(_parsed(text, f"{file}:{number}"))
+        except UserFault:
+            if is_cut_off(file, lines):
+                return
+            raise
         if row is None:
             raise UserFault(f"{file}:{number}: expected an object with the metrics of a step")
         yield number, {**row, **(_object(row.get("data")) or {})}
@@ -247,6 +269,8 @@ def _read_table(file: Path, columns: list[str], log: Log) -> None:
         next(rows)
         for number, row in enumerate(rows, start=2):
             if len(row) != len(columns):
+                if is_cut_off(file, rows):
+                    break
                 raise UserFault(f"{file}:{number}: {len(row)} fields, the first line has {len(columns)}")
             if (step := _number(row[at])) is None:
                 continue

@@ -15,7 +15,7 @@ import statistics
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.messages.errors import UserFault
-from penstock.runtime.prediction.imports.read import TOO_LARGE, lines_of
+from penstock.runtime.prediction.imports.read import TOO_LARGE, is_cut_off, lines_of
 from penstock.runtime.prediction.recorded import SampleSeen
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ def read_rollouts(path: Path, mean_tokens: float) -> list[SampleSeen]:
         UserFault: there is none, or a line is not of this kind.
     """
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    if not path.exists():
+        raise UserFault(f"{path}: is not there")
     if not files or any(file.suffix != ".jsonl" for file in files):
         raise UserFault(
             f"{path}: no *.jsonl, as verl (trainer.rollout_data_dir) and NeMo-RL (train_data_step*.jsonl) write them; "
@@ -68,10 +70,13 @@ def read_rollouts(path: Path, mean_tokens: float) -> list[SampleSeen]:
 
 
 def _rows(file: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    for number, text in lines_of(file, MAX_ROLLOUT_BYTES):
+    lines = lines_of(file, MAX_ROLLOUT_BYTES)
+    for number, text in lines:
         try:
             row = json.loads(text)
         except (ValueError, RecursionError):
+            if is_cut_off(file, lines):
+                return
             row = None
         if not isinstance(row, dict):
             raise UserFault(f"{file}:{number}: expected a JSON object with one response")

@@ -11,11 +11,11 @@ from rich.markup import escape
 from rich.text import Text
 
 from penstock.messages.errors import UserFault
-from penstock.runtime.cli.program import RUNS
 from penstock.runtime.cli.status import duration
 from penstock.runtime.cli.tables import aligned
 from penstock.runtime.launch.runs import RECORD_NAME
 from penstock.runtime.launch.status import run_status
+from penstock.runtime.run_folder import RUNS
 from penstock.runtime.safe_text import terminal_lines, terminal_text
 
 if TYPE_CHECKING:

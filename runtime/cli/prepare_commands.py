@@ -8,7 +8,6 @@ import typer
 
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.program import (
-    RUNS,
     Overrides,
     ScenarioFile,
     app,
@@ -17,6 +16,7 @@ from penstock.runtime.cli.program import (
     data_commands,
     environments,
 )
+from penstock.runtime.run_folder import RUNS
 
 
 @app.command(

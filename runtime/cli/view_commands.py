@@ -7,7 +7,8 @@ import typer
 from rich.markup import escape
 
 from penstock.messages.errors import UserFault
-from penstock.runtime.cli.program import OWN_PROCESS, RUNS, RunFolder, app, console, give_way, output_option, run_folder
+from penstock.runtime.cli.program import OWN_PROCESS, RunFolder, app, console, give_way, output_option, run_folder
+from penstock.runtime.run_folder import RUNS
 
 
 @app.command()

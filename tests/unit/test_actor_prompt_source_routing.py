@@ -133,6 +133,7 @@ def test_an_engine_whose_device_was_taken_back_is_a_newcomer_in_its_next_turn() 
     router = Router(is_affine=True, max_load=1.0)
     for index in range(2):
         router.join(f"engine/{index}", 0, load=0)
+    for index in range(2):
         router.ready(EngineReady(engine=f"engine/{index}", engine_epoch=0, num_slots=4, version=0, turn=1), 0)
     router.ready(EngineReady(engine="engine/1", engine_epoch=0, num_slots=4, version=-1, turn=3), 0)
     assert not router.engines["engine/1"].has_room

@@ -239,6 +239,9 @@ def test_what_is_not_there_is_told(options: dict[str, Any], why: str) -> None:
 def test_a_run_that_was_not_recorded_and_one_of_other_rules_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(UserFault, match=r"not a run's folder: it has no scenario\.yaml"):
+        replay_run(tmp_path, EVERYTHING)
+    (tmp_path / "scenario.yaml").touch()
     with pytest.raises(UserFault, match=r"nothing was recorded: run it with observability\.record=true"):
         replay_run(tmp_path, EVERYTHING)
     folder = recorded(4)

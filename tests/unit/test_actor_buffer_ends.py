@@ -249,6 +249,10 @@ def test_a_run_that_has_only_its_last_checkpoint_to_write_is_completed_in_spite_
     bench.train_in_order()
     assert drive.sent(bench.hear(StopAsked(reason="ctrl-c")), RunFinished) == []
     assert drive.one_sent(bench.hear(CheckpointSaved(version=1, path="c1")), RunFinished).completed
+    bench = Bench(eta=0, groups_per_batch=2, num_steps=1).started()
+    bench.train_in_order()
+    bench.hear(LearnerReady(epoch=1, version=-1))
+    assert drive.sent(bench.hear(StopAsked(reason="ctrl-c")), RunFinished) == [], "it is trained again, and saved"
 
 
 def test_a_stop_of_a_run_that_has_ended_changes_nothing() -> None:

@@ -63,6 +63,7 @@ from penstock.messages.samples import (
 )
 from penstock.messages.training import (
     BatchReady,
+    CheckpointDemanded,
     CheckpointNamed,
     CheckpointSaved,
     LearnerReady,
@@ -213,6 +214,13 @@ def test_the_run_ends_when_the_last_evaluation_is_done() -> None:
     assert finished.completed
     assert finished.balance.is_balanced
     assert finished.balance.in_system == 0
+
+
+def test_a_stop_while_something_is_evaluated_saves_what_is_trained() -> None:
+    bench = evaluating(before_first=True).started()
+    bench.train_in_order()
+    commands = bench.hear(StopAsked(reason="enough"))
+    assert drive.one_sent(commands, CheckpointDemanded, to="learner") == CheckpointDemanded(version=1, ends_run=True)
 
 
 def test_the_last_evaluation_does_not_end_a_run_whose_last_checkpoint_is_not_written() -> None:

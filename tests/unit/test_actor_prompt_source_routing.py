@@ -129,6 +129,18 @@ def test_an_engine_is_a_newcomer_only_while_another_serves() -> None:
     assert [router.engines[name].is_newcomer for name in ("engine/1", "engine/2")] == [True, False]
 
 
+def test_an_engine_whose_device_was_taken_back_is_a_newcomer_in_its_next_turn() -> None:
+    router = Router(is_affine=True, max_load=1.0)
+    for index in range(2):
+        router.join(f"engine/{index}", 0, load=0)
+    for index in range(2):
+        router.ready(EngineReady(engine=f"engine/{index}", engine_epoch=0, num_slots=4, version=0, turn=1), 0)
+    router.ready(EngineReady(engine="engine/1", engine_epoch=0, num_slots=4, version=-1, turn=3), 0)
+    assert not router.engines["engine/1"].has_room
+    router.ready(EngineReady(engine="engine/1", engine_epoch=0, num_slots=4, version=0, turn=3), 0)
+    assert router.engines["engine/1"].has_room
+
+
 def test_a_free_slot_takes_the_next_of_the_group_that_was_begun_there() -> None:
     bench = SourceBench(num_samples=3, max_load=1.0).started(num_engines=2, num_slots=2)
     issued = bench.grant(4)

@@ -168,6 +168,7 @@ def test_what_is_published_is_told_when_the_learner_sleeps_and_then_it_is_the_en
     bench.driver.ignores(WeightsCopied(version=0, size_bytes=1))  # its turn ends with the publish: nothing to train
     commands = bench.hear(WeightsPublished(manifest=manifest(0)))
     assert drive.one(commands, SleepLearner)
+    assert StartTimer(DEADLINE, 50.0) in commands
     assert drive.sent(commands, WeightsExported) == []
     commands = bench.hear(LearnerSlept())
     assert drive.one_sent(commands, WeightsExported).manifest == manifest(0)

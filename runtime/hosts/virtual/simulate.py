@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from rich.markup import escape
 
-from penstock.backends.engines.options import engine_groups, engines_kept
+from penstock.backends.engines.options import engines_kept
 from penstock.backends.learners.spec import is_modelled
 from penstock.backends.simulated.shared_cores import SharedCores
 from penstock.messages.errors import UserFault
@@ -293,13 +293,12 @@ def casting_of(scenario: Scenario) -> Casting:
 
 
 def _check_memory(scenario: Scenario) -> None:
-    for group in engine_groups(scenario.engines):
-        limit, prompt = group.simulated.kv_tokens, group.simulated.prompt_tokens
-        if limit is not None and limit <= prompt:
-            raise UserFault(
-                f"engines.simulated.kv_tokens: {limit:,} tokens do not hold one request, whose prompt has {prompt:,} "
-                "(engines.simulated.prompt_tokens); give more, or null for as many as slots allow"
-            )
+    limit, prompt = scenario.engines.simulated.kv_tokens, scenario.engines.simulated.prompt_tokens
+    if limit is not None and limit <= prompt:
+        raise UserFault(
+            f"engines.simulated.kv_tokens: {limit:,} tokens do not hold one request, whose prompt has {prompt:,} "
+            "(engines.simulated.prompt_tokens); give more, or null for as many as slots allow"
+        )
 
 
 def _open_folder(

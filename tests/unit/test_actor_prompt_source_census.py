@@ -362,7 +362,7 @@ def test_a_sample_that_somebody_has_just_said_he_holds_is_not_looked_for() -> No
     bench = SourceBench(num_samples=1).started()
     bench.grant(1)
     bench.closed("engine/0", FIRST)
-    begun = []
+    begun: list[bool] = []
     for _ in range(3):
         begun.append(bool(asked(bench.hear(TimerFired(key=SWEEP_TIMER)))))
         if begun[-1]:

@@ -123,7 +123,7 @@ def test_refusals_name_what_a_program_gave(said: str, wanted: str) -> None:
         (lambda: api.plan(SIMULATED, 8, price="cheap"), "price: cannot read 'cheap'"),
         (lambda: api.plan(SIMULATED, 8, budget=2), "budget: 2 simulations are too few"),
         (lambda: api.rehearse(SIMULATED, "rain"), "faults: cannot read 'rain'"),
-        (lambda: api.calibrate_from("nowhere.jsonl", {"engins": 8}), "about: "),
+        (lambda: api.calibrate_from("nowhere.jsonl", {"engins": 8}), "about engins: no such key; keys are"),
         (lambda: api.calibrate_from([]), "logs: name at least one file"),
     ],
 )

@@ -250,11 +250,10 @@ class TorchEngine:
             ended_slots, tokens = self._decode(n, prefill)
         self._clock += 1
         self.num_generated += n
-        over = set(ended_slots)
         watched: set[int] = self._watched(tokens) if tokens else set()
-        ended = [self._end_drawn(slot, has_string=slot in watched) for slot in sorted(over | watched)]
-        held, read = self._scheduler.num_context_tokens(self._clock), self._scheduler.num_read_tokens
-        return Tick(ended, self._reports(), n, held, read)
+        ended = [self._end_drawn(slot, has_string=slot in watched) for slot in sorted({*ended_slots, *watched})]
+        scheduler = self._scheduler
+        return Tick(ended, self._reports(), n, scheduler.num_context_tokens(self._clock), scheduler.num_read_tokens)
 
     def score(self, tokens: Iterable[int]) -> torch.Tensor:
         """Float32 ``[T − 1]``: log-prob, at temperature 1, of each of ``tokens [T]`` but the first given those before.

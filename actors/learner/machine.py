@@ -195,7 +195,8 @@ class Learner:
             case _:
                 assert_never(event)
         self._advance()
-        self._look_at_wait()
+        if self._lends:
+            self._look_at_wait()
         out, self._out = self._out, []
         return out
 

@@ -1,4 +1,5 @@
-"""Models that were calibrated on runs under one policy predict step time and busy shares of the other two within 10 %.
+"""Models that were calibrated on runs under one policy predict step time and busy shares of the other two within 10 %,
+at the speed that the machine then has.
 
 How it is measured:
 
@@ -14,6 +15,8 @@ How it is measured:
   models play it, with a decode pass divided into what goes with requests, with their tokens and with neither as in the
   calibrated run. *At its speed*: the calibrated models play it, all times of engines and learner as much longer as the
   same work took CPU time there: undisturbed decode passes with as many requests, and steps. These ratios are printed.
+  The claim is of this error where both runs tell their CPU time: how quick a shared machine will be in half a minute
+  no model of an earlier run can know.
 * Engines, learner and all other actors share the machine's cores; models hold how many each wants. In ``served`` the
   engine is an SGLang server on the CPU (``penstock env sglang`` has to be there), whose cores nobody counts.
 """
@@ -236,21 +239,27 @@ def compared(name: str, fitted_on: str, arms: Mapping[str, Sequence[Arm]]) -> tu
             own = [of_the_moment(each, calibrate([arm.recording])) for each, arm in zip(models, runs, strict=True)]
             of_decode = [p.step_s / m.step_s - 1 for p, m in zip(map(predicted, own, runs), measured, strict=True)]
             found.append(plain_figure(f"{what}: error of the step, of decode alone", "of the measured", of_decode))
-            found += of_the_machine(what, models, arms[fitted_on], runs)
-            claims.append(claim(f"{what}: |error of the step|", [abs(each) for each in step], at_most=MOST))
+            at_its_speed, figures = of_the_machine(what, models, arms[fitted_on], runs)
+            found += figures
+            left = [abs(each) for each in at_its_speed or step]
+            where = ", at its speed" if at_its_speed else ""
+            claims.append(claim(f"{what}: |error of the step{where}|", left, at_most=MOST))
             claims.append(claim(f"{what}: |error of the busy shares|", [abs(each) for each in busy], at_most=MOST))
     return found, claims
 
 
-def of_the_machine(what: str, models: Sequence[Models], fitted: Sequence[Arm], runs: Sequence[Arm]) -> list[Figure]:
-    """By what the machine was slower in the predicted runs, and the errors that are left without it."""
+def of_the_machine(
+    what: str, models: Sequence[Models], fitted: Sequence[Arm], runs: Sequence[Arm]
+) -> tuple[list[float], list[Figure]]:
+    """The errors that are left without what the machine was slower by in the predicted runs, and figures of both;
+    nothing where a run does not tell."""
     told = [slower(arm, than) for arm, than in zip(runs, fitted, strict=True)]
     by = [each for each in told if each is not None]
     if len(by) < len(told):
-        return []
+        return [], []
     played = [predicted(at_speed(m, b), arm) for m, b, arm in zip(models, by, runs, strict=True)]
     errors = [p.step_s / arm.steady.step_s - 1 for p, arm in zip(played, runs, strict=True)]
-    return [
+    return errors, [
         plain_figure(f"{what}: CPU time of a pass", "of the fitted run's", [each.passes for each in by]),
         plain_figure(f"{what}: CPU time of training", "of the fitted run's", [each.steps for each in by]),
         plain_figure(f"{what}: error of the step, at its speed", "of the measured", errors),

@@ -30,6 +30,7 @@ from penstock.messages.membership import EnginesWanted
 from penstock.messages.names import LEARNER, SUPERVISOR, engine_index
 from penstock.messages.operator import EnginesAsked, GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
 from penstock.messages.samples import TerminalState
+from penstock.messages.texts import counted
 from penstock.messages.training import CheckpointDemanded, OnStale
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class OperatorSide:
         engines = tuple(sorted(set(event.engines), key=engine_index))
         num_engines, listed = len(engines), ", ".join(engines)
         if num_engines < elastic.fewest:
-            return f"{num_engines} engines would be left, and engines.min is {elastic.fewest}", ""
+            return f"{counted(num_engines, 'engine')} would be left, and engines.min is {elastic.fewest}", ""
         if not set(engines) <= set(books.settings.engines):
             return f"{listed} would be more than engines.max allows, which is {len(books.settings.engines)}", ""
         if engines == books.engines:

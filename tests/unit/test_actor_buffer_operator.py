@@ -256,7 +256,7 @@ def elastic_run() -> Ledgered:
 @pytest.mark.parametrize(
     ("engines", "accepted", "told"),
     [
-        (FOUR[:1], False, "1 engines would be left, and engines.min is 2"),
+        (FOUR[:1], False, "1 engine would be left, and engines.min is 2"),
         ((*FOUR, "engine/4"), False, "engine/4 would be more than engines.max allows, which is 4"),
         (FOUR[:2], True, "the run has these engines already: engine/0, engine/1"),
     ],

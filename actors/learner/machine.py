@@ -8,7 +8,7 @@ Invariants:
 * The backend does one thing at a time, in the order asked for: a version is exported or copied for that, and its state
   is copied for a checkpoint, before the next batch changes it. Writing the copy of a checkpoint, and the digest of an
   export, go on meanwhile, one of each at a time: no version that is due for a checkpoint is trained away before that.
-* It loads the checkpoint that the Buffer names, and no other.
+* It loads the checkpoint that the Buffer names, and no other, and does not write that one again.
 * Where it shares devices with engines, it loads, trains and publishes in its own turn only. It gives the turn away
   after each publish, asleep, and says then what it has published: engines that wake find newer weights than theirs.
 * Where it only lends them, it gives the turn away when it has waited ``lend_after_s`` for a batch and an engine is
@@ -348,6 +348,7 @@ class Learner:
             return
         named, self._named = self._named, None
         self._turn(Phase.OPENING)
+        self.saving.loads(named)
         if self.turns.are_taken:  # the time that it waited for engines does not count
             self._out.append(StartTimer(DEADLINE, self.settings.start_timeout_s))
         self._out.append(OpenLearner(version=named.version, path=named.path))

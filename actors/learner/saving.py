@@ -12,7 +12,7 @@ from penstock.messages.training import CheckpointSaved
 if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
     from penstock.messages.local import CheckpointWritten
-    from penstock.messages.training import CheckpointDemanded
+    from penstock.messages.training import CheckpointDemanded, CheckpointNamed
 
 SAVE_DEADLINE: Final = "save"
 
@@ -28,10 +28,16 @@ class Saving:
         self.writing: int | None = None
         """Version of the checkpoint that is being written."""
         self._saved: CheckpointSaved | None = None
+        """What was written last, or loaded."""
         self._demanded: int | None = None
         """A checkpoint of this version or a later one is wanted."""
         self._ends_run = False
         """The run waits for it, to end."""
+
+    def loads(self, named: CheckpointNamed) -> None:
+        """What is loaded is on disk: a demand that its predecessor has met, which the Buffer repeats, is met by it."""
+        if named.path:
+            self._saved = CheckpointSaved(version=named.version, path=named.path)
 
     def demanded(self, event: CheckpointDemanded, *, version: int) -> list[AnyCommand]:
         """The Buffer wants one; ``version`` is at hand."""

@@ -10,6 +10,7 @@ import pytest
 from trials.draws import draw_trial
 from trials.faults import Fault, FaultKind
 from trials.fuzz import TrialRun
+from trials.requests import Request
 from trials.trial import Trial
 
 from penstock.actors.buffer.run_state import RunState
@@ -18,6 +19,7 @@ from penstock.actors.scorer import teachers
 from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.messages.arrays import ArrayLengthError
 from penstock.messages.names import BUFFER, LEARNER
+from penstock.messages.operator import SaveAsked
 from penstock.messages.training import UpdateMode
 from penstock.messages.weights import PublishFailed
 from penstock.runtime.hosts.virtual.host import IdleWatcher
@@ -92,6 +94,25 @@ def test_a_learner_that_leaves_a_checkpoint_out_is_found() -> None:
 
     with patch.object(Saving, "start", forgetful), pytest.raises(AssertionError, match="is due for a checkpoint"):
         TrialRun(trial()).run()
+
+
+def trial_with_a_demand_that_is_met() -> Trial:
+    """The last demand is repeated to the Learner's successor, which has loaded what its predecessor wrote for it."""
+    demand = Request(at_s=3.0, event=SaveAsked())
+    return trial(
+        Fault(at_s=20.0, kind=FaultKind.KILL, target=LEARNER), num_steps=40, save_every=1000, requests=(demand,)
+    )
+
+
+def test_a_demand_that_is_met_has_no_successor_write_what_it_has_loaded() -> None:
+    run = TrialRun(trial_with_a_demand_that_is_met())
+    assert run.run().num_restarts == 1
+    assert len(run.oracle.checkpoints) == 2, "what was asked for, and the last version"
+
+
+def test_a_learner_that_writes_again_what_it_has_loaded_is_found() -> None:
+    with patch.object(Saving, "loads"), pytest.raises(AssertionError, match="is written again"):
+        TrialRun(trial_with_a_demand_that_is_met()).run()
 
 
 def test_payloads_that_go_before_they_are_archived_are_found() -> None:

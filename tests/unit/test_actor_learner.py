@@ -96,9 +96,10 @@ class LearnerBench:
         return self
 
     def loaded(self, version: int = 0, *, announced: int = -1) -> list[AnyCommand]:
-        """The Buffer names the checkpoint of this version, and it is loaded."""
+        """The Buffer names the checkpoint of this version, and it is loaded; the first Learner makes version 0."""
         epoch = self.learner.settings.epoch
-        named = CheckpointNamed(learner_epoch=epoch, version=version, path="c", announced_version=announced)
+        path = "c" if version or epoch else ""
+        named = CheckpointNamed(learner_epoch=epoch, version=version, path=path, announced_version=announced)
         return self.hear(Started(epoch=epoch), named, LearnerOpened(version=version))
 
     def trained(self, version: int, *notices: str) -> list[AnyCommand]:
@@ -202,9 +203,10 @@ def test_a_long_way_to_version_0_is_saved() -> None:
     assert drive.one(bench.published(0), SaveCheckpoint) == SaveCheckpoint(0)
 
 
-def test_a_checkpoint_that_was_loaded_is_not_written_again_because_the_way_to_version_0_was_long() -> None:
+@pytest.mark.parametrize("version", [0, 4])
+def test_a_checkpoint_that_was_loaded_is_not_written_again_because_the_way_to_version_0_was_long(version: int) -> None:
     bench = LearnerBench(saves_first=True, epoch=1)
-    assert drive.every([*bench.loaded(4), *bench.published(4)], SaveCheckpoint) == []
+    assert drive.every([*bench.loaded(version), *bench.published(version)], SaveCheckpoint) == []
 
 
 def test_when_it_is_open_it_says_where_it_stands_and_publishes_that() -> None:
@@ -434,7 +436,8 @@ def test_a_copy_that_is_looked_at_for_too_long_replaces_the_learner() -> None:
 
 
 def test_a_demanded_checkpoint_is_written_and_told() -> None:
-    bench = LearnerBench().opened(version=3)
+    bench = LearnerBench(publish_every=99).opened(version=2)
+    bench.step(3)
     commands = bench.hear(CheckpointDemanded(version=3))
     assert drive.one(commands, SaveCheckpoint) == SaveCheckpoint(3)
     assert drive.one(commands, StartTimer) == StartTimer(SAVE_DEADLINE, 50.0)
@@ -496,7 +499,8 @@ def test_a_learner_that_has_to_come_to_the_version_that_is_demanded_waits_for_ba
 
 
 def test_a_checkpoint_that_is_demanded_while_it_is_written_is_written_once() -> None:
-    bench = LearnerBench().opened(version=3)
+    bench = LearnerBench(publish_every=99).opened(version=2)
+    bench.step(3)
     bench.hear(CheckpointDemanded(version=3))
     assert bench.hear(CheckpointDemanded(version=3)) == []
     commands = bench.hear(CheckpointWritten(version=3, path="c"))
@@ -569,6 +573,26 @@ def test_a_demand_of_a_later_version_outlives_a_checkpoint_of_an_earlier_one() -
     bench.step(4)
     bench.hear(CheckpointWritten(version=4, path="c4"))
     assert drive.every(bench.step(5), SaveCheckpoint) == [], "it was met"
+
+
+@pytest.mark.parametrize("demanded", [2, 3])
+def test_a_demand_that_its_predecessor_has_met_is_met_by_the_checkpoint_that_is_loaded(demanded: int) -> None:
+    """The last demand is repeated to each Learner that begins, however long ago it was made."""
+    bench = LearnerBench(epoch=1, save_every=4)
+    bench.hear(Started(epoch=1), CheckpointDemanded(version=demanded), named(1, 3, "c3", 3))
+    commands = bench.hear(LearnerOpened(version=3), batch(4, announced=3), WeightsPublished(manifest=manifest(3)))
+    assert drive.every(commands, SaveCheckpoint) == []
+    assert drive.one_sent(commands, CheckpointSaved, to="buffer") == CheckpointSaved(version=3, path="c3")
+    assert drive.one(commands, Train).version == 4
+    assert drive.one(bench.trained(4), PublishWeights).version == 4
+    assert drive.one(bench.published(4), SaveCheckpoint) == SaveCheckpoint(4), "it is due"
+
+
+def test_a_demand_of_a_version_after_the_checkpoint_that_is_loaded_is_met_when_that_is_trained_again() -> None:
+    bench = LearnerBench(epoch=1, publish_every=99)
+    bench.hear(CheckpointDemanded(version=4))
+    assert drive.every([*bench.loaded(3), *bench.published(3)], SaveCheckpoint) == []
+    assert drive.one(bench.step(4), SaveCheckpoint) == SaveCheckpoint(4)
 
 
 def test_a_demand_made_while_a_batch_is_trained_saves_the_version_that_comes_of_it() -> None:

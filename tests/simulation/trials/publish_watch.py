@@ -9,6 +9,7 @@ Invariants:
 * The backend lets exports go only of versions older than one that engines were told of.
 * A checkpoint that was let go is not loaded again.
 * A version that is due for a checkpoint is not trained away before its state is to be copied.
+* No incarnation writes the checkpoint of a version twice, nor the one that it has loaded.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ class PublishWatch(IdleWatcher):
         self.num_beside_saves = 0
         """Likewise while a checkpoint was written."""
         self._trained: dict[Process, int] = {}
-        """By incarnation of the Learner: the version that it made last."""
+        """By incarnation of the Learner: the version that it made last, or loaded."""
         self._saving: dict[Process, tuple[int, bool]] = {}
-        """The version that was saved last, and whether it is written still."""
+        """The version that was saved last, or loaded, and whether it is written still."""
         self._publishing: dict[Process, int] = {}
         """By incarnation of the Learner: the version that the backend needs its weights for."""
         self._copied: dict[Process, int] = {}
@@ -89,7 +90,9 @@ class PublishWatch(IdleWatcher):
                 if isinstance(command, Train):
                     self._trains_on(process)
             case SaveCheckpoint():
-                assert not self._saving.get(process, (0, False))[1], "a checkpoint is asked for beside another"
+                saved, is_written_still = self._saving.get(process, (-1, False))
+                assert not is_written_still, "a checkpoint is asked for beside another"
+                assert command.version > saved, f"checkpoint {command.version} is written again"
                 self._saving[process] = command.version, True
             case Send(event=WeightsExported() as exported):
                 publish, untold = exported.manifest.publish, self._untold.get(process, [])
@@ -109,6 +112,8 @@ class PublishWatch(IdleWatcher):
                 assert not command.path or command.version >= self._oldest_checkpoint, (
                     f"checkpoint {command.version} is loaded, and was let go with all before {self._oldest_checkpoint}"
                 )
+                if command.path:
+                    self._trained[process], self._saving[process] = command.version, (command.version, False)
             case _:
                 pass
 

@@ -82,11 +82,15 @@ class EnginesWanted(Event, frozen=True, kw_only=True):
     leaves."""
 
     engines: tuple[str, ...]
+    given_up: tuple[ActorEpoch, ...] = ()
+    """Incarnations of which is recorded that they were given up. An engine of the run that is among these was asked for
+    again since."""
 
 
 class EngineGivenUp(Event, frozen=True, kw_only=True):
     """Supervisor → Buffer: this engine was lost too often, the last time as this incarnation, and is started no more;
-    the run is to go on without it. Repeated until ``EnginesWanted`` no longer names it."""
+    the run is to go on without it. Repeated until ``EnginesWanted`` no longer names it, or says that this is
+    recorded."""
 
     delivery: ClassVar[Delivery] = Delivery.LOSSY
     engine: str

@@ -10,7 +10,8 @@ Invariants:
   grant after that entry.
 * The supervisor is told which engines are recorded by every Buffer, so a run that is resumed has those that it had.
 * An engine that is given up is none of the run's any more, where enough are left; where not, the supervisor ends the
-  run. Word on an incarnation counts once: an operator may have the engine back.
+  run. Word on an incarnation counts once, and the supervisor is told that it was heard: an operator may have the engine
+  back before it has heard that it was gone.
 
 | waits for | who ends it |
 |---|---|
@@ -26,7 +27,7 @@ from penstock.actors.buffer.decisions import closing
 from penstock.actors.buffer.phases import Phase
 from penstock.actors.buffer.policies import refusal
 from penstock.messages.ledger import EnginesRecorded, PauseRecorded, PolicyRecorded
-from penstock.messages.membership import EnginesWanted
+from penstock.messages.membership import ActorEpoch, EnginesWanted
 from penstock.messages.names import LEARNER, SUPERVISOR, engine_index
 from penstock.messages.operator import EnginesAsked, GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
 from penstock.messages.samples import TerminalState
@@ -195,7 +196,8 @@ class OperatorSide:
     def _want_engines(self, elastic: ElasticEngines) -> None:
         engines, num_samples = self._books.engines, self._books.settings.samples_per_group
         self._target.engines_hold(-(-len(engines) * elastic.num_slots // num_samples))
-        self._keeper.send(SUPERVISOR, EnginesWanted(engines=engines))
+        given_up = tuple(ActorEpoch(name, epoch) for name, epoch in self._given_up.items())
+        self._keeper.send(SUPERVISOR, EnginesWanted(engines=engines, given_up=given_up))
 
     # --- a checkpoint -----------------------------------------------------------------------------------------
 

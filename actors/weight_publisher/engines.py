@@ -36,8 +36,8 @@ class EngineState(msgspec.Struct):
     publish: int = -1
     """The publish that it serves; −1: nothing yet."""
     said_version: int = -1
-    """What it says it serves since before this publisher was there, which cannot be checked and counts for nothing. It
-    takes nothing older."""
+    """What it says it serves and this publisher does not know: since before it was there, or taken late of what was let
+    go. That cannot be checked and counts for nothing. It takes nothing older."""
     target: WeightsExported | None = None
     """The publish that it is staging or committing."""
     told_publish: int = -1

@@ -273,8 +273,9 @@ class WeightPublisher:
         self.canaries.done(event.publish)
 
     def _on_unknown(self, engine: EngineState, event: WeightsApplied) -> None:
-        """Served since before this publisher was there: it is not known to be whole, so nothing builds on it. But the
-        engine does not go back behind it, so nothing that would be is waited for."""
+        """Served since before this publisher was there, or let go when the device of who was to take it was taken back:
+        it is not known to be whole, so nothing builds on it. But the engine does not go back behind it, so nothing that
+        would be is waited for."""
         engine.said_version = max(engine.said_version, event.version)
         if engine.target is not None and engine.target.manifest.version < event.version:
             self._out.append(StopTimer(engine.name))

@@ -30,6 +30,8 @@ from penstock.messages.names import engine_index, engine_name, is_engine
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from penstock.messages.membership import ActorEpoch
+
 
 def resized(engines: Iterable[str], num_engines: int, *, but: Collection[str] = ()) -> tuple[str, ...]:
     """So many engines: of these the first, by their numbers, and then the lowest that are free, ``but`` those."""
@@ -55,10 +57,15 @@ class EngineMembership:
         """Those of whom the Buffer has not recorded it yet."""
         self._done_without: frozenset[str] = frozenset()
 
-    def want(self, engines: Iterable[str]) -> list[str]:
-        """The run is to have these; those that were given up and that it does without from here on."""
-        self._wanted = frozenset(engines)
-        recorded = [name for name in self._given_up if name not in self._wanted]
+    def want(self, engines: Iterable[str], given_up: Iterable[ActorEpoch] = ()) -> list[str]:
+        """The run is to have these, and has recorded that it did without those incarnations; who of those that were
+        given up is recorded now. Between the two an engine may have been asked for again: only the last is heard."""
+        self._wanted, heard = frozenset(engines), {one.name: one.epoch for one in given_up}
+        recorded = [
+            name
+            for name, event in self._given_up.items()
+            if name not in self._wanted or heard.get(name, -1) >= event.engine_epoch
+        ]
         for name in recorded:
             del self._given_up[name]
         self._done_without = self._done_without.union(recorded) - self._wanted

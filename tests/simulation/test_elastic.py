@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.actors.buffer.settings import ElasticEngines
     from penstock.actors.engine_worker.requests import Request
     from penstock.actors.prompt_source.census import Found
+    from penstock.messages.membership import ActorEpoch
     from penstock.messages.samples import Part, SampleKey
 
 POLICIES = ("fully_async", "one_step_off", "sync")
@@ -138,10 +139,12 @@ def is_given_up_for_ever() -> AbstractContextManager[Any]:
     """An engine stays given up when the Buffer has recorded that, and when it is asked for again."""
     want = EngineMembership.want
 
-    def forgets_nothing(self: EngineMembership, engines: Collection[str]) -> list[str]:
-        given_up = dict(self._given_up)
-        recorded = want(self, engines)
-        self._given_up.update(given_up)
+    def forgets_nothing(
+        self: EngineMembership, engines: Collection[str], given_up: Collection[ActorEpoch] = ()
+    ) -> list[str]:
+        unrecorded = dict(self._given_up)
+        recorded = want(self, engines, given_up)
+        self._given_up.update(unrecorded)
         return recorded
 
     return patch.object(EngineMembership, "want", forgets_nothing)

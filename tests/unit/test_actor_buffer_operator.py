@@ -15,7 +15,7 @@ from penstock.actors.buffer.settings import ElasticEngines
 from penstock.messages.commands import Record
 from penstock.messages.ledger import EngineNoted, EnginesRecorded, GroupsGranted, PauseRecorded
 from penstock.messages.local import Started
-from penstock.messages.membership import EngineGivenUp, EngineNoticed, EnginesWanted
+from penstock.messages.membership import ActorEpoch, EngineGivenUp, EngineNoticed, EnginesWanted
 from penstock.messages.operator import EnginesAsked, GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
 from penstock.messages.training import (
     CheckpointDemanded,
@@ -244,6 +244,19 @@ def test_an_engine_that_is_given_up_leaves_once_and_with_its_reason() -> None:
     last = bench.hear(EngineGivenUp(engine="engine/2", engine_epoch=5, reason="it dies"))
     assert drive.recorded(last, EnginesRecorded) == [], "engines.min are left"
     assert drive.one_sent(last, EnginesWanted, to="supervisor").engines == left
+
+
+def test_who_is_asked_for_again_at_once_is_said_to_have_been_given_up() -> None:
+    """Of what is wanted the supervisor hears the last alone: without that it says for ever that the engine is given up,
+    and never starts it."""
+    first = ("engine/0", "engine/1")
+    bench = Bench(engines=first, elastic=ElasticEngines(first=first, fewest=1, num_slots=4)).started()
+    given_up = EngineGivenUp(engine="engine/1", engine_epoch=4, reason="its GPUs have not come")
+    commands = bench.hear(given_up, EnginesAsked(engines=first))
+    assert [entry.engines for entry in drive.recorded(commands, EnginesRecorded)] == [("engine/0",), first]
+    said = EnginesWanted(engines=first, given_up=(ActorEpoch("engine/1", 4),))
+    assert drive.sent(commands, EnginesWanted)[-1] == said
+    assert drive.one_sent(bench.hear(given_up), EnginesWanted, to="supervisor") == said
 
 
 def elastic_run() -> Ledgered:

@@ -695,6 +695,20 @@ def test_a_newcomer_counts_in_no_quorum_before_it_serves() -> None:
     assert announcements(bench.takes(2, 0)) == [], "it counts now"
 
 
+def test_what_a_lent_engine_takes_late_of_an_earlier_turn_counts_for_nothing() -> None:
+    """It was told to take version 0 and had to give its device back; when it takes that in its next turn nobody else
+    does any more, and its publish is let go."""
+    bench = PublisherBench(announce_fraction=1.0).with_engines(0).with_export(0).serving(0, 0)
+    assert stages(bench.ready(1)) == [(1, 0)]
+    assert commits(bench.fetched(1, 0)) == [1]
+    bench.hear(EngineReady(engine="engine/1", engine_epoch=0, num_slots=0, turn=1))
+    assert announcements(bench.with_export(1).takes(1, 0)) == [1]
+    assert stages(bench.export(2)) == [(0, 2)]
+    assert stages(bench.hear(EngineReady(engine="engine/1", engine_epoch=0, num_slots=4, turn=2))) == [(1, 1)]
+    assert bench.applied(1, 0) == [], "it serves what cannot be checked any more"
+    assert announcements(bench.takes(2, 0)) == [2], "it is not waited for"
+
+
 def test_a_newcomer_does_not_go_first_while_another_engine_can() -> None:
     bench = PublisherBench().with_engines(0).with_export(0).serving(0, 0)
     bench.export(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.messages.membership import ActorEpoch
 from penstock.runtime.shell.engine_membership import EngineMembership
 
 
@@ -91,6 +92,17 @@ def test_one_that_is_given_up_is_not_started_until_it_is_asked_for_again() -> No
     assert engines.want(("engine/0", "engine/1")) == []
     assert engines.missing({"engine/0"}) == ["engine/1"]
     assert engines.done_without == frozenset()
+
+
+def test_one_that_is_asked_for_again_before_its_end_was_told_comes_back() -> None:
+    """Word of what the run is to have replaces earlier word, so between two requests it may never be heard."""
+    engines, both = EngineMembership(5.0, fewest=1), ("engine/0", "engine/1")
+    engines.want(both)
+    assert engines.give_up("engine/1", 7, "it dies")
+    assert engines.want(both, [ActorEpoch("engine/1", 6)]) == [], "that was its predecessor"
+    assert engines.want(both, [ActorEpoch("engine/1", 7)]) == ["engine/1"]
+    assert (engines.unrecorded(), engines.done_without) == ([], frozenset())
+    assert engines.missing({"engine/0"}) == ["engine/1"]
 
 
 def test_none_is_given_up_that_the_run_cannot_do_without() -> None:

@@ -114,7 +114,7 @@ class EngineCrew:
         machine is taken."""
         match event:
             case EnginesWanted():
-                for name in self.membership.want(event.engines):
+                for name in self.membership.want(event.engines, event.given_up):
                     self._forget(name)  # who asks for it again has seen to it
                 if self._scaler is not None:
                     self._scaler.engines_are(event.engines, but=self.membership.done_without)

@@ -270,7 +270,7 @@ class VirtualHost:
             case RunFinished():
                 self._end(event.completed, event.story, event)
             case EnginesWanted():
-                self.supervisor.want_engines(event.engines)
+                self.supervisor.want_engines(event.engines, event.given_up)
             case EngineEmptied():
                 self.supervisor.emptied(event.engine, event.engine_epoch)
             case _:

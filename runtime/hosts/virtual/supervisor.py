@@ -30,7 +30,7 @@ from penstock.runtime.shell.restarts import Restarts, patience_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from penstock.messages.membership import EngineGivenUp
+    from penstock.messages.membership import ActorEpoch, EngineGivenUp
     from penstock.runtime.hosts.virtual.clock import VirtualClock
 
 TELL_AGAIN_S: Final = 1.0
@@ -270,9 +270,9 @@ class Supervisor:
 
     # --- engines that join and leave --------------------------------------------------------------------------
 
-    def want_engines(self, engines: Iterable[str]) -> None:
-        """The run is to have these."""
-        for name in self._engines.want(engines):
+    def want_engines(self, engines: Iterable[str], given_up: Iterable[ActorEpoch] = ()) -> None:
+        """The run is to have these, and has recorded that those were given up."""
+        for name in self._engines.want(engines, given_up):
             self._restarts.forget(name)  # who asks for it again has seen to it
         if story := self._engines.shortage():
             self._fail_run(story)

@@ -10,7 +10,8 @@ Invariants:
 * It is told to take only what it has said that it fetched whole, and nothing that has failed before.
 * One incarnation is given up once by the same WeightPublisher.
 * A version is announced when so many serve it, or a newer one, as are needed of those that are open and not given up;
-  of those that came when others served already, and of those that are lent, only who serves something counts.
+  of those that came when others served already, and of those that are lent, only who serves something counts. That is
+  something that the publisher knows: what it has let go, as nobody served or took it, counts for nothing.
 """
 
 from __future__ import annotations
@@ -199,6 +200,8 @@ def _hear(known: _Publisher, machine: WeightPublisher, event: Event) -> None:
         case WeightsApplied(engine=name, engine_epoch=epoch, publish=publish):
             engine, manifest = known.engines.get(name), known.exported.get(publish)
             if engine is None or manifest is None or engine.epoch != epoch or publish < engine.publish:
+                return
+            if machine.exports.get(publish) is None:  # told in a turn before, and taken late
                 return
             is_right = event.digest == manifest.digest
             if name not in machine.settings.weightless and manifest.canary is not None:

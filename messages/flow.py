@@ -117,8 +117,8 @@ class SampleIssued(Event, frozen=True, kw_only=True):
 
 
 class SampleRevoked(Event, frozen=True, kw_only=True):
-    """PromptSource → EngineWorker: this attempt has stood still and goes on elsewhere; stop it. When this is lost, the
-    attempt ends with the settlement of its group."""
+    """PromptSource → EngineWorker: this attempt has stood still and goes on elsewhere; stop it. When this is lost, a
+    census that finds the attempt there says it again."""
 
     delivery: ClassVar[Delivery] = Delivery.LOSSY
     key: SampleKey

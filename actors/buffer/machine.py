@@ -256,6 +256,7 @@ class Buffer:
         report = trained_report(books, groups, event, target=target, bound=lease.max_staleness, again=reused)
         self._keeper.send(SUPERVISOR, report)
         self._keeper.expire()
+        self.run.stepped()
 
     def _on_fetched(self, event: BatchFetched) -> None:
         lease = self.books.leases.get(event.version)

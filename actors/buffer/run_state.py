@@ -107,7 +107,7 @@ class RunState:
             self._is_archiving = True
             keeper.out.append(ArchiveGroups(group_ids))
         elif not books.goal.is_saved(books):
-            keeper.send(LEARNER, CheckpointDemanded(version=books.version, ends_run=True))
+            self._demand_checkpoint()
         else:
             if books.checkpoints:
                 self._release()
@@ -141,9 +141,18 @@ class RunState:
             self._stop_reason = reason
             self.turn(Phase.STOPPING)
             if books.open_lease is not None or max(0, books.checkpoint_version) < books.version:
-                self._keeper.send(LEARNER, CheckpointDemanded(version=books.version, ends_run=True))
+                self._demand_checkpoint()
             else:
                 self._stopped(reason)
+
+    def stepped(self) -> None:
+        """A receipt is recorded. A stop waits for the checkpoint of that version, which the Learner need not write by
+        itself: it may have written the one that was demanded beside this step."""
+        if self.phase is Phase.STOPPING:
+            self._demand_checkpoint()
+
+    def _demand_checkpoint(self) -> None:
+        self._keeper.send(LEARNER, CheckpointDemanded(version=self._books.version, ends_run=True))
 
     def learner_lost(self) -> None:
         """Another Learner begins."""

@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.messages.membership import LeaseStage
+from penstock.messages.names import is_engine
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.actors.settled import KnownSettled
     from penstock.messages.flow import GenerationProgressed
     from penstock.messages.membership import HeldLease, LeasesHeld
@@ -30,6 +33,7 @@ Found = tuple[str, "HeldLease"]
 
 ENDED: Final = (LeaseStage.FAILED, LeaseStage.HANDED_BACK)
 """Records of attempts on which nobody works."""
+_OPEN: Final = (LeaseStage.WAITING, LeaseStage.RUNNING)
 
 
 class Census:
@@ -74,6 +78,12 @@ class Census:
         if not self.is_open or len(self._answers) < len(self._asked):
             return False
         return settled_sequence >= max((a.settled_sequence for a in self._answers.values()), default=0)
+
+    def requests(self) -> Iterator[Found]:
+        """What engines wait to generate, or generate, by their answers."""
+        for name, answer in self._answers.items():
+            if is_engine(name):
+                yield from ((name, lease) for lease in answer.leases if lease.stage in _OPEN)
 
     def close(self) -> dict[SampleKey, Found]:
         """End the round: who holds what. The record of an attempt that is over counts only where nobody holds the

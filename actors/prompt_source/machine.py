@@ -362,6 +362,7 @@ class PromptSource:
                 self._recovering.adopt(group, lease, *found)
             elif lease.round < self.census.round and lease.state in (LeaseState.ISSUED, LeaseState.LEFT):
                 missing.append((group, lease))
+        self._recovering.revoke_again(self.census.requests())
         self._recovering.reissue(missing, lost)
         for engine in find_stuck(self.table, self.issuing.sweep):
             self._recovering.give_up_stuck(engine)

@@ -15,6 +15,9 @@ from penstock.messages.texts import counted, does
 from penstock.messages.training import NoticeGiven
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.actors.prompt_source.census import Found
     from penstock.actors.prompt_source.issuing import Issuing
     from penstock.actors.prompt_source.leases import Lease, LeasedGroup, LeaseTable
     from penstock.actors.prompt_source.settings import PromptSourceSettings
@@ -79,6 +82,14 @@ class Recovering:
         num_saved = self._issuing.num_salvaged_tokens - saved
         what = f"{counted(count, 'sample')} of {engine.name} stood still and {does(count, 'go')} on elsewhere"
         self._notice(what, num_saved)
+
+    def revoke_again(self, requests: Iterable[Found]) -> None:
+        """Engines have these still. Where word was lost that one is given up, it takes a slot, and nobody looks for the
+        attempt after it."""
+        for engine, found in requests:
+            lease = self._table.lease(found.key)
+            if lease is not None and (found.attempt < lease.attempt or lease.state is LeaseState.FAILED):
+                self._issuing.out.append(Send(engine, SampleRevoked(key=found.key, attempt=found.attempt)))
 
     def _reissue_missing(self, group: LeasedGroup, lease: Lease, *, was_on_lost: bool) -> None:
         lease.num_vanished += 1

@@ -372,6 +372,20 @@ MUTANTS = (
         SOURCE,
     ),
     Mutant(
+        "what was given up keeps its slot when word of that was lost",
+        "actors/prompt_source/recovering.py",
+        "(found.attempt < lease.attempt or lease.state is LeaseState.FAILED)",
+        "found.attempt < lease.attempt",
+        SOURCE,
+    ),
+    Mutant(
+        "a stop does not ask for what is trained meanwhile",
+        "actors/buffer/machine.py",
+        "self.run.stepped()",
+        "pass",
+        BUFFER,
+    ),
+    Mutant(
         "an announced version goes down with the engines that serve it",
         "actors/weight_publisher/announcing.py",
         "if newest <= self.version:",

@@ -203,6 +203,21 @@ def test_the_receipt_of_a_batch_in_training_still_counts_after_a_stop() -> None:
     assert (finished.completed, finished.story, finished.checkpoint) == (False, "ctrl-c", "c1")
 
 
+def test_a_stop_demands_what_is_trained_beside_the_checkpoint_that_it_has_demanded() -> None:
+    """The Learner, which was still writing an older one, has then begun this one and its next batch at once."""
+    bench = Bench(eta=2, groups_per_batch=2).started()
+    bench.train_in_order()
+    bench.admit(2)
+    bench.admit(3)
+    demanded = drive.one_sent(bench.hear(StopAsked(reason="ctrl-c")), CheckpointDemanded, to="learner")
+    assert demanded == CheckpointDemanded(version=1, ends_run=True)
+    again = drive.one_sent(bench.train(), CheckpointDemanded, to="learner")
+    assert again == CheckpointDemanded(version=2, ends_run=True)
+    assert drive.sent(bench.hear(CheckpointSaved(version=1, path="c1")), RunFinished) == []
+    finished = drive.one_sent(bench.hear(CheckpointSaved(version=2, path="c2")), RunFinished)
+    assert (finished.completed, finished.version, finished.checkpoint) == (False, 2, "c2")
+
+
 def test_under_a_stop_the_batch_that_is_out_is_not_offered_again() -> None:
     """Its Learner repeats an older receipt; what is wanted of it now is a checkpoint."""
     bench = Bench(eta=2, groups_per_batch=2).started()

@@ -17,6 +17,7 @@ from penstock.messages.local import SamplesArchived, Started
 from penstock.messages.operator import PolicyChanged
 from penstock.messages.samples import SampleEnd, SampleKey, TerminalState
 from penstock.messages.training import (
+    CheckpointDemanded,
     CheckpointSaved,
     LearnerReady,
     OnStale,
@@ -144,6 +145,21 @@ def test_a_stop_waits_for_the_archive_of_what_is_trained() -> None:
     bench.hear(StopAsked(reason="enough"), CheckpointSaved(version=1, path="c1"))
     assert bench.buffer.state == "stopping"
     bench.hear(SamplesArchived(last_version=1))
+    assert bench.buffer.state == "stopped"
+
+
+def test_a_stop_that_waits_for_an_archive_demands_what_is_trained_meanwhile() -> None:
+    bench = run_to(1).bench
+    settings = msgspec.structs.replace(bench.buffer.settings, keep_samples=True)
+    bench.buffer.settings = bench.buffer.books.settings = settings
+    bench.admit(2)
+    bench.admit(3)
+    saved = CheckpointSaved(version=1, path="c1")
+    bench.hear(saved, StopAsked(reason="enough"), saved)
+    assert drive.one_sent(bench.train(), CheckpointDemanded).version == 2
+    bench.hear(SamplesArchived(last_version=1), CheckpointSaved(version=2, path="c2"))
+    assert bench.buffer.state == "stopping"
+    bench.hear(SamplesArchived(last_version=2))
     assert bench.buffer.state == "stopped"
 
 

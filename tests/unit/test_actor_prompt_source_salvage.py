@@ -158,6 +158,39 @@ def test_a_sample_that_stands_still_beside_others_that_move_goes_on_elsewhere() 
     assert number == 4, "two sweeps until a census looks, two more until it is sure"
 
 
+def test_a_sample_whose_revocation_and_next_attempt_are_lost_is_revoked_and_issued_again() -> None:
+    bench = two_on_one_engine()
+    found: list[AnyCommand] = []
+    for number in range(1, 5):
+        bench.progressed("engine/0", SECOND, number - 1, drive.part((0, 1)))
+        found = sweep(bench, engine_0=(held(0, 0, num_tokens=5), held(0, 1, num_tokens=number)))
+    assert drive.one_sent(found, SampleIssued, to="engine/1").attempt == 1
+    bench.closed("engine/0", SECOND)
+    left = (held(0, 1, LeaseStage.PASSED_ON),)
+    found = sweeps(bench, 2, engine_0=(held(0, 0, num_tokens=5),), scorer=left)
+    assert drive.one_sent(found, SampleRevoked, to="engine/0") == SampleRevoked(key=FIRST, attempt=0)
+    found = sweeps(bench, 2, engine_0=(held(0, 0, LeaseStage.FAILED, num_tokens=5),), scorer=left)
+    again = drive.one_sent(found, SampleIssued, to="engine/1")
+    assert (again.key, again.attempt, again.prefix) == (FIRST, 2, drive.part((0, 5)))
+    assert drive.sent(found, SampleRevoked) == []
+
+
+def test_an_engine_keeps_no_slot_for_what_goes_on_elsewhere_or_was_given_up() -> None:
+    """Others may wait for that slot, and the settlement of its group for them."""
+    bench = SourceBench(num_samples=3, num_retries=0).started()
+    bench.grant(1)
+    bench.failed("engine/0", FIRST)
+    bench.loses("scorer")
+    bench.returns("scorer", epoch=1)
+    found = bench.answers(
+        engine_0=(held(0, 0), held(0, 1), held(0, 2, LeaseStage.WAITING)),
+        engine_1=(held(0, 1, LeaseStage.WAITING, attempt=1),),
+        scorer=(held(0, 0, LeaseStage.PASSED_ON),),
+    )
+    revoked = [SampleRevoked(key=FIRST, attempt=0), SampleRevoked(key=SECOND, attempt=0)]
+    assert drive.sent(found, SampleRevoked) == drive.sent(found, SampleRevoked, to="engine/0") == revoked
+
+
 def test_a_census_that_takes_longer_than_a_sweep_is_not_begun_again_by_the_next_one() -> None:
     bench = two_on_one_engine()
     begun = [bench.hear(TimerFired(key=SWEEP_TIMER)) for _ in range(4)]

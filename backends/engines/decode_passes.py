@@ -67,48 +67,33 @@ class DecodePasses:
         self._seen: set[int] = set()
         self._has_waited = True
 
-    def add(self, num_running: int, context_tokens: int, seconds: float, wall_s: float) -> None:
-        """A plain pass.
+    def add(
+        self, num_running: int, context_tokens: int, seconds: float, wall_s: float, *, read_tokens: int = 0
+    ) -> None:
+        """A pass. One that admitted requests counts where a plain one with as many has been.
 
         Args:
             num_running: requests in it, one or more.
             context_tokens: that they held together.
             seconds: that it took; on a CPU those in which it had a core.
             wall_s: that it took by the clock.
+            read_tokens: of the contexts that it admitted, those that were in no cache; 0: it is a plain one.
         """
-        is_disturbed, is_new = self._waited(seconds, wall_s), num_running not in self._seen
-        self._seen.add(num_running)
-        if not is_new:
-            kind = DISTURBED if is_disturbed else PASSES
-            self._add(kind, num_running, (1, seconds, num_running, context_tokens, wall_s))
-
-    def add_reading(
-        self, num_running: int, context_tokens: int, seconds: float, wall_s: float, *, read_tokens: int
-    ) -> None:
-        """A pass that admitted requests; counted where a plain one with as many has been.
-
-        Args:
-            num_running: see :meth:`add`; so are the next three.
-            context_tokens: see there.
-            seconds: see there.
-            wall_s: see there.
-            read_tokens: of the contexts that were admitted, those that were in no cache.
-        """
-        is_disturbed = self._waited(seconds, wall_s)
-        if num_running in self._seen:
-            kind = READING_DISTURBED if is_disturbed else READING
-            self._add(kind, num_running, (1, seconds, num_running, context_tokens, wall_s, read_tokens))
+        had_waited, self._has_waited = self._has_waited, wall_s > WAITED * seconds
+        is_disturbed, was_seen = had_waited or self._has_waited, num_running in self._seen
+        sums = (1, seconds, num_running, context_tokens, wall_s)
+        if not read_tokens:
+            self._seen.add(num_running)
+        if was_seen and read_tokens:
+            self._add(READING_DISTURBED if is_disturbed else READING, num_running, (*sums, read_tokens))
+        elif was_seen:
+            self._add(DISTURBED if is_disturbed else PASSES, num_running, sums)
 
     def add_alike(self, num_passes: int, running: float, context_tokens: float, pass_s: float) -> None:
         """So many plain passes of this mean by the clock, with one request or more, none of them the first with its
         number. Whether they waited for a core nobody tells."""
         each = (1, pass_s, running, context_tokens, 0.0)
         self._add(PASSES, running, [num_passes * value for value in each])
-
-    def _waited(self, seconds: float, wall_s: float) -> bool:
-        """Whether this pass waited for a core, or the one before it."""
-        had_waited, self._has_waited = self._has_waited, wall_s > WAITED * seconds
-        return had_waited or self._has_waited
 
     def _add(self, kind: str, running: float, sums: Sequence[float]) -> None:
         band = self._bands.setdefault((kind, 1 << (int(running).bit_length() - 1)), [0.0] * len(sums))

@@ -440,11 +440,8 @@ class TimedClock(DecodeClock):
         for place in range(num_passes):
             plain = 1.0, 1.0 if cold > 1 else 1 / share
             cpu, wall = (2 * cold - 1, 2 * cold / share - 1) if place % 4 < 2 and cold > 1 else plain
-            pass_s, of_pass = step_s + self.unread_s, (num_running, round(held) + place * num_running)
-            if read_tokens := round(self.unread_tokens):
-                self.passes.add_reading(*of_pass, cpu * pass_s, wall * pass_s, read_tokens=read_tokens)
-            else:
-                self.passes.add(*of_pass, cpu * pass_s, wall * pass_s)
+            pass_s, context, read = step_s + self.unread_s, round(held) + place * num_running, round(self.unread_tokens)
+            self.passes.add(num_running, context, cpu * pass_s, wall * pass_s, read_tokens=read)
             self.unread_tokens = self.unread_s = 0.0
 
 

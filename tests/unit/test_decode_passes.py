@@ -57,10 +57,10 @@ def test_passes_that_waited_for_a_core_and_the_next_ones_are_counted_apart() -> 
 
 def test_passes_that_read_are_counted_apart_once_a_plain_one_with_as_many_requests_has_been() -> None:
     passes = DecodePasses()
-    passes.add_reading(4, 40, 9.0, 9.0, read_tokens=70)
+    passes.add(4, 40, 9.0, 9.0, read_tokens=70)
     passes.add(4, 40, 9.0, 9.0)
-    passes.add_reading(4, 40, 0.5, 0.5, read_tokens=7)
-    passes.add_reading(4, 44, 0.6, 3.0, read_tokens=8)
+    passes.add(4, 40, 0.5, 0.5, read_tokens=7)
+    passes.add(4, 44, 0.6, 3.0, read_tokens=8)
     passes.add(4, 48, 0.4, 0.4)
     assert bands_in(told(passes), READING) == [DecodeBand(4, 1, 0.5, 4, 40, 0.5, 7)]
     assert bands_in(told(passes), READING_DISTURBED) == [DecodeBand(4, 1, 0.6, 4, 44, 3.0, 8)]

@@ -327,11 +327,8 @@ class TorchEngineBackend:
         self._answers.tell_due(engine.num_running + engine.num_queued)
         if not tick.num_decoded:
             return
-        of_pass = tick.num_decoded, tick.num_context_tokens, self._spent_s() - began_s, time.perf_counter() - at_s
-        if tick.num_read_tokens:
-            self._passes.add_reading(*of_pass, read_tokens=tick.num_read_tokens)
-        else:
-            self._passes.add(*of_pass)
+        seconds, wall_s, read = self._spent_s() - began_s, time.perf_counter() - at_s, tick.num_read_tokens
+        self._passes.add(tick.num_decoded, tick.num_context_tokens, seconds, wall_s, read_tokens=read)
 
     def _answer(self, ended: Ended) -> None:
         tag = ended.tag

@@ -174,8 +174,10 @@ class Measured:
 def _whole(steps: list[Step]) -> tuple[list[Step], list[Step]]:
     counts = {name: sum(getattr(step, name) is not None for step in steps) for name in TOLD}
     wanted = [name for name, count in counts.items() if count >= NEARLY_ALL * len(steps)]
-    lacking = [step for step in steps if any(getattr(step, name) is None for name in wanted)]
-    kept = [step for step in steps if step not in lacking]
+    kept: list[Step] = []
+    lacking: list[Step] = []
+    for step in steps:
+        (lacking if any(getattr(step, name) is None for name in wanted) else kept).append(step)
     return (kept, lacking) if len(kept) >= MIN_STEPS - 1 else (steps, [])
 
 
